@@ -18,19 +18,20 @@ _VERSION = "--version"
 
 
 def application() -> "typer.Typer":
-    """Return the command with all its commands, none of which is imported yet."""
-    # Typer takes most of the time of `xlaserve --version`, which asks for none of it.
+    """Return the command line application, without importing any command yet."""
+    # Importing typer takes most of the time of `xlaserve --version`, which does not need it.
     from xlaserve.cli.commands import application as made
 
     return made()
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one line on stderr and exit status 1."""
+    """Run the command line; report user errors in one line on stderr, and exit with status 1."""
     open_standard_streams()
-    # Progress, warnings and the log are told as well as they can be; answers are not lost quietly.
+    # Failures to write progress, warnings or the log are ignored, but answers are not lost
+    # silently.
     sys.stderr = best_effort(sys.stderr)
-    # Before the start takes it out.
+    # Read this before startup removes the variable.
     is_replacement = HANDED in os.environ
     end = _log_failure if is_replacement else _fail
     try:
@@ -39,7 +40,7 @@ def main() -> None:
         end(str(error))
     except OSError as error:
         if error.filename is None:
-            # Where it was stdout that failed, what it still holds fails again: told once.
+            # If stdout failed, flush it again here, so that its error is reported only once.
             _write_out()
         end(f"{error.filename or 'output'}: {error.strerror or error}")
     finally:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _run(*, is_replacement: bool) -> None:
-    if sys.argv[1:] == [_VERSION]:  # without typer, which takes most of its time
+    if sys.argv[1:] == [_VERSION]:  # without typer, whose import takes most of the time
         sys.stdout.write(f"xlaserve {build.version()}\n")
     elif is_replacement:
         from xlaserve.cli.commands import UsageError
@@ -65,13 +66,13 @@ def _write_out() -> None:
     error = flushed(sys.stdout)
     if error is None:
         return
-    if error.errno == errno.EPIPE:  # nobody wants the rest
+    if error.errno == errno.EPIPE:  # the reader closed the pipe
         sys.exit(_FAILED)
     _fail(f"output: {error.strerror or error}")
 
 
 def _log_failure(text: str) -> NoReturn:
-    """End with a record in the log, whose other lines are of the server that is not replaced."""
+    """Exit after logging the failure, because the server to be replaced writes to the same log."""
     import structlog
 
     from xlaserve.process import log

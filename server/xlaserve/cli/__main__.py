@@ -1,4 +1,4 @@
-"""`python -m xlaserve.cli`, for where the script is not on the path."""
+"""Runs `python -m xlaserve.cli`, if the script is not on the path."""
 
 from xlaserve.cli import main
 

@@ -1,4 +1,4 @@
-"""`xlaserve access check`: shows the permissions in a file of rules, without a server."""
+"""`xlaserve access check`: shows the permissions in an access rules file, without a server."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +49,7 @@ def check(
     ] = None,
     model: Annotated[str, typer.Option(help="Only what may be done with this model.")] = "",
 ) -> None:
-    """Check a file of access rules, and show what a caller may do; exit with 1 for nothing."""
+    """Check an access rules file and show a caller's permissions; exit with 1 if there are none."""
     rules = read_rules(path)
     found = _chosen(rules, caller, token_file)
     rows = [
@@ -72,7 +72,7 @@ def check(
 
 
 def _chosen(rules: Rules, name: str, token_file: Path | None) -> Sequence[Caller]:
-    """Return the callers that are asked about, and anyone; raises InvalidRequest for none."""
+    """Return the selected callers, and the anyone entry; raises InvalidRequest if none match."""
     if name and token_file is not None:
         raise InvalidRequest("expected --as or --token-file, got both")
     subject = name.removeprefix(_SUBJECT)

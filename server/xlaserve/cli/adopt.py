@@ -1,4 +1,4 @@
-"""`xlaserve adopt`: a version directory from a file that `jax.export` wrote."""
+"""`xlaserve adopt`: makes a version directory from a `jax.export` file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +53,7 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
     for_target: recorded.Targets = None,
 ) -> None:
     """Make what any xlaserve can serve, checked and named, of a file that jax.export wrote."""
-    # With JAX: the other commands are quicker without.
+    # These import JAX, which would slow down the other commands.
     from xlaserve.artifact import manifest
     from xlaserve.artifact.plain_artifact import Names
     from xlaserve.authoring import adopting

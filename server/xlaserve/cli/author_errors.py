@@ -1,4 +1,4 @@
-"""Errors of an author's code, in one line that names the line of the code."""
+"""Errors in an author's code, reported in one line that names the source line."""
 
 import linecache
 import sysconfig
@@ -11,7 +11,7 @@ import xlaserve
 from xlaserve.errors import InvalidModel, XlaserveError, causes
 
 _MAX_CHARACTERS = 400
-"""Most characters of an exception's text; JAX explains some at length."""
+"""Maximum length of an exception's text; some JAX errors are very long."""
 
 _NOT_THE_AUTHORS = (
     Path(xlaserve.__file__).parent,
@@ -21,9 +21,9 @@ _NOT_THE_AUTHORS = (
 
 @contextmanager
 def told_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
-    """Turn any exception of a block into an InvalidModel; its traceback is printed if asked for.
+    """Turn any exception of a block into InvalidModel; optionally print its traceback.
 
-    FileExistsError, which is about what is to be written, is left as it is.
+    FileExistsError is raised unchanged, since it concerns the output.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def told_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
 
 
 def told(target: str, error: Exception) -> str:
-    """Return the line of the author's code that an exception came from, and what it says."""
+    """Return the line of the author's code that raised an exception, and its text."""
     text = " ".join(str(error).split())
     if len(text) > _MAX_CHARACTERS:
         text = text[:_MAX_CHARACTERS] + "..."
@@ -49,7 +49,7 @@ def told(target: str, error: Exception) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the innermost line of the author's in an exception, or in what it came from."""
+    """Return the innermost line of the author's code in an exception or one of its causes."""
     for one in causes(error):
         if isinstance(one, SyntaxError) and one.filename and one.lineno:
             return f"{one.filename}:{one.lineno}"

@@ -1,4 +1,4 @@
-"""The table of commands, and the group that imports the one asked for."""
+"""The table of commands, and the group that imports each on demand."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typer.main import get_group
 from xlaserve import build
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Raised for wrong flags; typer has no name for it."""
+"""Raised for wrong options; typer does not export it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,16 @@ class Row:
     """A command: its help line and its module."""
 
     panel: str
-    """The heading of the help that it stands below."""
+    """The help heading under which the command is listed."""
     text: str
-    """First line of the command's help, known without importing the command."""
+    """First line of the command's help, available without importing the command."""
     module: str
-    """The module of this package that has it, imported when the command is run."""
+    """The module of this package that contains it, imported when the command runs."""
     function: str
     is_maker: bool = False
-    """Whether the function returns the command, or the group of commands."""
+    """Whether the function returns the command or the group of commands."""
     kind: str = ""
-    """Its class as `module.Class`, where it is not typer's."""
+    """Its class as `module.Class`, or empty for typer's."""
 
 
 _SERVE, _ASK, _MAKE = "Serve", "Ask a server", "Make models"
@@ -156,10 +156,10 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
 
 
 class Commands(TyperGroup):
-    """Lists commands by their rows, and imports the one that is run or completed."""
+    """Lists commands from their rows, and imports only the one that is run or completed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name of a command, the command, and the rest of the arguments."""
+        """Return the name of a command, the command, and the remaining arguments."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found and loaded(str(name)), rest
 
@@ -171,7 +171,7 @@ def _show_version(asked: bool) -> None:
 
 
 def application() -> typer.Typer:
-    """Return the command with all its commands, none of which is imported yet."""
+    """Return the command line application, without importing any command yet."""
     made = typer.Typer(
         name="xlaserve",
         cls=Commands,
@@ -195,21 +195,21 @@ def _application(
 
 
 def listed(group: typer.Typer, rows: Mapping[str, Row] = COMMANDS) -> None:
-    """Add all commands to a group, as their rows have them."""
+    """Add a placeholder for each command to a group, with the help text of its row."""
     for name, row in rows.items():
         group.command(name, help=row.text, rich_help_panel=row.panel)(_not_imported)
 
 
 def _not_imported() -> None:
-    """Stand for a command that nothing has asked for."""
+    """Placeholder for a command that was not imported yet."""
 
 
 def loaded(name: str) -> Any:
-    """Import a command, and return it as typer makes it."""
+    """Import a command, and return it as a click command."""
     row = COMMANDS[name]
     made = _imported(row.module, row.function)
     command: Callable[..., None] | typer.Typer = made() if row.is_maker else made
-    # A group, since a Typer of one command alone would be that command without its name.
+    # A Typer with only one command would drop its name, so add a callback to make it a group.
     group = typer.Typer()
     group.callback()(_not_imported)
     if isinstance(command, typer.Typer):

@@ -1,4 +1,4 @@
-"""`xlaserve completion`: the script by which a shell completes commands and options."""
+"""`xlaserve completion`: prints the completion script of a shell."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -11,7 +11,7 @@ _VARIABLE = "_XLASERVE_COMPLETE"
 
 
 class Shell(StrEnum):
-    """The shells that a script is made for."""
+    """The supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"

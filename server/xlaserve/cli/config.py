@@ -1,4 +1,4 @@
-"""`xlaserve config`: the settings that a file, the environment and the defaults add up to."""
+"""`xlaserve config`: the settings that result from a file, the environment and the defaults."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def config() -> typer.Typer:
 
 
 def check(path: File) -> None:
-    """Exit with 0 where a server could start with the settings of a file and the environment."""
+    """Check that a server could start with the settings in a file and the environment."""
     _settings(path)
     typer.echo(f"{path}: {len(read_file(path))} settings")
 
@@ -42,7 +42,7 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Also those at their default.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the value of each setting, and whether the file or the environment gives it."""
+    """Show each setting's value and whether the file, the environment or a default provides it."""
     settings = _settings(path)
     given = {} if path is None else read_file(path)
     rows = [
@@ -62,7 +62,7 @@ def show(
 
 
 def _settings(path: Path | None) -> Settings:
-    """Return the settings; the repository, which a command line may give, may lack."""
+    """Return the settings; a missing repository is accepted, since a flag may provide it."""
     there = _REPOSITORY_VARIABLES & os.environ.keys()
     in_file = path is not None and {_REPOSITORY, "model_repository"} & read_file(path).keys()
     return merged(path, {} if there or in_file else {_REPOSITORY: "."})
@@ -79,7 +79,7 @@ def _source(row: SettingDescription, settings: Settings, given: dict[str, Any]) 
     if row.name == _REPOSITORY:
         return "default" if not settings.model_repository else "model_repository"
     at_default = getattr(settings, row.name) == Settings.__dataclass_fields__[row.name].default
-    # Memory requests of a pod, and what SageMaker says.
+    # Memory requests of a Kubernetes pod, and SageMaker's variables.
     return "default" if at_default else "environment"
 
 

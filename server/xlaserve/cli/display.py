@@ -1,4 +1,4 @@
-"""The terminal's display while models load, and the table of models once they have."""
+"""The terminal display while models load, and the table of models afterwards."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -24,7 +24,7 @@ from xlaserve.runtime.loaded import Stage
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
-    """Lay out the models with their state, size and compile time."""
+    """Return a table of the models with state, size and compile time."""
     table = Table("model", "version", "state")
     table.add_column("size", justify="right")
     table.add_column("compile time", justify="right")
@@ -62,14 +62,14 @@ class TerminalDisplay:
         self._progress.stop()
 
     def listening(self, addresses: Addresses) -> None:
-        """Say where clients find the server."""
+        """Print the addresses of the endpoints."""
         for protocol, address in (("gRPC", addresses.grpc), ("HTTP", addresses.http)):
             if address not in (None, NO_ENDPOINT):
                 self._console.print(f"{protocol} on [bold]{address}[/bold]", highlight=False)
         self._progress.start()
 
     def stage(self, model: str, version: str, stage: Stage) -> None:
-        """Move the bar of a model."""
+        """Update the progress bar of a model."""
         bar = self._bars.get((model, version))
         if bar is None:
             bar = self._progress.add_task("", total=None, model=escape(printable(model)), stage="")
@@ -81,7 +81,7 @@ class TerminalDisplay:
             self._progress.remove_task(self._bars.pop((model, version)))
 
     def started(self, rows: Sequence[ModelRow]) -> None:
-        """Take the bars away and show the table."""
+        """Remove the progress bars, and print the table."""
         self._progress.stop()
         self._bars.clear()
         self._console.print(model_table(rows))

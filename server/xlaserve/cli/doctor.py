@@ -1,4 +1,4 @@
-"""`xlaserve doctor`: checks whether a server could start here, and quickly."""
+"""`xlaserve doctor`: quick checks of whether a server could start on this machine."""
 
 import json
 import os
@@ -43,9 +43,9 @@ class Result(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """A server starts, and something is slower or smaller than it could be."""
+    """A server can start, but something will be slower or smaller than it could be."""
     FAILED = "failed"
-    """Prevents a start."""
+    """A server cannot start."""
 
 
 _COLOURS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
@@ -53,7 +53,7 @@ _COLOURS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check."""
+    """A check and its result."""
 
     name: str
     result: Result
@@ -81,7 +81,7 @@ def doctor(
 
 
 def checked(settings: Settings) -> Iterator[Check]:
-    """Yield a check of each thing that a server with these settings needs."""
+    """Check each requirement of a server with these settings."""
     yield Check("python", Result.OK, platform.python_version())
     yield Check("xlaserve", Result.OK, build.version())
     yield from _limits(settings)
@@ -111,7 +111,7 @@ def _warning(holds: bool) -> Result:
 def _endpoints(settings: Settings) -> Iterator[Check]:
     for name in _ENDPOINTS:
         text = getattr(settings, name)
-        if ":" not in text:  # none, or served with another
+        if ":" not in text:  # "none", or the name of another endpoint
             continue
         try:
             endpoint = Endpoint.parse(name, text)
@@ -133,7 +133,7 @@ def _port(name: str, on: str, port: int) -> Check:
             on, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as tried:
-            # As the server does: a connection of before in TIME_WAIT keeps no port.
+            # As in the server: a port in TIME_WAIT may be reused.
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
             tried.listen()

@@ -1,4 +1,4 @@
-"""`xlaserve export`: a version directory from a function and its parameters."""
+"""`xlaserve export`: makes a version directory from a function and its parameters."""
 
 from pathlib import Path
 from typing import Annotated

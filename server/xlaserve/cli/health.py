@@ -1,4 +1,4 @@
-"""`xlaserve health`: readiness or liveness as the exit status of a probe."""
+"""`xlaserve health`: readiness or liveness as an exit status, for probes."""
 
 import asyncio
 from pathlib import Path
@@ -67,13 +67,13 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
 
 
 def _is_given(context: typer.Context, option: str) -> bool:
-    """Tell whether an option is on the command line, rather than in the environment."""
+    """Tell whether an option was given on the command line, not by an environment variable."""
     source = context.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
 async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str | None:
-    """Ask a probe socket for a server's state; raises CallFailed without a timely answer."""
+    """Ask a probe socket for the server's state; raises CallFailed if it does not answer."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -91,7 +91,7 @@ async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str
 
 
 async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | None:
-    """Return why a server is not live, or ready, as far as it tells; None where it is."""
+    """Return why a server is not live or ready, as far as it tells; None if it is."""
     async with dial(address, timeout=timeout) as client:
         if await (client.live() if live else client.ready()):
             return None
@@ -99,7 +99,7 @@ async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | N
 
 
 async def _failures(client: ServerClient) -> str:
-    """Return what the index of a server says about models that failed, or why it says nothing."""
+    """Return the failed models in a server's index with their reasons, or why there is no index."""
     try:
         entries = await client.index()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`xlaserve logs`: a server's log, lines of JSON, as one reads it."""
+"""`xlaserve logs`: shows a server's JSON log in readable form."""
 
 import io
 import json
@@ -37,8 +37,8 @@ def logs(
 ) -> None:
     """Show a server's log, which is lines of JSON, as one reads it.
 
-    As in `kubectl logs --follow POD | xlaserve logs --level warning`. What is no JSON stays as it
-    is.
+    For example, `kubectl logs --follow POD | xlaserve logs --level warning`. Lines that are not
+    JSON are shown unchanged.
     """
     try:
         if path is None:
@@ -59,14 +59,14 @@ def _show(file: TextIO, level: Level, model: str) -> None:
 
 
 def shown(lines: Iterable[str], level: Level = Level.DEBUG, model: str = "") -> Iterator[str]:
-    """Yield the lines of a log that are asked for, each for people."""
+    """Yield the selected lines of a log in readable form."""
     for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or "event" not in record:
-            # Last words of a process, as a traceback: they are never left out but for a model.
+            # Such as a traceback of a crash: always shown, unless only one model is selected.
             if not model:
                 yield printable(line.rstrip("\n"))
             continue

@@ -14,10 +14,10 @@ def pairs_of(
     read: Callable[[str], _Value],
     expected: str = "NAME=SIZE",
 ) -> dict[str, _Value]:
-    """Return the values that an option was given by name; raises InvalidRequest."""
+    """Parse the values of an option by name; raises InvalidRequest."""
     found = {}
     for text in texts or ():
-        # Names may contain the sign, sizes do not.
+        # Names may contain an equals sign, sizes do not.
         name, _, value = text.rpartition("=")
         try:
             found[name] = read(value)
@@ -27,7 +27,7 @@ def pairs_of(
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """Return sizes that are separated by commas, each once; raises ValueError."""
+    """Parse distinct, comma-separated sizes; raises ValueError."""
     sizes = tuple(map(int, text.split(",")))
     if min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise ValueError

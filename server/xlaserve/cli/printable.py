@@ -2,5 +2,5 @@
 
 
 def printable(text: str) -> str:
-    """Escape control characters: what is shown cannot move the cursor or end a line."""
+    """Escape control characters, so that the text cannot move the cursor or add lines."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

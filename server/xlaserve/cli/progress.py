@@ -1,4 +1,4 @@
-"""The bar on stderr that shows how far a command is."""
+"""The progress bar of commands, on stderr."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

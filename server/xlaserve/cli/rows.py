@@ -1,4 +1,4 @@
-"""Shows the row independence of an exported or imported model, and lets commands declare it."""
+"""Row independence of exported and imported models: its output and its option."""
 
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
@@ -14,11 +14,11 @@ Independence: TypeAlias = Annotated[
         help="Whether each row of a batch is computed from itself alone; else what is proved.",
     ),
 ]
-"""The option of a command that declares something about rows."""
+"""Option that declares whether the rows of a batch are independent."""
 
 
 def rows_shown(described: Manifest, notices: Sequence[str]) -> Sequence[str]:
-    """Return the proof of rows as lines, or why requests are not batched."""
+    """Return the result of the row independence proof, or why requests are not batched."""
     if notices or described.verdict is None:
         return notices
     return [f"rows are {described.verdict}"]

@@ -1,4 +1,4 @@
-"""A terminal read key by key, and restored however the program ends."""
+"""A terminal in single-key mode, which is restored when the program ends."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 _BEGIN = "\x1b[?1049h\x1b[?25l"
-"""The other screen of the terminal, without a cursor."""
+"""Switches to the alternate screen, and hides the cursor."""
 _END = "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _MOST_BYTES = 1024
@@ -29,11 +29,11 @@ _SEQUENCES = {
 
 
 class Terminal:
-    """The terminal on standard input and output; a context manager that gives it back."""
+    """The terminal on standard input and output; a context manager that restores it."""
 
     def __init__(self) -> None:
         self.keys = sys.stdin.fileno()
-        """The descriptor that keys are read of."""
+        """The file descriptor from which keys are read."""
         self._saved: list[object] | None = None
 
     @classmethod
@@ -43,9 +43,9 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The columns and lines that it has now, whatever an environment says that it began with.
+        """The current number of columns and lines, ignoring COLUMNS and LINES.
 
-        One that does not know its size (it says 0) counts as one of 80 x 24.
+        A terminal that reports a size of 0 counts as 80 x 24.
         """
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
         return columns or 80, lines or 24
@@ -58,14 +58,14 @@ class Terminal:
         self.give_back()
 
     def take(self) -> None:
-        """Show the other screen, and have keys come without a line's end."""
+        """Switch to the alternate screen, and read keys without waiting for Enter."""
         self._saved = termios.tcgetattr(self.keys)
-        # Ctrl-C and Ctrl-Z stay signals.
+        # Ctrl-C and Ctrl-Z still send signals.
         tty.setcbreak(self.keys)
         self._write(_BEGIN)
 
     def give_back(self) -> None:
-        """Leave the terminal as it was; a second time does nothing."""
+        """Restore the terminal; a second call does nothing."""
         saved, self._saved = self._saved, None
         if saved is not None:
             try:
@@ -74,17 +74,17 @@ class Terminal:
                 termios.tcsetattr(self.keys, termios.TCSADRAIN, saved)  # type: ignore[arg-type]
 
     def read(self) -> list[str]:
-        """Return pressed keys; raises EOFError once the terminal is gone."""
+        """Return the pressed keys; raises EOFError if the terminal was closed."""
         try:
             pressed = os.read(self.keys, _MOST_BYTES)
-        except OSError as error:  # the terminal is gone
+        except OSError as error:  # the terminal was closed
             raise EOFError from error
         if not pressed:
             raise EOFError
         return list(keys_of(pressed.decode(errors="replace")))
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show lines in place of all that was shown."""
+        """Replace everything on the screen by these lines."""
         text = f"{_REST_OF_LINE}\r\n".join(lines)
         self._write(f"{_HOME}{text}{_REST_OF_LINE}{_REST_OF_SCREEN}")
 
@@ -94,7 +94,7 @@ class Terminal:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Yield the keys in a terminal's input, ignoring unknown ones."""
+    """Yield the keys in terminal input, ignoring unknown ones."""
     while text:
         found = next((each for each in _SEQUENCES if text.startswith(each)), "")
         if found == "\x1b" and text[1:2] in ("[", "O"):

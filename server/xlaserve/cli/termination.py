@@ -1,4 +1,4 @@
-"""Commands that remove unfinished files when a signal ends them."""
+"""Cleanup of unfinished files when a signal ends a command."""
 
 import signal
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
-"""Added to the number of the signal that ended a process, this is its exit status in a shell."""
+"""Base of the exit status of a process that was ended by a signal."""
 
 
 @contextmanager
 def unwinding_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the process through every `finally` of a block."""
+    """Let SIGTERM and SIGHUP raise SystemExit in a block, so that every `finally` runs."""
     before = {number: signal.signal(number, _end) for number in _SIGNALS}
     try:
         yield

@@ -1,4 +1,4 @@
-"""`xlaserve token`: makes a token, and the line of the rules with its digest."""
+"""`xlaserve token`: creates a token, and the line with its digest for the access rules."""
 
 import json
 from typing import Annotated
@@ -15,8 +15,8 @@ def token(
 ) -> None:
     """Make a token for the file of access rules (docs/access.md).
 
-    The first line is the token, for its owner alone. The rest is for the file, and no secret: a
-    token of 256 random bits is not found from its digest.
+    The first line is the token, a secret of its owner. The other lines are for the access rules
+    file and are not secret: the digest does not reveal a token of 256 random bits.
     """
     made = new_token()
     typer.echo(made)

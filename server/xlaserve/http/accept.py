@@ -1,4 +1,4 @@
-"""Negotiation of the media type by the Accept header (RFC 9110, section 12.5.1)."""
+"""Content negotiation by the Accept header (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,16 @@ from xlaserve.net.bounded_cache import remembered
 
 ANY = "*/*"
 MOST_CHARACTERS = 1024
-"""Longer headers are read, and not remembered."""
+"""Longer headers are parsed again for each request instead of being cached."""
 MOST_KNOWN = 256
-"""Headers whose meaning is known."""
+"""Maximum number of cached headers."""
 
 
 @remembered(MOST_CHARACTERS, MOST_KNOWN)  # clients send the same header with every request
 def preferred(accept: str, offers: tuple[str, ...]) -> str | None:
-    """Return the offer of the highest weight, of equal ones the first; None where none will do.
+    """Return the offer with the highest weight, the first one on a tie; None if none is acceptable.
 
-    The most specific range that matches an offer decides its weight; one of 0 excludes it.
+    The most specific range that matches an offer decides its weight; a weight of 0 excludes it.
     Parameters other than `q` are ignored.
     """
     ranges = list(_ranges(accept))

@@ -1,4 +1,4 @@
-"""The calls of requests that a handler answers on the general path."""
+"""Calls of general-path requests whose handler returns the answer."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ from xlaserve.serving.infer_call import AwaitedInfer
 
 
 def call_of(operation: Operation, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
-    """Return the call of a request whose handler returns its answer, which the server writes.
+    """Return the call of a request whose handler returns the answer for the server to write.
 
-    `names` are the parts of the path that its route names.
+    `names` are the path parameters of the route.
     """
     call = AwaitedInfer() if operation is Operation.INFER else Call()
     call.operation = operation

@@ -1,4 +1,4 @@
-"""The content codings of HTTP bodies: gzip and deflate, both ways, within a limit."""
+"""Content codings of HTTP bodies: gzip and deflate, in both directions, with size limits."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class UnsupportedEncoding(Unsupported):
 
 
 def inflate(coding: str, body: Buffer, limit_bytes: int) -> memoryview:
-    """Decompress a body; raises InvalidBody, or TooLarge before more than the limit is held."""
+    """Decompress a body; raises InvalidBody, or TooLarge before the output exceeds the limit."""
     with _refusing(coding, limit_bytes):
         return compression.inflate(coding, body, limit_bytes)
 
@@ -58,7 +58,7 @@ def request_coding(content_encoding: str) -> str:
 
 @remembered(MOST_CHARACTERS, MOST_KNOWN)  # clients send the same header with every request
 def accepted_coding(accept_encoding: str) -> str:
-    """Return the coding to answer in: the best that `Accept-Encoding` lets us use."""
+    """Return the best supported coding that `Accept-Encoding` allows."""
     weights: dict[str, float] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameters = item.partition(";")

@@ -1,6 +1,6 @@
-"""The mapping of errors to HTTP answers, for every route alike.
+"""The mapping of exceptions to HTTP answers, shared by all routes.
 
-Their shape is `{"error": text}`, but for paths that have another one.
+The body is `{"error": text}`, except for paths with another error format.
 """
 
 import math
@@ -32,7 +32,7 @@ from xlaserve.serving.standing import RETRY_SECONDS
 T = TypeVar("T")
 
 MAX_ERROR_CHARACTERS = 8192
-"""Limit of error texts, which quote clients."""
+"""Maximum length of error texts, which may quote the client."""
 
 RETRY: Mapping[str, str] = MappingProxyType({"Retry-After": str(RETRY_SECONDS)})
 """Headers of temporary refusals."""
@@ -48,7 +48,7 @@ _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
         Unauthenticated: {"WWW-Authenticate": "Bearer"},
     }
 )
-"""Headers that an error's answer must carry."""
+"""Additional headers of an error answer, by exception type."""
 
 _log = structlog.get_logger("http")
 
@@ -61,15 +61,15 @@ def error_response(
     shape: MakeError = plain_error,
     error: BaseException | None = None,
 ) -> HttpResponse:
-    """Answer a text in the shape that errors have at the path of a request.
+    """Return an error answer in the error format of the request's path.
 
-    `error` is what was raised, None where nothing was.
+    `error` is the exception, or None if there was none.
     """
     shown = text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
-    # Broken UTF-8 is shown as it came, escaped.
+    # Escape invalid UTF-8 instead of failing to encode it.
     shown = shown.encode(errors="backslashreplace").decode()
     body = json_response(shape(shown, status, error), status)
-    # Caches keep some errors unasked: 404, 405, 410, 414 and 501 (RFC 9110, 15.1).
+    # Caches may store 404, 405, 410, 414 and 501 without being told to (RFC 9110, 15.1).
     kept = {**NO_STORE, **headers}
     return HttpResponse(status, parts=body.parts, headers=kept, compressible=False)
 
@@ -81,11 +81,11 @@ async def translate_errors(
     path: str,
     shape_of: Callable[[str], MakeError] = all_plain,
 ) -> T | HttpResponse:
-    """Await an answer; an exception becomes the one that the status table gives it."""
+    """Await an answer; convert an exception to an error answer by the status table."""
     try:
         return await answer
     except ConnectionError:
-        raise  # the client went away
+        raise  # the client disconnected
     except ENDS:
         raise
     except BaseException as error:
@@ -95,9 +95,9 @@ async def translate_errors(
 def translate(
     error: BaseException, *, method: str, path: str, shape: MakeError = plain_error
 ) -> HttpResponse:
-    """Return the answer that an exception becomes; one that nobody expected is logged.
+    """Return the error answer for an exception; an unexpected exception is logged.
 
-    Its bytes are those of the call that the exception has ended.
+    The size of the answer is counted for the call that the exception ended.
     """
     answer = _translated(error, shape, method=method, path=path)
     count_answer(error, answer.size)

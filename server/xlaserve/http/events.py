@@ -1,12 +1,12 @@
-"""Server-sent events: the answers to one inference, each sent as it comes (HTML, section 9.2).
+"""Server-sent events: the answers to one inference, each sent as it arrives (HTML, section 9.2).
 
     data: {"model_name":...,"outputs":[...],"parameters":{"triton_final_response":false}}
 
     event: error
     data: {"error":"..."}
 
-Each answer is an event; the last one says so in a parameter, as those of ModelStreamInfer do. An
-error that comes before the first answer is an ordinary HTTP answer; a later one is the last event.
+Each answer is one event; a parameter marks the last one, as in ModelStreamInfer. An error before
+the first answer becomes an ordinary HTTP answer; a later error becomes the last event.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ from xlaserve.serving.inference import DetailedResponse, InferRequest, InferResp
 EVENT_STREAM_TYPE = "text/event-stream"
 
 FINAL_RESPONSE = "triton_final_response"
-"""The parameter of an answer that says whether it is the last one to its request."""
+"""The answer parameter that tells whether the answer is the last one."""
 
 _FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
 
 Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
-"""Serializes an answer as JSON, in a thread if it is large."""
+"""Serializes an answer as JSON, in a thread if the answer is large."""
 
 
 def wants_events(headers: Headers) -> bool:
-    """Tell whether a client would rather be sent events than one answer."""
+    """Tell whether the Accept header prefers events to a single answer."""
     accept = headers.get("accept") or ""
     return preferred(accept, (JSON_TYPE, BINARY_TYPE, EVENT_STREAM_TYPE)) == EVENT_STREAM_TYPE
 
 
 def refuse_binary(request: InferRequest) -> None:
-    """Raise InvalidParameter for binary outputs, since events are text."""
+    """Raise InvalidParameter if binary outputs are requested, since events are text."""
     for parameters, name in (
         (request.parameters, BINARY_OUTPUT),
         *((output.parameters, BINARY_DATA) for output in request.outputs),
@@ -59,24 +59,24 @@ class _Answer(NamedTuple):
     response: InferResponse
     last: bool
     size: int
-    """Bytes counted for it until it is sent."""
+    """Bytes charged until the answer is sent."""
 
 
 class EventCall(InferCall):
-    """An inference answered by events; unsent events are queued here."""
+    """An inference answered by events; it queues the answers that were not sent yet."""
 
     takes_many = True
 
     def __init__(
         self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
     ) -> None:
-        """`names` are from the path. Beyond `max_bytes` of unsent events the model pauses."""
+        """`names` are path parameters. The model pauses above `max_bytes` of unsent answers."""
         self.model = names.get("model", "")
         self.version = names.get("version", "")
         self.headers = headers
         self.peer = peer
         self.grow: Callable[[int, str], None] = lambda count, what: None
-        """Charges or releases bytes of queued answers; raises BudgetExhausted."""
+        """Charges, or with a negative count releases, queued answers; raises BudgetExhausted."""
         self._max_bytes = max_bytes
         self._waiting: deque[_Answer | BaseException] = deque()
         self._waiting_bytes = 0
@@ -86,7 +86,7 @@ class EventCall(InferCall):
     def _tell(self) -> None:
         self._changed.set()
 
-    # --- for transports and stations ---
+    # --- For the engine ---
 
     @property
     def is_writable(self) -> bool:
@@ -94,33 +94,33 @@ class EventCall(InferCall):
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send an answer."""
+        """Queue an answer to be sent."""
         size = output_bytes(response)
         try:
             self.grow(size, "the answer")
         except BudgetExhausted as error:
-            # The last answer has ended the call already.
+            # The last answer has already ended the call.
             self.outcome = error
             (self.refuse if self.has_ended else self.fail)(error)
             return
-        # By who sends it: see `events`, or by the gates of its request.
+        # The sender reports the end of this call: `events`, or the gates of the request.
         self.is_told_later = last and self.parent is None
         self._waiting.append(_Answer(response, last, size))
         self._waiting_bytes += size
         self._tell()
 
     def refuse(self, error: BaseException) -> None:
-        """Send an error after the queued answers."""
+        """Queue an error to be sent after the answers."""
         self._waiting.append(error)
         self._tell()
 
-    # --- for who sends ---
+    # --- For the sender ---
 
     async def answers(self) -> AsyncGenerator[tuple[InferResponse, bool], None]:
-        """Yield each answer as it comes, and whether it is the last one.
+        """Yield each answer as it arrives, and whether it is the last one.
 
-        An answer counts as sent when the next one is asked for. Raises the error that ends the
-        call. A caller that leaves earlier cancels it.
+        An answer counts as sent when the next one is requested. Raises the error that ends the
+        call. Closing the generator early cancels the call.
         """
         try:
             while True:
@@ -141,20 +141,20 @@ class EventCall(InferCall):
         return waiting
 
     def _take(self) -> _Answer | BaseException | None:
-        """Return the next event, or None."""
+        """Return the next queued answer or error, or None."""
         if self._waiting:
             return self._waiting.popleft()
         return asyncio.CancelledError("the call was cancelled") if self.has_ended else None
 
     def _sent(self, answer: _Answer) -> None:
-        """Count an answer no more, since the next one is asked for."""
+        """Release an answer's charge, since the next one was requested."""
         self._waiting_bytes -= answer.size
         self.grow(-answer.size, "the answer")
         self.resume()
 
     @contextmanager
     def holding(self, event: bytes) -> Iterator[None]:
-        """Count an event while it is sent; raises BudgetExhausted."""
+        """Charge an event while it is being sent; raises BudgetExhausted."""
         size = len(event)
         if size <= JOINED_BYTES:
             yield
@@ -173,10 +173,10 @@ class EventCall(InferCall):
     async def merged(
         calls: "Sequence[EventCall]",
     ) -> AsyncGenerator[tuple[int, InferResponse, bool], None]:
-        """Yield the answers to several calls as they come, with the index of their call.
+        """Yield the answers to several calls as they arrive, with the index of their call.
 
-        In turn where several wait, so that none of them is behind the others. Raises the error of
-        the first that fails; a caller that leaves earlier, or by that, cancels those that go on.
+        Calls with queued answers take turns. Raises the error of the first call that fails. Closing
+        the generator early, or such an error, cancels the remaining calls.
         """
         changed = asyncio.Event()
         going = dict(enumerate(calls))
@@ -189,7 +189,7 @@ class EventCall(InferCall):
                     waiting = call._take()
                     if waiting is None:
                         continue
-                    changed.set()  # perhaps there is more
+                    changed.set()  # more answers may be queued
                     if isinstance(waiting, BaseException):
                         raise waiting
                     if waiting.last:
@@ -207,9 +207,10 @@ class EventCall(InferCall):
 async def events(
     call: EventCall, encode: Encode, method: str, path: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a call, each when the one before it was sent.
+    """Yield the events of a call, each after the previous one was sent.
 
-    Raises the error of a call that fails before its first answer, so that it has its own status.
+    Raises the error of a call that fails before its first answer, so that the answer has its
+    status.
     """
     has_begun = False
     try:
@@ -232,7 +233,7 @@ async def events(
 
 
 async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
-    """Serialize an answer as an event: its JSON has no line break."""
+    """Serialize an answer as an event; its JSON contains no line break."""
     if isinstance(response, DetailedResponse):
         parameters = {**response.parameters, FINAL_RESPONSE: last}
         answer = await encode(msgspec.structs.replace(response, parameters=parameters))

@@ -1,7 +1,7 @@
-"""Headers as calls read them: looked up in the transport, not copied before.
+"""Header lookup for calls, directly in the parsed or raw headers.
 
-Several of one name are one list (RFC 9110, 5.3), on both paths alike: a gate that compares the
-value of a header which may be there once refuses two of them, whatever their order.
+Repeated headers are joined into one list (RFC 9110, 5.3) on both paths. A gate that compares a
+single-valued header therefore refuses a repeated one, whatever the order.
 """
 
 import re
@@ -12,12 +12,12 @@ from multidict import CIMultiDictProxy
 from xlaserve.net.bounded_cache import MakingCache
 
 _MAX_STARTS = 64
-"""Distinct header names that the code looks up."""
+"""Maximum number of distinct header names that the code looks up."""
 _STARTS = MakingCache[str, bytes](lambda name: b"\r\n" + name.lower().encode() + b":", _MAX_STARTS)
-"""Name of a header -> beginning of its line, in lower case."""
+"""Start of a header line in lower case, by header name."""
 _HOST = "host"
 _AUTHORITY = re.compile(rb"[A-Z]+ +https?://([^/?# ]+)", re.IGNORECASE)
-"""Start of a block whose target names the host, whatever Host says (RFC 9112, 3.2.2)."""
+"""A request line whose target contains the host, which overrides Host (RFC 9112, 3.2.2)."""
 
 
 class ReadHeaders:
@@ -29,32 +29,32 @@ class ReadHeaders:
         self._headers = headers
 
     def get(self, name: str, /) -> str | None:
-        """Return the value of a header, None where it is absent."""
+        """Return the value of a header, or None if it is absent."""
         values = self._headers.getall(name, ())
         return ", ".join(values) if values else None
 
 
-# One is made for every request; the bytes that it holds are part of no cycle.
+# One is created per request; `gc=False` is safe, since it is never part of a reference cycle.
 class BlockHeaders(msgspec.Struct, gc=False):
-    """The headers in a header block of the fast path, which is read when one is asked for.
+    """The headers of a raw header block of the fast path, parsed on first use.
 
-    Each line of it is one header: `Heads.learn` saw to that of the block, or of one that differs
-    from it by whole lines.
+    Each line is one header: `Heads.learn` checked this block, or one that differs only in whole
+    lines.
     """
 
     block: bytes
     fields: dict[bytes, list[bytes]] | None = None
-    """Values by lower-case name; None until a repeated header is read."""
+    """Values by lower-case name; None until the code looks up a repeated header."""
 
     def get(self, name: str, /) -> str | None:
-        """Return the value of a header, None where it is absent."""
+        """Return the value of a header, or None if it is absent."""
         if name == _HOST:
             authority = _AUTHORITY.match(self.block)
             if authority is not None:
                 return authority[1].decode(errors="surrogateescape")
         fields = self.fields
         if fields is None:
-            # Of most blocks nothing else is read: they hold what is looked for once, or not at all.
+            # Shortcut: in most blocks the requested header occurs once or not at all.
             start = _STARTS[name]
             block = self.block
             lowered = block.lower()

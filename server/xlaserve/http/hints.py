@@ -1,4 +1,4 @@
-"""Advice for requests whose path is one of another server's API, or is served elsewhere."""
+"""Advice for unknown paths that belong to another server's API or another listener."""
 
 import re
 from collections.abc import Mapping
@@ -20,17 +20,17 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Advice by the whole path; what the pattern holds in parentheses stands in it by number."""
+"""Advice by a pattern of the whole path; its groups are format arguments."""
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {r"/metrics": "the setting metrics_endpoint says where metrics are"}
 )
-"""The same for paths that this listener does not serve, and another one may."""
+"""Advice for paths that this listener does not serve but another listener may."""
 
 
 def hint(path: str, *, is_there: bool) -> str:
-    """Return the advice for a path, behind a semicolon, or empty.
+    """Return the advice for a path, after a semicolon, or an empty string.
 
-    `is_there` is whether the path is served, and it was the method that is not.
+    `is_there` is True if the path exists but does not support the method.
     """
     rows = _OTHERS if is_there else {**_OTHERS, **_ELSEWHERE}
     for pattern, advice in rows.items():

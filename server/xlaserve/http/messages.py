@@ -1,4 +1,4 @@
-"""A request and a response of the gateway, as its handlers see them."""
+"""Requests and answers as HTTP handlers see them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ BINARY_TYPE = "application/octet-stream"
 HTML_TYPE = "text/html"
 
 NO_STORE: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
-"""Header of uncacheable answers (RFC 9111, 5.2.2.5)."""
+"""Header that forbids caching an answer (RFC 9111, 5.2.2.5)."""
 
 JOINED_BYTES = 64 << 10
-"""Answers up to this size leave in one write; the pieces of larger ones are not copied."""
+"""Answers up to this size are joined into one write; the parts of larger ones are not copied."""
 
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
@@ -34,42 +34,43 @@ async def _no_body() -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request for a handler: names from the path, and a body read on demand."""
+    """A request for a handler: path parameters, and a body read on demand."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    """The parts of the path that the route names, percent-decoded."""
+    """The path parameters of the route, percent-decoded."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
     read: Callable[[], Awaitable[memoryview]] = _no_body
     """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     call: Call = field(default_factory=Call)
-    """Itself as the core knows it; it has passed the gates."""
+    """The request as a call of the core, which has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
-    """Count this many more bytes that the request takes, until it is answered, and for what; raises
+    """Charges further bytes until the request is answered, with a name for the error text; raises
     BudgetExhausted."""
 
     @property
     def content_type(self) -> str:
-        """Return the media type in lower case without parameters, or empty."""
+        """Return the media type in lower case without parameters, or an empty string."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-# Like those of the core: a frozen dataclass takes several times as long to make.
+# A msgspec struct, as in the core: a frozen dataclass takes several times as long to create.
 class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     """The answer of a handler."""
 
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE
     parts: Sequence[Buffer] = ()
-    """The body, in pieces that are sent without being joined."""
+    """The body, in parts that are sent without being joined."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
-    """Whether it may be compressed when the client accepts that: answers of models and pages.
-    tritonclient.http.aio accepts it for every request, and inflates the answers of models alone."""
+    """Whether the answer may be compressed if the client accepts it. Only model answers and pages
+    may: tritonclient.http.aio accepts compression for every request, but decompresses only model
+    answers."""
 
     @property
     def size(self) -> int:
-        """The bytes of the body."""
+        """Return the size of the body in bytes."""
         size = 0
         for part in self.parts:
             size += part.nbytes if isinstance(part, memoryview) else len(part)
@@ -82,53 +83,53 @@ class HttpStream:
 
     content_type: str
     parts: AsyncGenerator[bytes, None]
-    """Is asked for the next part once the client has read nearly all of those before it. What it
-    raises before its first part is answered as what a handler raises."""
+    """The next part is requested once the client has read nearly all previous ones. An exception
+    before the first part is answered like an exception of a handler."""
 
 
 class Nothing(msgspec.Struct):
-    """An empty object."""
+    """An empty JSON object."""
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream]]
-"""Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
+"""Answers a request; an XlaserveError becomes `{"error": text}` with its status."""
 
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
 """Called once, on the event loop, with the answer to a request or its error."""
 
 Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer, int], HttpResponse | Pending]
-"""Answers a body at once, or calls back later with what a handler would return or raise.
+"""Answers a request immediately, or later by the callback, with its answer or error.
 
-Each time it makes a call, with the headers and the peer of this request, that passes the gates. The
-number is when the headers were there, by the clock of the engine; 0 for now.
-Raises what a handler would raise, if it is known at once.
+Each invocation creates a call with the given headers and peer, and the call passes the gates. The
+number is the arrival time of the headers on the engine's clock; 0 means now. Raises an error that
+is known immediately.
 """
 
 Prepare: TypeAlias = Callable[[HttpRequest], Begin | None]
-"""Makes of a request without its body what answers all those that differ in the body only.
+"""Returns a function for all requests that differ from the given one only in the body.
 
-Returns None where only the handler can. Raises XlaserveError where every such request is refused.
+Returns None if only the handler can answer them. Raises XlaserveError if all of them are refused.
 """
 
 MakeCall: TypeAlias = Callable[[Mapping[str, str], Headers, Peer], Call]
-"""Makes the call of a request, of the names in its path."""
+"""Creates the call of a request; the mapping has the path parameters."""
 
 
 def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    """Answer with a value that msgspec can write; it is not compressed."""
+    """Return an uncompressed JSON answer; msgspec must support the value."""
     return HttpResponse(status, parts=[msgspec.json.encode(value)], compressible=False)
 
 
 def read_json(body: Buffer, kind: Any, *, max_depth: int) -> Any:
-    """Read a small JSON body as a msgspec type; an empty one is an empty object.
+    """Decode a small JSON body as a msgspec type; an empty body counts as an empty object.
 
-    Raises InvalidBody that says where it is wrong.
+    Raises InvalidBody with the position of the error.
     """
     check_depth(body, max_depth)
     check_members(body)
     check_elements(body)
     try:
-        # As text: what is not read of the body must be UTF-8 as well.
+        # Decode to text first: the ignored parts of the body must be valid UTF-8, too.
         return msgspec.json.decode(str(body, "utf-8") or "{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"the body is not the JSON that is expected here: {error}") from error

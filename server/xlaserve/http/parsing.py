@@ -1,4 +1,4 @@
-"""Parsing texts within the memory that it takes, which is charged beforehand."""
+"""Parsing of JSON and CSV bodies, with their memory charged in advance."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,17 +11,17 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.tensors import BYTES
 
 _COPIES = 3
-"""Maximum number of copies of a text: without body, strings, brackets."""
+"""Maximum number of copies of a text that exist while a text without strings is parsed."""
 _COPIES_OF_STRINGS = 5
-"""With strings in it: as strings, and as octets."""
+"""The same for a text with strings, which also exist as str and as bytes."""
 _NUMBER_BYTES = 8
 _STRING_BYTES = 128
-"""Bytes Python adds to those two for each string, and a reference to each."""
+"""Overhead of the str and bytes objects of each string, including references."""
 
 _COPIES_OF_OBJECTS = 4
 """Copies of an ASCII body while it is parsed: its strings, and files decoded from base64."""
 _COPIES_OF_WIDE = 8
-"""The same, if the body has a character that Python stores in four bytes."""
+"""Copies of a body with a character that Python stores in four bytes."""
 _CHUNK = 1 << 16
 
 
@@ -33,10 +33,11 @@ async def read_whole(
     *,
     max_depth: int,
 ) -> Any:
-    """Return what is `made` of a JSON body as a msgspec type, charged until its request ends.
+    """Parse a JSON body as a msgspec type and pass it to `made`; return the result.
 
-    For bodies without tensors: settings, regions, loads with their files. Raises InvalidBody,
-    BudgetExhausted, and what `made` raises.
+    The parsed body stays charged until the request ends. For bodies without tensors: settings,
+    shared-memory regions, model loads with files. Raises InvalidBody, BudgetExhausted, and whatever
+    `made` raises.
     """
     body = await request.read()
     size = len(body)
@@ -48,7 +49,7 @@ async def read_whole(
 
 def _copies(body: memoryview) -> int:
     for start in range(0, len(body), _CHUNK):
-        # What is cut in two is taken for the whole: an escape of a character has six.
+        # Pieces overlap by one byte, so that `\u` is found even where two pieces meet.
         piece = bytes(body[start : start + _CHUNK + 1])
         if not piece.isascii() or b"\\u" in piece:
             return _COPIES_OF_WIDE
@@ -56,9 +57,9 @@ def _copies(body: memoryview) -> int:
 
 
 async def parsed_bytes(threads: OffLoop, info: ModelInfo, text: memoryview) -> int:
-    """Return how many bytes JSON or CSV takes at most while it is parsed for a model.
+    """Return the maximum memory in bytes for parsing JSON or CSV input of a model.
 
-    There are as many elements as commas, and one. 0 for a short text, parsed in a moment.
+    The number of elements is the number of commas plus one. Returns 0 for a short text.
     """
     if len(text) <= INLINE_BYTES:
         return 0

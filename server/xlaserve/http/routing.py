@@ -1,4 +1,4 @@
-"""The table of routes by method and path, and paths as clients wrote them."""
+"""The route table, by method and path."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,25 +12,25 @@ from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Pr
 from xlaserve.serving.call import Api, Operation
 
 Words: TypeAlias = Sequence[tuple[int, str]]
-"""Segments of a pattern that are no names, each with its place."""
+"""The literal segments of a pattern, each with its index."""
 
 MakeError: TypeAlias = Callable[[str, HTTPStatus, BaseException | None], object]
-"""Makes the JSON of an error from its text, status and exception."""
+"""Creates the JSON value of an error from its text, status and exception."""
 
 
 def plain_error(text: str, status: HTTPStatus, error: BaseException | None) -> object:
-    """Return the default body of an error."""
+    """Return the default error body."""
     return {"error": text}
 
 
 def all_plain(target: str) -> MakeError:
-    """Return that body's shape for every target."""
+    """Return the default error format for every target."""
     return plain_error
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header that goes with a body."""
+    """A header that belongs to a body, for the API description."""
 
     name: str
     kind: type
@@ -40,15 +40,15 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that a route takes or gives, for its description."""
+    """A request or response body of a route, for the API description."""
 
     schema: object = None
-    """A msgspec type for JSON; None for anything."""
+    """A msgspec type for JSON; None for any content."""
     media_types: tuple[str, ...] = (JSON_TYPE,)
     required: bool = True
     headers: tuple[Header, ...] = ()
     example: object = None
-    """An example of the JSON; None for none."""
+    """An example of the JSON value, or None."""
 
 
 _ABSOLUTE = re.compile("^https?://[^/?]*")
@@ -72,9 +72,9 @@ class Route:
 
     method: str
     path: str
-    """Segments between slashes; one in braces matches any text, percent-decoded."""
+    """Slash-separated segments; a segment in braces matches any text, percent-decoded."""
     operation: Operation
-    """The operation that a permission names."""
+    """The operation that permissions refer to."""
     handle: Handler
     summary: str
     tag: str
@@ -82,28 +82,28 @@ class Route:
     takes: Body | None = None
     query: tuple[QueryParameter, ...] = ()
     errors: tuple[int, ...] = ()
-    """Statuses of `{"error": text}` that the handler can answer with; 500 goes without saying."""
+    """Statuses that the handler can answer with `{"error": text}`, besides 500."""
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Further statuses with `answer`, and their meaning."""
+    """Further statuses that have `answer` as their body, with their meaning."""
     api: Api | None = None
-    """Its group of Triton, if that does not follow from the operation."""
+    """The Triton API group, if it does not follow from the operation."""
     prepare: Prepare | None = None
-    """Makes the fast-path equivalent of `handle`."""
+    """Creates the fast-path equivalent of `handle`."""
     make_call: MakeCall | None = None
-    """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
+    """Creates a call that the core writes its answer to; None for an `HttpCall`."""
     error: object = None
     """The msgspec type of error bodies; None for `{"error": text}`."""
     name: str = field(init=False)
     """Method and path, for observers."""
 
     def __post_init__(self) -> None:
-        # Once, and not for each request.
+        # Computed once instead of for each request.
         object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The match of a path in the table: the route, or the methods that the path has."""
+    """The route that matches a path, or None, with the methods that the path supports."""
 
     route: Route | None
     names: Mapping[str, str]
@@ -111,7 +111,7 @@ class Match:
 
 
 def path_of(target: str) -> str:
-    """Return the path of a request target, as it was written."""
+    """Return the path of a request target, undecoded."""
     return _ABSOLUTE.sub("", target).partition("?")[0]
 
 
@@ -123,7 +123,7 @@ class RouteTable:
         routes: Iterable[Route],
         errors: Mapping[str, MakeError] = MappingProxyType({}),
     ) -> None:
-        """`errors` are formats by path prefix, without query; others are plain."""
+        """`errors` maps path prefixes to error formats; other paths use the default."""
         self.routes = tuple(routes)
         self._errors = errors
         self._by_length: dict[int, list[tuple[Words, tuple[str, ...], Route]]] = {}
@@ -133,10 +133,10 @@ class RouteTable:
             self._by_length.setdefault(len(segments), []).append((words, segments, route))
 
     def find(self, method: str, raw_path: str) -> Match:
-        """Match a path as it stands in the request line: nothing is resolved or normalised.
+        """Match an undecoded path; it is not normalized.
 
-        `//` and `..` are segments like any other, so that no path reaches what another names;
-        `%2F` is part of a name. A slash at the end makes no difference.
+        `//` and `..` are ordinary segments, so that no path is an alias of another; `%2F` is part
+        of a name. A trailing slash is ignored.
         """
         segments = path_of(raw_path).split("/")
         if len(segments) > 2 and not segments[-1]:
@@ -156,7 +156,7 @@ class RouteTable:
         return Match(None, {}, allowed)
 
     def shape_of_errors(self, target: str) -> MakeError:
-        """Return the error format of a target, with or without a route."""
+        """Return the error format for a target, which need not have a route."""
         path = path_of(target)
         for start, shape in self._errors.items():
             if path.startswith(start):
@@ -165,7 +165,7 @@ class RouteTable:
 
 
 def _names(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
-    """Return the names in a path whose words are those of a pattern; None where one is empty."""
+    """Return the path parameters of a path that matches a pattern; None if one is empty."""
     names: dict[str, str] = {}
     for want, have in zip(pattern, segments, strict=True):
         if want[:1] == "{":

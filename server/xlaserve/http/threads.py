@@ -10,23 +10,23 @@ from xlaserve.net.ledger import Account
 T = TypeVar("T")
 
 INLINE_BYTES = 64 << 10
-"""Bytes read, written or packed on the event loop: a hop to a thread costs as much."""
+"""Work on up to this many bytes stays on the event loop: a hop to a thread costs as much."""
 
 Size: TypeAlias = int | Callable[[], int]
-"""A number of bytes, or what finds it out in a thread."""
+"""A number of bytes, or a function that computes it in a thread."""
 
 
 class OffLoop:
-    """Runs calls on the event loop while they are small, else in a thread.
+    """Runs small calls on the event loop, and large ones in a thread.
 
-    JSON takes a tenth of a microsecond for each number: others are served meanwhile.
+    JSON takes a tenth of a microsecond per number, during which the loop would serve no one else.
     """
 
     def __init__(self, threads: HostThreads) -> None:
         self._threads = threads
 
     async def run(self, size_bytes: int, call: Callable[[], T]) -> T:
-        """Run a call whose time grows with a size."""
+        """Run a call whose duration depends on `size_bytes`."""
         if size_bytes <= INLINE_BYTES:
             return call()
         return await self._threads.run(call)
@@ -40,10 +40,10 @@ class OffLoop:
         *,
         is_counted: bool = False,
     ) -> T:
-        """Run a call that makes at most `made` bytes out of `size_bytes`; both are charged.
+        """Run a call that makes at most `made` bytes from `size_bytes`, and charge both meanwhile.
 
-        With `is_counted` the input is charged already. A failed call leaves no bytes alive in its
-        error. Raises BudgetExhausted if there is no memory for the result.
+        With `is_counted` the input is already charged. If the call fails, its error keeps no bytes
+        alive. Raises BudgetExhausted if there is no memory for the result.
         """
         if account is None or size_bytes <= INLINE_BYTES:
             return await self.run(size_bytes, call)
@@ -56,7 +56,7 @@ class OffLoop:
                 taken += more
             return await self._threads.run(call)
         except BaseException as error:
-            # It has the frames that it went through, and these have what was written by then.
+            # The traceback's frames would keep alive the bytes written so far.
             clear_frames(error.__traceback__)
             raise
         finally:

@@ -1,1 +1,1 @@
-"""Tools that need no server: plan, warm, check and compare models."""
+"""Tools that need no running server: plan, warm, check and compare models."""

@@ -1,4 +1,4 @@
-"""The programs in a compilation cache by the environments that compiled them, and their removal."""
+"""Listing and pruning the programs of a compilation cache, by compilation environment."""
 
 import os
 import time
@@ -18,7 +18,7 @@ _DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One program: its key, the files that it takes, and when it was last used."""
+    """One cached program: its key, its files, and when it was last used."""
 
     path: Path
     key: Key
@@ -34,7 +34,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Group:
-    """The programs of one environment on one target."""
+    """The programs compiled in one environment for one target."""
 
     target: str
     environment: Mapping[str, str]
@@ -42,17 +42,17 @@ class Group:
 
     @property
     def bytes(self) -> int:
-        """Return the size of its files."""
+        """Return the total size of the files in bytes."""
         return sum(one.bytes for one in self.programs)
 
     @property
     def used(self) -> float:
-        """Return the latest use of its files, in seconds since 1970."""
+        """Return when one of the programs was last used, in seconds since 1970."""
         return max(one.used for one in self.programs)
 
 
 def grouped(kept: Iterable[Kept]) -> Sequence[Group]:
-    """Return programs by target and environment, most recently used first."""
+    """Group programs by target and environment, most recently used first."""
     found: dict[tuple[str, str], Group] = {}
     for one in kept:
         target = one.path.parent.name
@@ -62,7 +62,7 @@ def grouped(kept: Iterable[Kept]) -> Sequence[Group]:
 
 
 def programs(directory: Path) -> Iterator[Kept]:
-    """Yield the programs of a directory whose keys can be read. Blocks."""
+    """Yield the programs in a directory that have readable keys. Blocks."""
     for path in directory.glob(_KEYS):
         with suppress(OSError, ValueError):
             key = msgspec.json.decode(_content(path), type=Key)
@@ -71,7 +71,7 @@ def programs(directory: Path) -> Iterator[Kept]:
 
 
 def _content(path: Path) -> bytes:
-    """Read a file without a trace: by its access time the cache knows when it was used."""
+    """Read a file without updating its access time, which tells the cache when it was last used."""
     with open(path, "rb", opener=_unnoticed) as file:
         return file.read(MAX_KEY_BYTES)
 
@@ -80,7 +80,7 @@ def _unnoticed(path: str, flags: int) -> int:
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, flags | _O_NOATIME)
-    except PermissionError:  # of another user's file
+    except PermissionError:  # the file belongs to another user
         return os.open(path, flags)
 
 
@@ -98,10 +98,10 @@ def chosen(
     most_days: float | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> list[Kept]:
-    """Choose the programs to remove: too old, of other versions, or beyond the byte limit.
+    """Choose the programs to remove: too old, from other versions, or above the size limit.
 
-    `versions` are fields of the environments that stay. Of the others the least recently used go
-    until `most_bytes` are left.
+    Programs whose environment differs from the fields in `versions` are removed. Of the rest, the
+    least recently used are removed until at most `most_bytes` remain.
     """
     removed, left = list[Kept](), list[Kept]()
     oldest = 0.0 if most_days is None else time.time() - most_days * _DAY_SECONDS
@@ -120,12 +120,12 @@ def chosen(
 
 
 def remove(directory: Path, removed: Iterable[Kept]) -> None:
-    """Remove programs, and bytes without another key. A server may use the directory."""
+    """Remove programs, and executables without another key. Servers may be using the directory."""
     gone = list(removed)
     for one in gone:
         with suppress(OSError):
             one.path.unlink(missing_ok=True)
-    # Programs of several keys may have the same bytes.
+    # Several keys may share an executable.
     named = {one.executable for one in programs(directory)}
     for one in gone:
         if one.executable not in named:

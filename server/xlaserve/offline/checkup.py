@@ -1,4 +1,4 @@
-"""The verdict on each model of a repository, reached without serving any."""
+"""Checks each model of a repository by loading it without serving."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,14 +17,14 @@ from xlaserve.runtime.loaded import LoadedModel, ModelInfo
 from xlaserve.serving.ensemble import plan_ensemble
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
-"""Turns a version directory into a loaded model; blocks."""
+"""Loads a version directory; blocks."""
 
 PYTHON = "python"
 _NOT_RUN = "its code was not run: --allow-python-models does, and a server needs it too"
 
 
 class Finding(StrEnum):
-    """The outcome for a model."""
+    """The outcome of checking a model."""
 
     WORKS = "works"
     NOTES = "works, with notes"
@@ -33,24 +33,21 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """One model of a repository."""
+    """The outcome for one model of a repository."""
 
     model: str
     kind: str = ""
-    """Kind of the model: `onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty if
-    unknown.
-    """
+    """Kind of model: `onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty if unknown."""
     versions: tuple[str, ...] = ()
     """Versions that a server would serve."""
     notes: tuple[str, ...] = ()
     reason: str = ""
-    """Why a server refuses it; empty where it does not."""
+    """Why a server would refuse the model; empty if it would not."""
     configuration: str = ""
-    """The `config.pbtxt` equivalent of MLServer's settings."""
+    """MLServer's settings, converted to a `config.pbtxt`."""
 
     @property
     def finding(self) -> Finding:
-        """Return the outcome."""
         if self.reason:
             return Finding.REFUSED
         return Finding.NOTES if self.notes else Finding.WORKS
@@ -58,19 +55,19 @@ class ModelReport:
 
 @dataclass(slots=True)
 class Checkup:
-    """Loads every version of every model once, one after the other, and lets it go."""
+    """Loads every version of every model once, one after the other, and unloads it."""
 
     repository: Repository
     load: Load
     context: Callable[[ModelSource, VersionSource], LoadContext]
-    """Returns the arguments of a load that depend on the model."""
+    """Returns the load arguments that depend on the model."""
     runs_python: bool = False
     _infos: dict[tuple[str, str], ModelInfo] = field(default_factory=dict)
-    """Models that were loaded, for the ensembles that they are steps of."""
+    """Tensors of the loaded models, needed to check ensembles."""
     _reports: dict[str, ModelReport] = field(default_factory=dict)
 
     def run(self) -> Iterator[ModelReport]:
-        """Yield a report on each model; ensembles come behind their steps. Blocks."""
+        """Yield a report on each model; ensembles follow their steps. Blocks."""
         ensembles: dict[str, ModelSource] = {}
         for name in self.repository.names():
             source = self._found(name)
@@ -82,7 +79,7 @@ class Checkup:
                 yield self._keep(self._checked(source))
         while ensembles:
             ready = [name for name in ensembles if not self._waits(ensembles[name], ensembles)]
-            # Where each waits for another, some of them are steps of one another.
+            # If every ensemble waits for another one, there is a cycle.
             for name in ready or list(ensembles):
                 source = ensembles.pop(name)
                 yield self._keep(self._joined(source, is_circle=not ready))
@@ -133,18 +130,18 @@ class Checkup:
             version=str(version.number),
             config=source.config,
             roots=version.roots,
-            # The smallest batch and the largest: the others are between them.
+            # Compile only the smallest and the largest batch size.
             background_compile=True,
         )
         model = self.load(version.directory, context)
         info = model.info
         model.close()
-        # The last one is the newest.
+        # Versions are loaded in ascending order, so the latest overwrites the entry "".
         for number in (str(version.number), ""):
             self._infos[source.name, number] = info
         yield from filter(None, (info.training, info.notice))
 
-    # --- ensembles ---
+    # --- Ensembles ---
 
     def _waits(self, source: ModelSource, ensembles: Mapping[str, ModelSource]) -> bool:
         return any(step.model_name in ensembles for step in source.config.steps)
@@ -172,7 +169,7 @@ class Checkup:
         return report
 
     def _reason(self, step: EnsembleStep, *, is_circle: bool) -> str:
-        """Explain why a model cannot be an ensemble's step; empty if it can."""
+        """Explain why a model cannot be a step of an ensemble; empty if it can."""
         report = self._reports.get(step.model_name)
         if report is None:
             return "is a step of itself" if is_circle else "is not in the repository"
@@ -185,8 +182,8 @@ class Checkup:
 
 
 def unused_fields(config: ModelConfig) -> tuple[str, ...]:
-    """Return the fields of a configuration without effect, for people."""
-    kinds = ("platform (", "backend (")  # of ONNX, which is converted
+    """Return the configuration fields that have no effect."""
+    kinds = ("platform (", "backend (")  # for ONNX models, which are converted to JAX
     return tuple(name for name in config.without_effect if not name.startswith(kinds))
 
 
@@ -197,5 +194,5 @@ def _of_config(source: ModelSource) -> Iterator[str]:
 
 
 def _without_name(name: str, text: str) -> str:
-    """Return an error's text without the model's name, which is shown next to it."""
+    """Remove the model's name from an error text, since it is shown next to it."""
     return text.removeprefix(f"failed to load '{name}', ")

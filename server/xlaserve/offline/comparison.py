@@ -1,4 +1,4 @@
-"""The differences between two versions, two models or two repositories that lie on the disk."""
+"""The differences between two versions, models or repositories on disk."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MAX_MODELS = 1_000_000
 
 
 class Level(StrEnum):
-    """The things that a path may be."""
+    """The kind of a compared path."""
 
     VERSION = "a version"
     MODEL = "a model"
@@ -30,19 +30,18 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same on both sides."""
+    """One difference between the two sides."""
 
     at: str
-    """Location of the difference, relative to the compared path: `MODEL/VERSION`, `MODEL`, or
-    empty.
-    """
+    """Location of the difference relative to the compared paths: `MODEL/VERSION`, `MODEL`, or
+    empty."""
     kind: str
-    """`model`, `version`, or a kind of `contents`."""
+    """`model`, `version`, or one of the kinds in `contents`."""
     name: str
     before: Item | None
-    """None where the first side has none."""
+    """None if the first side does not have it."""
     after: Item | None
-    """None where the second side has none."""
+    """None if the second side does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Comparison:
     level: Level
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
-    """Remarks for people on parts that could not be compared by themselves."""
+    """Remarks on parts that could not be compared individually."""
 
 
 def level_of(path: Path) -> Level:
@@ -72,10 +71,10 @@ def level_of(path: Path) -> Level:
 
 
 def compare(before: Path, after: Path, *, only: str = "") -> Comparison:
-    """Return the differences; every file is read to its end. Blocks.
+    """Return the differences; reads every file completely. Blocks.
 
-    `only` leaves out all other models of two repositories. Raises InvalidRequest unless both are
-    of the same level, and InvalidModel for files that cannot be read.
+    `only` restricts the comparison of two repositories to one model. Raises InvalidRequest unless
+    both paths are of the same level, and InvalidModel for unreadable files.
     """
     level, other = level_of(before), level_of(after)
     if level is not other:
@@ -87,7 +86,7 @@ def compare(before: Path, after: Path, *, only: str = "") -> Comparison:
     return Comparison(level, differences, tuple(notes))
 
 
-# --- the levels ---
+# --- Levels ---
 
 Notes = dict[str, None]
 
@@ -129,17 +128,17 @@ _COMPARE = {
 }
 
 
-# --- what is there ---
+# --- Contents ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """A model's directory, or any other directory of versions."""
+    """A model's directory, or any other directory that contains versions."""
 
     directory: Path
     config: ModelConfig
     contents: Contents
-    """The configuration, and the files beside the versions."""
+    """The configuration, and the files next to the version directories."""
     notes: Notes
 
     @classmethod
@@ -149,18 +148,18 @@ class _Home:
             try:
                 config = read_config(directory)
             except InvalidModel as error:
-                # Its file is compared as a whole nevertheless.
+                # The fields cannot be compared, but the hash of the whole file is.
                 notes[f"{directory}: {error}"] = None
             for path, value in config_paths(config).items():
                 found.add("configuration", path, value)
             for name, item in contents.hash_files(directory).items():
-                # Two ways of writing the same are the same configuration.
+                # A parsed configuration is compared by its fields, whatever its notation.
                 if name not in CONFIG_FILES or config.message is None:
                     found.add("file", name, item.text, item.sha256)
         return cls(directory, config, found, notes)
 
     def read(self, version: Path) -> Contents:
-        """Return the contents of a version of it."""
+        """Return the contents of one of its versions."""
         try:
             kind = loaders.recognised(version, self.config)
         except InvalidModel as error:
@@ -208,14 +207,15 @@ def _differing(at: str, first: Contents, second: Contents) -> Iterator[Differenc
 
 
 _NAMES = ("name", "model_name", "key")
-"""Members that name an element of a list, so that it is found wherever it stands."""
+"""Members that identify an element of a list, wherever in the list it is."""
 
 
 def config_paths(config: ModelConfig) -> Mapping[str, str]:
-    """Return every field that was written, as `dynamic_batching.max_queue_delay_microseconds`.
+    """Return every field set in the configuration, by path.
 
-    Elements of lists that have names are known by them, `input['x'].dims`, others by their place.
-    Fields that were given their default are there, since that may differ from saying nothing.
+    A path is, for example, `dynamic_batching.max_queue_delay_microseconds`. Elements of lists are
+    identified by name, as in `input['x'].dims`, or else by index. A field that is explicitly set to
+    its default is included, since it may differ from an unset field.
     """
     message = config.message
     if message is None:
@@ -234,7 +234,7 @@ def _walk(path: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _walk(f"{path}.{key}" if path else str(key), member)
     elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         keys = [_key(one) for one in value]
-        # A name that comes twice tells nothing apart.
+        # Duplicate names do not identify an element.
         is_named = all(keys) and len(set(keys)) == len(keys)
         for place, one in enumerate(value):
             yield from _walk(f"{path}['{keys[place]}']" if is_named else f"{path}[{place}]", one)

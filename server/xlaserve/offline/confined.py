@@ -1,6 +1,7 @@
-"""The table of places that evaluate or execute foreign data, with their limits.
+"""The table of places that evaluate or execute untrusted data, with their limits.
 
-`tools/security_page.py` writes it into docs/security.md. A test of each row has hostile data ended.
+`tools/security_page.py` writes it into docs/security.md. For each row, a test checks that hostile
+data is stopped.
 """
 
 from dataclasses import dataclass
@@ -28,13 +29,13 @@ _NONE = "not limited"
 
 @dataclass(frozen=True, slots=True)
 class Confined:
-    """One place."""
+    """A place that evaluates untrusted data, and its limits."""
 
     name: str
     data: str
-    """Its input, and whose that is."""
+    """The data, and where it comes from."""
     where: str
-    """The process or thread in which it runs."""
+    """The process or thread that evaluates it."""
     memory: str
     seconds: str
     files: str
@@ -157,7 +158,7 @@ PROCESSES: tuple[Confined, ...] = (
         "python_models/process/running.py",
     ),
 )
-"""Processes that are ended from outside, or by the system."""
+"""Work in processes that a parent or the system kills at their limits."""
 
 TEXTS: tuple[Confined, ...] = (
     Confined(
@@ -274,4 +275,4 @@ EXECUTIONS: tuple[Confined, ...] = (
         "importers/onnx/checking.py",
     ),
 )
-"""Executions outside of requests that have no process of their own."""
+"""Executions besides requests that do not have a process of their own."""

@@ -1,4 +1,4 @@
-"""The contents of a version in words and hashes, for listing and comparing."""
+"""The contents of a version as texts and hashes, for listing and comparison."""
 
 import hashlib
 import importlib.util
@@ -27,16 +27,16 @@ _ONNX = "onnx"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that a version or a configuration has."""
+    """A tensor, file or field of a version or a configuration."""
 
     text: str
-    """Its datatype and shape, its size, or its value, as people read it."""
+    """Datatype and shape, size, or value, in readable form."""
     sha256: str = ""
-    """The hash of its bytes, in hexadecimal; empty where the text says all."""
+    """Hexadecimal SHA-256 of its bytes; empty if the text is complete."""
 
 
 Items: TypeAlias = Mapping[str, Item]
-"""Items by their name, in the order in which they are shown."""
+"""Items by name, in display order."""
 
 Kind: TypeAlias = str
 """`fact`, `input`, `output`, `parameter`, `file`, or `configuration`."""
@@ -48,18 +48,18 @@ class Contents:
 
     items: dict[Kind, dict[str, Item]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """Why something is not there that could be, for people."""
+    """Why details are missing, in readable form."""
 
     def add(self, kind: Kind, name: str, text: object, sha256: str = "") -> None:
-        """Have one more."""
+        """Add an item."""
         self.items.setdefault(kind, {})[name] = Item(str(text), sha256)
 
 
 def read(version: Path, kind: str, config: ModelConfig, roots: Roots = ANYWHERE) -> Contents:
-    """Return the contents of a version directory, or of a file, of this kind of model; blocks.
+    """Return the contents of a version directory or model file of this kind; blocks.
 
-    Each file is read to its end, a part at a time, and every parameter has its own hash. Raises
-    InvalidModel for a file that cannot be read, or leads out of the roots.
+    Reads every file completely, in chunks, and hashes each parameter separately. Raises
+    InvalidModel for an unreadable file, or one outside of the roots.
     """
     found = Contents()
     found.add("fact", "kind", kind)
@@ -78,7 +78,7 @@ def read(version: Path, kind: str, config: ModelConfig, roots: Roots = ANYWHERE)
 
 
 def hash_files(directory: Path, roots: Roots = ANYWHERE) -> Items:
-    """Return the files directly in a directory, hidden ones left out; raises InvalidModel."""
+    """Return the visible files directly in a directory with their hashes; raises InvalidModel."""
     paths = [path for path in _files(directory) if path.parent == directory]
     hashed = {path.name: _hash_file(path, roots) for path in paths}
     return {name: Item(f"{size} bytes", sha256) for name, (size, sha256) in hashed.items()}
@@ -113,11 +113,11 @@ def _add_parameters(path: Path, roots: Roots, found: Contents) -> None:
         for entry, sha256 in weights.hashes(path.parent, path.name, roots):
             found.add("parameter", entry.name, describe(entry.dtype.name, entry.shape), sha256)
     except InvalidModel as error:
-        # Its file is compared as a whole nevertheless.
+        # The parameters cannot be listed, but the hash of the whole file is still compared.
         found.notes.append(str(error))
 
 
-# --- kinds of models ---
+# --- Kinds of models ---
 
 
 def _read_exported(version: Path, config: ModelConfig, roots: Roots, found: Contents) -> None:
@@ -216,4 +216,4 @@ _READERS: Mapping[str, Callable[[Path, ModelConfig, Roots, Contents], None]] = M
         "pt2": _read_pt2,
     }
 )
-"""Readers, by the kind of a model, of more than its files tell."""
+"""Functions that read further details, by kind of model."""

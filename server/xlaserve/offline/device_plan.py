@@ -1,4 +1,4 @@
-"""The plan of a repository on absent devices: which models compile, fit or go."""
+"""A plan of a repository on absent devices: which models compile, fit, or are evicted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,72 +21,71 @@ from xlaserve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class PlannedVersion:
-    """One version of a model, compiled for the devices."""
+    """One version of a model, compiled for the target devices."""
 
     name: str
     version: str
     compiled: Compiled
     predicted: Sizes
-    """Bytes that the load reserves before it begins, as ModelMesh sees them (predictModelSize);
-    empty for a model that cannot be loaded.
-    """
+    """Bytes per device that the load reserves before it begins, and reports to ModelMesh
+    (predictModelSize); empty for a model that cannot be loaded."""
 
     @property
     def reserved(self) -> Sizes:
-        """Return its bytes per device after the load; none if it does not load."""
+        """Return the bytes per device reserved after the load; empty if the load fails."""
         return self.compiled.reserved.per_device if self.compiled.reserved else {}
 
     @property
     def predicted_bytes(self) -> int:
-        """Return the size reported to a mesh before the load."""
+        """Return the size reported to ModelMesh before the load: that of the fullest device."""
         return max(self.predicted.values(), default=0)
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the size reported to a mesh after it: the fullest device's."""
+        """Return the size reported to ModelMesh after the load: that of the fullest device."""
         return max(self.reserved.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """The outcome of a load, after all earlier loads."""
+    """The outcome of a load that follows all earlier loads."""
 
     name: str
     version: str
     evicted: tuple[str, ...] = ()
-    """Models that had to go for it, the least recently used first; `name/version`."""
+    """Models evicted to make room, least recently used first, as `name/version`."""
     refused: str = ""
-    """Why it was not loaded though it compiles; empty where it was."""
+    """Why a model that compiles was not loaded; empty if it was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The loads of a server that loads a whole repository, in the order of names."""
+    """The outcome of loading a whole repository, in the order of names."""
 
     target: Target
     count: int
     capacity_bytes: int
-    """Bytes for models on each device."""
+    """Bytes available for models on each device."""
     versions: tuple[PlannedVersion, ...]
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Why a directory is no model, by its name."""
+    """Why a directory is not a valid model, by its name."""
     ensembles: tuple[str, ...] = ()
-    """Ensembles: composed of other models, nothing to compile."""
+    """Names of ensembles, which have nothing to compile."""
     loads: tuple[PlannedLoad, ...] = ()
     resident: tuple[str, ...] = ()
-    """Models loaded in the end, in the order of their eviction."""
+    """Models loaded at the end, in the order of their eviction."""
     mesh_capacity_bytes: int = 0
-    """Capacity reported to a mesh (runtimeStatus); 0 if it is too small for one."""
+    """Capacity reported to ModelMesh (runtimeStatus); 0 if it is too small for ModelMesh."""
     mesh_problem: str = ""
 
     @property
     def fits_together(self) -> bool:
-        """Tell whether all compilable models are loaded, without evictions."""
+        """Tell whether all models that compile can be loaded together, without evictions."""
         return not any(load.evicted or load.refused for load in self.loads)
 
 
 class DevicePlanner:
-    """Makes plans of one repository."""
+    """Plans one repository for target devices."""
 
     def __init__(self, settings: Settings, repository: Repository, compilers: Compilers) -> None:
         self._settings = settings
@@ -101,9 +100,9 @@ class DevicePlanner:
         cache_directory: str = "",
         on_done: Callable[[Compiled], None] = lambda done: None,
     ) -> DevicePlan:
-        """Compile all models for this many devices of a target, and plan their loads.
+        """Compile all models for `count` devices of a target, and plan their loads.
 
-        Raises DeviceUnavailable where nothing can be compiled for it.
+        Raises DeviceUnavailable if nothing can be compiled for the target.
         """
         unreadable: dict[str, str] = {}
         sources = list(self._sources(unreadable))
@@ -175,7 +174,7 @@ class DevicePlanner:
 
 
 def usable_bytes(target: Target, settings: Settings) -> int | None:
-    """Return the bytes of one device available to XLA; None for host memory."""
+    """Return the bytes of one device that are available to XLA; None for host memory."""
     if target.platform == "cuda":
         return int(settings.gpu_memory_fraction * target.memory_bytes)
     return target.memory_bytes or None
@@ -184,7 +183,7 @@ def usable_bytes(target: Target, settings: Settings) -> int | None:
 def _predicted(
     source: ModelSource, version: VersionSource, done: Compiled, devices: Devices
 ) -> Sizes:
-    # As the server has it, which has imported JAX when a mesh asks.
+    # As in a server, which has already imported JAX when ModelMesh asks.
     loaders.begin_estimating()
     try:
         return loaders.predict_size(version.directory, source.config, devices, version.roots)
@@ -195,7 +194,7 @@ def _predicted(
 def _loaded(
     versions: Sequence[PlannedVersion], capacity: Capacity
 ) -> tuple[tuple[PlannedLoad, ...], tuple[str, ...]]:
-    """Load one after the other, evicting the oldest."""
+    """Simulate the loads in order, evicting the oldest models when memory is short."""
     held: dict[str, Reservation] = {}
     loads: list[PlannedLoad] = []
     for one in versions:

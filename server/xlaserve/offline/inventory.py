@@ -1,4 +1,4 @@
-"""The models of a repository on disk, neither loaded nor fetched."""
+"""The models of a repository, listed without loading them."""
 
 import os
 from collections.abc import Iterator
@@ -29,14 +29,13 @@ class VersionEntry:
 
     number: int
     kind: str
-    """Kind of the model: `jax_export`, `onnx`, `python`, `generator`, `identity`; empty if unknown.
-    """
+    """`jax_export`, `onnx`, `python`, `generator`, `identity` or `ensemble`; empty if unknown."""
     size_bytes: int
-    """Size of its files together."""
+    """Total size of its files."""
     served: bool
-    """Whether the version policy of its model picks it."""
+    """Whether the model's version policy selects it."""
     problem: str = ""
-    """Why it cannot be loaded, as far as its files tell without being loaded."""
+    """Why it cannot be loaded, as far as its files tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ class ModelEntry:
 
     name: str
     repository: str
-    """The directory or the URL that it is in."""
+    """The directory or URL that contains it."""
     configuration: str = ""
     """File name of its configuration, or empty."""
     without_effect: tuple[str, ...] = ()
     """Configuration fields without effect."""
     problem: str = ""
-    """Why it cannot be loaded: a refused configuration, missing files."""
+    """Why it cannot be loaded: a refused configuration, or missing files."""
     versions: tuple[VersionEntry, ...] = ()
 
     @property
@@ -61,9 +60,9 @@ class ModelEntry:
 
 
 def list_models(repository: Repository) -> Iterator[ModelEntry]:
-    """Yield every model of every part, sorted by part and name; blocks.
+    """Yield every model of every part of the repository, sorted by part and name; blocks.
 
-    Of models in stores only listings, configurations and headers are read. Raises InvalidSettings
+    For models in stores, it reads only listings, configurations and headers. Raises InvalidSettings
     for a part that cannot be listed.
     """
     for part in repository.parts:
@@ -121,7 +120,7 @@ def _why_no_version(home: Path) -> str:
 def _versions(home: Path) -> list[Path]:
     try:
         return [path for path in subdirectories(home) if is_version(path.name)]
-    except OSError:  # what cannot be read has none that could be loaded
+    except OSError:  # no version of an unreadable directory could be loaded
         return []
 
 

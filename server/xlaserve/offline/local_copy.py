@@ -1,4 +1,4 @@
-"""Repositories in stores as directories, for commands that read models and serve none."""
+"""Local copies of repositories in stores, for commands that read models without serving."""
 
 import os
 import shutil
@@ -20,22 +20,22 @@ from xlaserve.storage.urls import url_of
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """The settings of a command, with directories in place of URLs."""
+    """The settings of a command, with local directories in place of URLs."""
 
     settings: Settings
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Models that are in a store and could not be fetched, and why."""
+    """Why models in a store could not be fetched, by name."""
 
 
 EVERY_VERSION = '{"version_policy": {"all": {}}}'
-"""Replaces the configuration of a model to fetch all of its versions."""
+"""Configuration that makes a fetch include all versions of a model."""
 
 
 def with_schemes(settings: Settings) -> Settings:
-    """Return settings that allow the schemes of their own roots.
+    """Return settings that allow the URL schemes of their own roots.
 
-    Who names a URL to a command allows its scheme; `remote_schemes` is for servers. Raises
-    InvalidSettings for a root that is none.
+    The user of a command chooses its URLs; `remote_schemes` restricts only servers. Raises
+    InvalidSettings for an invalid root.
     """
     roots = (settings.repository, *settings.model_repository)
     named = {url.partition(":")[0] for root in roots if (url := url_of(root))}
@@ -48,11 +48,11 @@ def with_schemes(settings: Settings) -> Settings:
 def local_copy(
     settings: Settings, *, only: str = "", config_text: str | None = None
 ) -> Iterator[LocalCopy]:
-    """Fetch what is in stores, and yield settings that name directories; blocks.
+    """Fetch the models in stores, and yield settings that name local directories; blocks.
 
-    With `only`, other models of stores are left out; a text replaces configurations where it is
-    decided which versions are fetched. The directories are gone behind the block, what was fetched
-    stays in the cache. Raises InvalidSettings for a root that is none, or cannot be listed.
+    With `only`, other models in stores are skipped. `config_text` replaces the configuration that
+    decides which versions are fetched. The directories are removed after the block; the downloads
+    stay in the cache. Raises InvalidSettings for a root that is invalid or cannot be listed.
     """
     roots = (settings.repository, *settings.model_repository)
     allowed = with_schemes(settings)
@@ -83,7 +83,7 @@ def local_copy(
 def _fetch_all(
     part: RemotePart, place: Path, stack: ExitStack, only: str, config_text: str | None
 ) -> Iterator[tuple[str, str]]:
-    """Fetch every model of a store; yield those that cannot be, and why."""
+    """Fetch every model of a store; yield the names of those that fail, with the reason."""
     part.refresh()
     try:
         names = part.listing().models
@@ -105,7 +105,7 @@ def _fetch_all(
 def _fetched(
     part: RemotePart, name: str, stack: ExitStack, config_text: str | None
 ) -> Sequence[Path]:
-    """Download a model's versions to directories, which exist until the stack is closed."""
+    """Fetch a model's versions, and return their directories, which exist until `stack` closes."""
     part.prepare(name, config_text)
     paths = []
     for version in part.find_own(name, config_text).versions:
@@ -121,9 +121,12 @@ def _fetched(
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file into a version directory; files beside the versions go to each."""
+    """Hard-link a file into a version directory, unless it exists there.
+
+    Files next to the versions are linked once for each version.
+    """
     with suppress(FileExistsError):
         try:
             os.link(source, target)
-        except PermissionError:  # a file system without hard links
+        except PermissionError:  # the file system has no hard links
             shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""Compile time of a small program, which shows whether devices work."""
+"""Compile time of a small program, to check that devices work."""
 
 import time
 
@@ -8,7 +8,7 @@ _SIZE = 64
 
 
 def compile_seconds() -> float:
-    """Measure the seconds to compile and run a small program; JAX has started. Blocks."""
+    """Return the seconds to compile and run a small program; JAX must be started. Blocks."""
     import jax
 
     x = np.ones((_SIZE, _SIZE), np.float32)

@@ -17,20 +17,20 @@ class Warmed:
     model: str
     version: str
     compiled: int = 0
-    """Programs that were compiled, and are kept from now on."""
+    """Number of programs compiled and added to the cache."""
     cached: int = 0
-    """Programs found in the cache."""
+    """Number of programs found in the cache."""
     seconds: float = 0.0
     problem: str = ""
-    """Why it cannot be loaded; empty where it can."""
+    """Why the version cannot be loaded; empty if it can."""
     notice: str = ""
-    """Why servers will compile it nevertheless; empty where they will not."""
+    """Why servers will compile it nevertheless; empty if they will not."""
 
 
 def warm_here(path: Path, context: LoadContext) -> Warmed:
-    """Load a version on the device of this machine, as a server does, and let it go. Blocks.
+    """Load a version on this machine's device, as a server does, and unload it. Blocks.
 
-    Every program of its load is in the cache afterwards, and has run.
+    Afterwards, every program of the load is in the cache and has been executed.
     """
     started = time.perf_counter()
     try:

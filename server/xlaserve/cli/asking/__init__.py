@@ -1,1 +1,1 @@
-"""Commands that ask a running server."""
+"""Commands that query or control a running server."""

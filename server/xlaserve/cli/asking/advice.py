@@ -1,4 +1,4 @@
-"""Errors of calls for a model, ended with the command to type next."""
+"""Failed calls for a model, with advice on the next command to run."""
 
 import difflib
 from collections.abc import Awaitable
@@ -13,7 +13,7 @@ _READY = "READY"
 
 
 async def advised(client: ServerClient, model: str, asking: Awaitable[T]) -> T:
-    """Return the answer to a call for a model; raises CallFailed with advice, if any."""
+    """Await a call for a model; raises CallFailed, with advice if there is any."""
     try:
         return await asking
     except Exception as error:
@@ -32,7 +32,7 @@ def _failure(client: ServerClient, error: Exception) -> CallFailed | None:
 
 
 async def _advice(client: ServerClient, model: str, failure: CallFailed) -> str:
-    """Return what the server's index says of the model; empty if nothing."""
+    """Return advice based on the model's entry in the server's index, or an empty string."""
     if failure.status not in {"NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "UNKNOWN"}:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The options by which commands find a server; commands share them."""
+"""The connection options shared by commands that call a server."""
 
 import asyncio
 import inspect
@@ -23,11 +23,10 @@ URL_HELP = (
 )
 
 TOKEN_FILE = "V2_TOKEN_FILE"
-"""Environment variable for `--token-file`. It lacks the prefix `XLASERVE_` since a server refuses
-unknown settings, and probes share the server's environment.
-"""
+"""Environment variable for `--token-file`. It does not begin with `XLASERVE_`, because a server
+refuses unknown settings, and probes share the server's environment."""
 _MOST_BYTES = 1 << 14
-"""Bytes that are read of a file that has a token."""
+"""Maximum size of a token file."""
 
 _PANEL = "TLS, with grpcs:// or https://"
 
@@ -71,14 +70,14 @@ TokenFile: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The server that the options of a command name."""
+    """The server given by a command's options."""
 
     address: ServerAddress
     timeout: float
     """Seconds to wait for each answer."""
 
     def dial(self) -> ServerClient:
-        """Return a client of it; it connects with the first call."""
+        """Return a client of the server; it connects on the first call."""
         return dial(self.address, timeout=self.timeout)
 
 
@@ -90,7 +89,7 @@ def ask_server(asking: Coroutine[Any, Any, T]) -> T:
 def reaching(
     seconds: float, url: str = "127.0.0.1:8001"
 ) -> Callable[[Callable[Concatenate[Reach, P], None]], Callable[..., None]]:
-    """Give a command the options for a server, of which it is handed a Reach first.
+    """Add connection options to a command, which receives them as a Reach in its first argument.
 
     `seconds` is the default of `--timeout`, `url` that of `--url`.
     """
@@ -140,13 +139,13 @@ def _server_parameters(seconds: float, url: str) -> list[inspect.Parameter]:
 
 
 def server_address(url: str, tls: TlsFiles, token_file: Path | None) -> ServerAddress:
-    """Return where a server is, and what it is shown; raises InvalidAddress or InvalidToken."""
+    """Return the address and credentials of a server; raises InvalidAddress or InvalidToken."""
     token = "" if token_file is None else token_in(token_file)
     return parse_address(url, tls, token)
 
 
 def token_in(path: Path) -> str:
-    """Return the token in a file, without the space around it; raises InvalidRequest."""
+    """Return the token in a file, without surrounding whitespace; raises InvalidRequest."""
     option = f"--token-file: '{path}'"
     try:
         with path.open("rb") as file:

@@ -51,7 +51,7 @@ async def _show(
         while True:
             path = f"/page/events?{urlencode(query | {'after': str(last)})}"
             found = _read(reach, await client.text(path))
-            if log and found["log"] != log:  # it was started again, and its numbers begin at 1
+            if log and found["log"] != log:  # a restarted server counts from 1
                 log, last = "", 0
                 continue
             if missing := found["matching"] - len(found["events"]):
@@ -73,7 +73,7 @@ def _read(reach: Reach, text: str) -> Json:
 
 
 def event_line(event: Json) -> str:
-    """Return an event as one line: when, what, to which model, why, and who asked."""
+    """Format an event as one line: time, event, model, reason, and caller."""
     at = datetime.fromtimestamp(event["at_ns"] // _NANOSECONDS, UTC)
     version = f" version {event['version']}" if event.get("version") else ""
     what = f"{event.get('model') or event.get('subject') or ''}{version}"

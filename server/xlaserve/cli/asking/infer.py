@@ -24,9 +24,9 @@ from xlaserve.tensors import BYTES, Tensor, TensorSpec, from_elements
 
 _MOST_ELEMENTS = 100_000
 _MOST_CLASSES = 100
-"""Most elements of a row, and most classes, that a server is asked to classify: it has limits."""
+"""Maximum number of classes to request, and of scores per row: servers limit both."""
 _TOP = 3
-"""Classes that are shown where their labels are known."""
+"""Number of classes to show if their labels are known."""
 
 
 @reaching(30.0)
@@ -62,7 +62,7 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     """Run one inference and print the values of the outputs."""
     values = dict(_split(text) for text in input_values or ())
     names = _labels(labels)
-    # Where its own labels are given, or all values are wanted, the server need not classify.
+    # No server-side classification if labels are given, or if all values are wanted.
     most = 0 if names or as_json or output else classes or _TOP
     question = _Question(model, model_version, image, values, most, only_labelled=not classes)
     result, specs = ask_server(_ask(reach, question))
@@ -103,13 +103,13 @@ class _Question:
     image: Path | None
     values: Mapping[str, str]
     classes: int
-    """Classes that the server is asked for, of each output of scores; 0 for none."""
+    """Number of classes to request for each output of scores; 0 for none."""
     only_labelled: bool
-    """Whether it is asked only for those of outputs that have labels."""
+    """Whether to request classes only for outputs that have labels."""
 
 
 Classified: TypeAlias = Mapping[str, TensorSpec]
-"""Outputs that the server was asked to classify, as its metadata describes them."""
+"""Outputs for which classes were requested, from the server's metadata."""
 
 
 async def _ask(reach: Reach, question: _Question) -> tuple[InferenceResult, Classified]:
@@ -195,14 +195,14 @@ def _random(spec: TensorSpec) -> Tensor:
 
 
 def _one_row(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape of an input whose open dimensions are 1."""
+    """Return an input's shape with its variable dimensions set to 1."""
     return tuple(abs(size) for size in spec.shape)
 
 
 _FILLED: Mapping[str, Callable[[TensorSpec], Tensor]] = MappingProxyType(
     {"zeros": _zeros, "random": _random}
 )
-"""Placeholder values by name; open dimensions become 1."""
+"""Generated values by name; variable dimensions become 1."""
 
 
 def _loaded(spec: TensorSpec, path: str) -> Tensor:

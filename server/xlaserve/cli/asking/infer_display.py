@@ -1,4 +1,4 @@
-"""The terminal's display of an inference: values, classes, JSON, or a file of arrays."""
+"""Display of inference results: values, classes, JSON, or a file of arrays."""
 
 import base64
 import json
@@ -20,22 +20,22 @@ from xlaserve.errors import InvalidRequest
 from xlaserve.tensors import Kind, Tensor, TensorSpec, describe, kind_of
 
 _WHOLE_ELEMENTS = 100
-"""Arrays with more are shown by their edges, as numpy does."""
+"""Larger arrays are abbreviated, as in numpy."""
 _EDGE_ELEMENTS = 3
 _SHOWN_CHARACTERS = 60
-"""Characters of one element of BYTES."""
+"""Maximum number of characters shown of a BYTES element."""
 _SHOWN_ROWS = 8
-"""Rows of a batch whose classes are shown."""
+"""Maximum number of rows whose classes are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The display of an output's classes."""
+    """How to display the classes of an output."""
 
     count: int
-    """Highest scores shown of each row."""
+    """Number of highest scores to show per row."""
     labels: Sequence[str] = ()
-    """The names of the classes, by index; empty where they are not known."""
+    """Class names by index; empty if they are unknown."""
 
 
 def show(
@@ -44,9 +44,9 @@ def show(
     classes: Classes | None,
     classified: Mapping[str, TensorSpec] = MappingProxyType({}),
 ) -> None:
-    """Print every output: its classes where they are asked for and it has scores, or its values.
+    """Print every output: its top classes if requested and it has scores, otherwise its values.
 
-    Outputs that are `classified` came as the classes that the server found.
+    Outputs in `classified` contain classes found by the server.
     """
     _say(console, f"{_source(result)}, {result.seconds * 1000:.1f} ms")
     for name, array in result.outputs.items():
@@ -63,9 +63,9 @@ def show(
 
 
 def as_json(result: InferenceResult) -> str:
-    """Return the answer as JSON: data in nested lists, NaN and Infinity as Python reads them.
+    """Return the answer as JSON: nested lists, with NaN and Infinity as in Python's json.
 
-    An element of BYTES is a string where it is UTF-8, else `{"b64": ...}`.
+    An element of BYTES is a string if it is valid UTF-8, otherwise `{"b64": ...}`.
     """
     outputs = [
         {
@@ -81,9 +81,9 @@ def as_json(result: InferenceResult) -> str:
 
 
 def write_npz(path: Path, result: InferenceResult) -> None:
-    """Write the outputs as numpy reads them; types that numpy does not have become FP32.
+    """Write the outputs to an .npz file; types that numpy does not support become FP32.
 
-    Raises InvalidRequest where an element of BYTES would lose zeros at its end.
+    Raises InvalidRequest if an element of BYTES would lose trailing zeros.
     """
     arrays = {name: _storable(name, array) for name, array in result.outputs.items()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -93,7 +93,7 @@ def write_npz(path: Path, result: InferenceResult) -> None:
 
 
 def show_written(console: Console, path: Path, result: InferenceResult) -> None:
-    """Print what a file was written with."""
+    """Print the outputs that were written to a file."""
     _say(console, _source(result))
     for name, array in result.outputs.items():
         _say(console, f"{printable(name)} {describe(result.datatypes[name], array.shape)}")
@@ -101,7 +101,7 @@ def show_written(console: Console, path: Path, result: InferenceResult) -> None:
 
 
 def values(array: Tensor, width: int) -> str:
-    """Return an array as numpy shows it: whole if it is small, otherwise its edges."""
+    """Format an array as numpy does: completely if it is small, otherwise abbreviated."""
     return np.array2string(
         _texts(array) if array.dtype.kind == "O" else array,
         max_line_width=width,
@@ -120,7 +120,7 @@ def _source(result: InferenceResult) -> str:
     return f"{printable(result.model)}{version}"
 
 
-# --- classes ---
+# --- Classes ---
 
 
 def _has_scores(array: Tensor) -> bool:
@@ -128,7 +128,7 @@ def _has_scores(array: Tensor) -> bool:
 
 
 def _found_classes(array: Tensor) -> list[list[list[str]]]:
-    """Return score, class and label of classes by row; nothing for what are none.
+    """Parse classes into score, index and label, by row; return an empty list if malformed.
 
     An element is `score:class[:label]` (classification extension).
     """
@@ -179,7 +179,7 @@ def _show_classes(console: Console, array: Tensor, classes: Classes) -> None:
 
 def _best(scores: Tensor, classes: Classes) -> Iterator[list[str | Text]]:
     numbers = scores.astype(np.float64) if scores.dtype.kind not in "iu" else scores
-    # NaN is no score: it comes last.
+    # Sort NaN last.
     order = np.argsort(np.where(np.isnan(numbers), -np.inf, numbers), kind="stable")[::-1]
     for index in order[: classes.count]:
         known = int(index) < len(classes.labels)
@@ -190,7 +190,7 @@ def _best(scores: Tensor, classes: Classes) -> Iterator[list[str | Text]]:
         yield [str(index), *label, f"{score:.4f}" if numbers.dtype.kind == "f" else str(score)]
 
 
-# --- elements ---
+# --- Elements ---
 
 
 def _texts(array: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The facts about one model that `models show` and `top` display."""
+"""Metadata of one model for `models show` and `top`."""
 
 from dataclasses import asdict
 
@@ -6,7 +6,7 @@ from xlaserve.dialing.interface import CallFailed, Json, ServerClient
 
 
 async def model_facts(client: ServerClient, name: str, version: str) -> Json:
-    """Return metadata, versions and configuration, as far as a server has these extensions."""
+    """Return metadata, versions and configuration, as far as the server has these extensions."""
     metadata = await client.describe(name, version)
     found: Json = {"metadata": metadata, "versions": [], "configuration": None}
     for key, asking in (
@@ -15,7 +15,7 @@ async def model_facts(client: ServerClient, name: str, version: str) -> Json:
     ):
         try:
             found[key] = await asking
-        except Exception as error:  # an extension that the server lacks
+        except Exception as error:  # the server does not have the extension
             if not isinstance(error, CallFailed) and client.failure(error) is None:
                 raise
     return found

@@ -1,4 +1,4 @@
-"""`xlaserve models`: looks after the models of any V2 server, over gRPC or REST."""
+"""`xlaserve models`: lists and controls the models of any V2 server, over gRPC or REST."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def list_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List models and versions: state, reason, and memory where the server says it."""
+    """List models and versions with state, reason, and memory if the server reports it."""
     entries, sizes = ask_server(_listed(reach))
     rows = [
         entry
@@ -84,7 +84,7 @@ async def _listed(reach: Reach) -> tuple[list[IndexEntry], dict[tuple[str, str],
 
 
 async def _sizes(client: ServerClient) -> dict[tuple[str, str], int]:
-    """Return the memory of versions; servers without the statistics extension say nothing."""
+    """Return the memory of each version; empty if the server has no statistics extension."""
     try:
         found = await client.statistics()
     except Exception as error:
@@ -142,7 +142,7 @@ def load(
         ),
     ] = None,
 ) -> None:
-    """Load or reload models, one after the other, and say how each ended."""
+    """Load or reload models one after the other, and print each result."""
     text = "" if config is None else _config_text(config)
 
     async def _load(client: ServerClient, name: str) -> None:
@@ -165,7 +165,7 @@ def unload(
         bool, typer.Option("--unload-dependents", help="Also the models that it is made of.")
     ] = False,
 ) -> None:
-    """Unload models, one after the other, and say how each ended."""
+    """Unload models one after the other, and print each result."""
     ask_server(
         _each(reach, names, "unloaded", lambda c, name: c.unload(name, dependents=dependents))
     )
@@ -186,7 +186,7 @@ async def _each(
     done: str,
     change: Callable[[ServerClient, str], Awaitable[None]],
 ) -> None:
-    """Change each model, continuing after failures; these set the exit status to 1."""
+    """Apply a change to each model, continuing after failures; exit with 1 if one failed."""
     failed = 0
     async with reach.dial() as client:
         for number, name in enumerate(names, 1):
@@ -212,7 +212,7 @@ def watch(
     ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each.")] = False,
 ) -> None:
-    """Print the states of models, and then each change of one, until interrupted."""
+    """Print the states of models, and then every change, until interrupted."""
     try:
         ask_server(_watch(reach, interval, as_json=as_json))
     except KeyboardInterrupt:
@@ -223,7 +223,7 @@ async def _watch(reach: Reach, interval: float, *, as_json: bool) -> None:
     before: dict[tuple[str, str], IndexEntry] = {}
     problem = ""
     async with reach.dial() as client:
-        # A server that cannot be asked at first is an error; later it is a change.
+        # Fail if the first request fails; report later failures and go on.
         entries = await client.index()
         while True:
             now = {(entry.name, entry.version): entry for entry in entries}

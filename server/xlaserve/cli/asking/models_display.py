@@ -1,4 +1,4 @@
-"""Models of a server as a terminal shows them: tables, and configurations in words."""
+"""Models of a server as tables, and configurations in words."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from xlaserve.cli.sizes import format_bytes
 from xlaserve.dialing.interface import IndexEntry, Json
 
 _GONE = "gone"
-"""State of a version that is no longer in the index."""
+"""State of a version that has disappeared from the index."""
 
 
 def index_table(entries: Sequence[IndexEntry], sizes: Mapping[tuple[str, str], int]) -> Table | str:
-    """Lay out the index, with the sizes of versions that are known."""
+    """Return the index as a table, with the known sizes of versions."""
     if not entries:
         return "no models"
     table = Table("model", "version", "state")
@@ -34,7 +34,7 @@ def index_table(entries: Sequence[IndexEntry], sizes: Mapping[tuple[str, str], i
 
 
 def state_line(entry: IndexEntry) -> str:
-    """Return a version and its state as one line."""
+    """Format a version and its state as one line."""
     version = f" version {entry.version}" if entry.version else ""
     reason = f": {entry.reason}" if entry.reason else ""
     return printable(f"{entry.name}{version} {entry.state or 'not loaded'}{reason}")
@@ -52,35 +52,35 @@ def changes(
 
 
 def number(value: object) -> int:
-    """Return an integer of proto-JSON, where those of 64 bits may be texts; 0 for none."""
+    """Return an integer from proto-JSON, possibly written as a string; 0 if it is missing."""
     return int(value) if isinstance(value, int | str) and str(value).isdecimal() else 0
 
 
 _LEAST_NAME = 10
-"""The least columns of the terminal for names of models, which are folded."""
+"""Minimum number of columns for names of models, which wrap."""
 
 
 def memory_of(row: Json) -> int:
-    """Return the bytes that the statistics of a version say it has, on all devices."""
+    """Return the memory of a version on all devices, from its statistics, in bytes."""
     return sum(number(use.get("byte_size")) for use in row.get("memory_usage") or ())
 
 
 def duration(row: Json, name: str) -> tuple[int, int]:
-    """Return count and nanoseconds of one duration of the statistics extension."""
+    """Return count and nanoseconds of one duration in the statistics extension."""
     said = (row.get("inference_stats") or {}).get(name) or {}
     return number(said.get("count")), number(said.get("ns"))
 
 
 def mean_ms(count: int, ns: int) -> str:
-    """Return a mean in milliseconds; empty where nothing was counted."""
+    """Format a mean in milliseconds; empty if the count is 0."""
     return f"{ns / count / 1e6:.3g}" if count else ""
 
 
 def statistics_table(rows: Sequence[Json]) -> Table | str:
-    """Lay out the statistics of versions; times are means in milliseconds."""
+    """Return the statistics of versions as a table; times are means in milliseconds."""
     if not rows:
         return "no models are loaded"
-    # Lines between the columns would leave no room for their headings.
+    # Column lines would take the space of the headings.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("model", overflow="fold", min_width=_LEAST_NAME)
     table.add_column("version", overflow="fold")
@@ -105,7 +105,7 @@ def statistics_table(rows: Sequence[Json]) -> Table | str:
 
 
 def model_lines(found: Json) -> Iterator[str]:
-    """Yield what is known of a model: metadata, versions and configuration."""
+    """Describe a model line by line: metadata, versions and configuration."""
     metadata, versions, config = found["metadata"], found["versions"], found["configuration"]
     yield printable(f"{metadata.get('name', '')} ({metadata.get('platform') or 'no platform'})")
     for heading in ("inputs", "outputs"):
@@ -131,7 +131,7 @@ def model_lines(found: Json) -> Iterator[str]:
 
 
 def config_lines(config: Json) -> Iterator[str]:
-    """Yield the parts of a configuration that change answers or their times, in words."""
+    """Describe the parts of a configuration that affect answers or their latency."""
     rows = number(config.get("max_batch_size"))
     yield f"batches of up to {rows} rows" if rows else "no batches: requests have all dimensions"
     for field, words in _WORDS.items():
@@ -163,7 +163,7 @@ def _parameters(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(value: Any) -> Any:
-    """Return the value of a parameter; a message has it in the one field that is set."""
+    """Return the value of a parameter; a protobuf message has it in its only field."""
     return next(iter(value.values()), "") if isinstance(value, dict) else value
 
 
@@ -183,4 +183,4 @@ _WORDS: Mapping[str, Callable[[Any], Iterator[str]]] = {
     ),
     "parameters": _parameters,
 }
-"""The sentences of each field."""
+"""Functions that describe each field."""

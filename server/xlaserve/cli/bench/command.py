@@ -1,4 +1,4 @@
-"""`xlaserve bench`: how fast a V2 server answers, at one load after the other."""
+"""`xlaserve bench`: latency and throughput of a V2 server at a sequence of loads."""
 
 import json
 import re
@@ -40,7 +40,7 @@ _FAILED = 1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "": 1.0}
 _MAX_SECONDS = 600.0
-"""Every latency is kept until its percentiles are known."""
+"""Limits memory, since every latency is kept to compute percentiles."""
 _MAX_CONCURRENCY = 4096
 _DEFAULT_CONCURRENCY = "1,4,16"
 
@@ -104,7 +104,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
 ) -> None:
     """Measure latency and throughput of a model; exit with 1 if a request failed."""
     check_options(context, generate=generate)
-    # With aiohttp and grpclib: the other commands are quicker without.
+    # These import aiohttp and grpclib, which would slow down the other commands.
     from xlaserve.bench import run
     from xlaserve.bench.chart import latency_chart
     from xlaserve.bench.target import target
@@ -193,7 +193,7 @@ def _seconds(flag: str, text: str) -> float:
 def _shapes(texts: Sequence[str] | None) -> Mapping[str, Shape]:
     found: dict[str, Shape] = {}
     for text in texts or ():
-        # Names may contain the sign, sizes do not.
+        # Names may contain an equals sign, sizes do not.
         name, separator, sizes = text.rpartition("=")
         if not separator or not re.fullmatch(r"\d+(,\d+)*", sizes):
             raise BenchmarkRefused(f"--shape: expected NAME=1,16, got '{text}'")

@@ -1,4 +1,4 @@
-"""The terminal's display of a benchmark: its progress, then a table."""
+"""The progress and results of a benchmark on a terminal."""
 
 from typing import Self
 
@@ -12,15 +12,15 @@ from xlaserve.bench.results import Result
 from xlaserve.bench.run import Report
 
 _INTEGRAL = 100.0
-"""Milliseconds from which on no fraction is shown."""
+"""Milliseconds from which fractions are omitted."""
 
 _COLUMNS = ("in flight", "answers/s", "p50 ms", "p90", "p95", "p99", "max", "errors", "client")
 _BUSY = 0.9
-"""Share of a core above which the client may be slower than the server."""
+"""Share of a CPU core above which the client may limit the measured throughput."""
 
 
 class BenchDisplay:
-    """A bar on stderr that moves with the clock, and the results on stdout."""
+    """A progress bar on stderr that follows the clock, and results on stdout."""
 
     def __init__(self, timing: Timing) -> None:
         self._seconds = timing.warmup + timing.duration
@@ -31,7 +31,7 @@ class BenchDisplay:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            # A bar that turns takes time from the client, which is part of what is measured.
+            # An animation would take CPU time from the client, which affects the measurement.
             refresh_per_second=2,
             disable=not console.is_terminal,
         )
@@ -45,7 +45,7 @@ class BenchDisplay:
         self._progress.stop()
 
     def step(self, step: Step, index: int, steps: int) -> None:
-        """Say which step is measured."""
+        """Show which step is being measured."""
         self._progress.update(
             self._bar,
             description=f"{step.concurrency} in flight ({step}), {self._seconds:g} s each",
@@ -76,7 +76,7 @@ class BenchDisplay:
 
 
 def _table(report: Report) -> Table:
-    # Without lines it fits into a terminal of 80 columns.
+    # Without column lines, so that the table fits into 80 columns.
     table = Table(box=SIMPLE, pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)

@@ -16,7 +16,7 @@ from xlaserve.dialing.address import ServerAddress
 LONGEST = 2048
 """Default of `--longest`."""
 VOCAB = 256
-"""Default of `--vocab`: most models have more tokens."""
+"""Default of `--vocab`: most models have larger vocabularies."""
 
 _FAILED = 1
 _PANEL = "With --generate"
@@ -67,14 +67,14 @@ _CLOSED = {
     "binary": "--binary, --json-tensors",
     "svg_file": "--svg",
 }
-"""Closed-loop parameters, which do not apply to generators, and their options."""
+"""Options of closed-loop benchmarks, which do not apply to generators."""
 _OPEN = {name: f"--{name}" for name in ("rate", "lengths", "longest", "vocab", "seed")}
 """Options that need --generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Options by which requests are made."""
+    """Options that determine the generated requests."""
 
     rate: float
     lengths: Path | None
@@ -85,7 +85,7 @@ class Arrivals:
 
 
 def check_options(context: typer.Context, *, generate: bool) -> None:
-    """Raise BenchmarkRefused for options without effect."""
+    """Raise BenchmarkRefused for options that would have no effect."""
     given = {name for name in context.params if _is_given(context, name)}
     if generate and "lengths" in given and "longest" in given:
         raise BenchmarkRefused("--longest: of lengths that are drawn, and --lengths reads them")
@@ -109,8 +109,8 @@ def measure_generation(
     given: Arrivals,
     json_file: Path | None,
 ) -> None:
-    """Measure a generator, print the figures, and exit with 1 if a request was not answered."""
-    # With grpclib: the other commands are quicker without.
+    """Measure a generator and print the results; exit with 1 if a request was not answered."""
+    # These import grpclib, which would slow down the other commands.
     from xlaserve.bench.generation import lengths, run, schedule
     from xlaserve.cli.bench.generate_display import progress, show
 

@@ -1,4 +1,4 @@
-"""The terminal's display of a measured generator: a bar that waits, then the figures."""
+"""The progress and results of a generator benchmark on a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from xlaserve.bench.generation.schedule import Schedule
 
 _COLUMNS = ("milliseconds", "p50", "p90", "p99", "max")
 _BUSY = 0.9
-"""Share of a core above which the client may be slower than the server."""
+"""Share of a CPU core above which the client may limit the measured throughput."""
 _INTEGRAL = 100.0
-"""Milliseconds from which on no fraction is shown."""
+"""Milliseconds from which fractions are omitted."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def progress(schedule: Schedule) -> Iterator[None]:
         yield
         return
     seconds = schedule.warmup + schedule.duration
-    # It turns seldom: it takes time from the client, which is part of what is measured.
+    # Refresh rarely: the display takes CPU time from the client, which affects the measurement.
     with console.status(
         f"{len(schedule.arrivals)} requests within {seconds:g} s, then their answers",
         refresh_per_second=2,

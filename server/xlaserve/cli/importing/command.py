@@ -1,4 +1,4 @@
-"""`xlaserve import`: a version directory from ONNX, a .pt2 file or a language model."""
+"""`xlaserve import`: makes a version directory from ONNX, a .pt2 file or a language model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -95,7 +95,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     batch_independent: Independence = None,
 ) -> None:
     """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
-    # With JAX: the other commands are quicker without.
+    # These import JAX, which would slow down the other commands.
     from xlaserve.cli.importing import display
     from xlaserve.importers.onnx.importing import Options
     from xlaserve.importers.pt2.importing import SUFFIX
@@ -151,7 +151,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Add advice to an error about a version."""
+    """Add advice to the error for an existing version."""
     try:
         yield
     except FileExistsError as error:
@@ -159,21 +159,21 @@ def _said() -> Iterator[None]:
 
 
 _OF_ONNX = frozenset({"shape", "const", "batch_axis", "check", "tolerance"})
-"""Parameters that a program of PyTorch does not obey."""
+"""Parameters that do not apply to PyTorch programs."""
 
 _OF_LANGUAGE = frozenset({"model", "directory", "version", "weights"})
-"""Parameters that a language model obeys."""
+"""Parameters that apply to language models."""
 
 
 _SHOWN = 4
-"""Most left out tensors that are named."""
+"""Maximum number of omitted tensors to list."""
 
 _OF_ENCODERS = frozenset({"model", "directory", "version", "max_batch_size", "dim"})
-"""Parameters that an encoder obeys."""
+"""Parameters that apply to encoders."""
 
 
 def _is_encoder(context: typer.Context, source: Path) -> bool:
-    """Tell whether a directory is of an encoder; raises InvalidRequest for a flag of others."""
+    """Tell whether a directory contains an encoder; raises InvalidRequest for other options."""
     from xlaserve.importers.huggingface.config_json import CONFIG
     from xlaserve.importers.huggingface.encoders import configuration
 
@@ -192,7 +192,7 @@ def _import_encoder(
     max_batch_size: int | None,
     dimensions: Mapping[str, Sequence[int]],
 ) -> None:
-    """Import an encoder, and describe it; raises InvalidRequest for other dimensions."""
+    """Import an encoder and print the result; raises InvalidRequest for unknown dimensions."""
     from xlaserve.cli.sizes import format_bytes
     from xlaserve.importers.huggingface.encoders.importing import TOKENS, import_encoder
     from xlaserve.runtime.devices import device
@@ -223,7 +223,7 @@ def _import_language(
     version: int | None,
     weights: str | None,
 ) -> None:
-    """Import a directory of Hugging Face; raises InvalidRequest for a flag of ONNX."""
+    """Import a Hugging Face directory; raises InvalidRequest for an ONNX option."""
     from xlaserve.cli.sizes import format_bytes
     from xlaserve.importers.huggingface.config_json import CONFIG
     from xlaserve.importers.huggingface.importing import import_checkpoint
@@ -258,7 +258,7 @@ def _import_language(
 
 
 def _refuse(context: typer.Context, names: AbstractSet[str], reason: str) -> None:
-    """Raise InvalidRequest if any of these flags is given."""
+    """Raise InvalidRequest if any of these options is given."""
     for name in context.params:
         found = context.get_parameter_source(name)
         if name in names and found is not None and found.name == "COMMANDLINE":
@@ -266,7 +266,7 @@ def _refuse(context: typer.Context, names: AbstractSet[str], reason: str) -> Non
 
 
 def _shape(text: str) -> tuple[int | str, ...]:
-    """Return sizes, and names of dimensions that `--dim` gives sizes to."""
+    """Parse a shape: sizes, and names of dimensions whose sizes `--dim` lists."""
     return tuple(_size(item.strip()) for item in text.split(","))
 
 
@@ -295,7 +295,7 @@ def _lines_of(labels: Path | None) -> tuple[str, ...]:
 
 
 def _of_images(resize: str | None, **numbers: str | None) -> dict[str, str]:
-    """Return the parameters of a configuration that say how a model wants images."""
+    """Return the configuration parameters that describe the model's image preprocessing."""
     found = {}
     for name, text in numbers.items():
         if text is not None:

@@ -1,4 +1,4 @@
-"""The terminal's display of an import: its progress, then the written files."""
+"""The progress and results of an import on a terminal."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def run_onnx(model: Path, directory: Path, options: Options) -> Path:
-    """Import a model with a progress bar, print the result, and return its path."""
+    """Import an ONNX model with a progress bar, print the result, and return its path."""
     made = _with_bar(model, lambda on_stage: import_model(model, directory, options, on_stage))
     what = f"opset {made.opset}, {made.nodes} operators"
     rows = rows_shown(made.manifest, [made.notice] if made.notice else [])
@@ -30,7 +30,7 @@ def run_onnx(model: Path, directory: Path, options: Options) -> Path:
 
 
 def run_program(model: Path, directory: Path, options: ProgramOptions) -> Path:
-    """Import a program with a progress bar, print the result, and return its path."""
+    """Import a PyTorch program with a progress bar, print the result, and return its path."""
     made = _with_bar(model, lambda on_stage: import_program(model, directory, options, on_stage))
     what = f"PyTorch {made.torch_version}, {made.nodes} nodes"
     rows = rows_shown(made.manifest, [made.notice] if made.notice else [])
@@ -39,7 +39,7 @@ def run_program(model: Path, directory: Path, options: ProgramOptions) -> Path:
 
 
 def _with_bar(model: Path, make: Callable[[Callable[[Stage], None]], T]) -> T:
-    # The same numbers on every machine, also where a GPU would calculate with fewer bits.
+    # The CPU gives the same numbers on every machine; a GPU may compute with lower precision.
     device.start("cpu")
     with progress_bar() as progress:
         bar = progress.add_task(model.name, total=None)

@@ -1,4 +1,4 @@
-"""Finds pretrained models in packages that are installed, without running any of their code."""
+"""Finds pretrained models in installed packages, without running package code."""
 
 import shlex
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class PackagedFile:
-    """A model in a package."""
+    """A model file in a package."""
 
     name: str
     file: Path
     options: Sequence[str] = ()
-    """Options of `xlaserve import` that it needs."""
+    """Options that `xlaserve import` needs for it."""
     notice: str = ""
-    """A word for its user; empty for none."""
+    """A note for the user; may be empty."""
 
 
 def find(name: str) -> PackagedFile:
-    """Return the file of a model that is known, or of PACKAGE, or of PACKAGE/PATH of a file in it.
+    """Return the file of a known model, of a PACKAGE, or at PACKAGE/PATH.
 
-    Raises InvalidRequest that says what to install, or which files there are.
+    Raises InvalidRequest that tells what to install, or which files exist.
     """
     known = PACKAGED.get(name)
     if known is None:

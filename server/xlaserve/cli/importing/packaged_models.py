@@ -1,4 +1,4 @@
-"""Pretrained models that lie in installed packages: the file, and how it is imported."""
+"""Known pretrained models in Python packages, with their files and import options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A file in a package, and the flags of `xlaserve import` for it."""
+    """A file in a package, and the options of `xlaserve import` for it."""
 
     package: str
-    """The package and the version that was tried, as pip takes it."""
+    """A pip requirement with the version that was tested."""
     path: str
-    """The file, as the package installs it."""
+    """Path of the file as installed by the package."""
     options: str = ""
-    """The flags, as typed."""
+    """The options as on a command line."""
 
 
 _SILERO = "--const sr=16000 --batch-axis state=1 --batch-axis stateN=1"
@@ -207,4 +207,4 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
         ),
     }
 )
-"""Models by the name that `xlaserve init --from pkg:NAME` and the zoo have for each."""
+"""Models by the name used in `xlaserve init --from pkg:NAME` and in the model zoo."""

@@ -1,1 +1,1 @@
-"""`xlaserve init`: makes a repository to begin with."""
+"""`xlaserve init`: creates a repository to start with."""

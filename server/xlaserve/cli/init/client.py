@@ -1,4 +1,4 @@
-"""Texts of the clients that `xlaserve init` writes, each for one model."""
+"""Source code of the clients that `xlaserve init` generates, each for one model."""
 
 import json
 
@@ -20,7 +20,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def of_model(model: str, described: Manifest) -> str:
-    """Return a client of a model that sends ones in its shapes."""
+    """Return a client for a model that sends arrays of ones."""
     inputs, _ = described.known
     quoted = _quoted(model)
     shapes = dict(
@@ -50,7 +50,7 @@ def of_model(model: str, described: Manifest) -> str:
 
 
 def of_generator(model: str, described: Record) -> str:
-    """Return a client of a language model: text where it has a tokenizer, else tokens."""
+    """Return a client for a language model, which sends text if it has a tokenizer, else tokens."""
     is_text = _TOKENIZER in described.files
     text = 'np.array([b"Once upon a time"], object)'
     asked = _GENERATED.format(
@@ -63,19 +63,19 @@ def of_generator(model: str, described: Record) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as Python and its formatters write it, with two quotes."""
+    """Return a string literal with double quotes, as formatters write it."""
     return json.dumps(text)
 
 
 def _size(described: Manifest, size: str) -> int:
-    """Return a size that a dimension may have: one of those compiled, or 1."""
+    """Return a valid size of a dimension: one that is compiled, or 1."""
     if size in described.compiled_shapes:
         return described.compiled_shapes[size][0]
     return int(size) if size.isdecimal() else 1
 
 
 def _ones(datatype: Datatype, shape: str) -> tuple[str, str]:
-    """Return an expression for an array of ones, and the module that has its dtype."""
+    """Return an expression for an array of ones, and the module that defines its dtype."""
     if datatype is BYTES:
         return f'np.full({shape}, b"text", object)', "numpy as np"
     name = datatype.dtype.name

@@ -1,4 +1,4 @@
-"""`xlaserve init`: a repository with a model, a file of settings and a client."""
+"""`xlaserve init`: creates a repository with a model, a settings file and a client."""
 
 import shutil
 from pathlib import Path
@@ -83,7 +83,7 @@ def init(
             path = found.write(directory / _MODELS / model, options or ())
         client = sources.client_of(path, model)
     except BaseException:
-        # Nothing is left behind: the same command works once its fault is mended.
+        # Remove everything, so that the same command works once the error has been fixed.
         if was_there:
             shutil.rmtree(directory / _MODELS, ignore_errors=True)
             if not source:

@@ -1,4 +1,4 @@
-"""The sources that `xlaserve init` accepts, and the client for each model made from them."""
+"""The sources that `xlaserve init` accepts, and the client for each resulting model."""
 
 import inspect
 import re
@@ -18,8 +18,8 @@ _PACKAGE = "pkg:"
 _IMPORTED = frozenset({".onnx", ".pt2"})
 _CONFIG = "config.json"
 _MOST_POSITIONS = 2048
-"""Positions of a request of a language model that is imported without a configuration: the cache of
-all slots is reserved with the load, and models have up to a million of them."""
+"""Default maximum length of a request to a language model. Loading reserves the cache of all slots,
+and models may support a million positions."""
 
 _PICKLE = (
     "is a pickle, which runs code when it is read: save torch.export.export(...) as a .pt2 file"
@@ -48,7 +48,7 @@ _REFUSED: Mapping[str, str] = {
     ".jaxexp": "is a file of jax.export: `xlaserve adopt` takes it",
     ".py": "has no name of a function in it: FILE.py:NAME",
 }
-"""Unsupported files, with advice."""
+"""Unsupported file types, with advice."""
 _INPUT = re.compile(r"([^=]+)=([A-Z0-9]+)\[([-0-9, ]*)\]")
 
 Write = Callable[[Path, Sequence[str]], Path]
@@ -56,20 +56,19 @@ Write = Callable[[Path, Sequence[str]], Path]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source that was recognised."""
+    """A recognized source."""
 
     text: str
     """The source as the user gave it."""
     name: str
-    """A name for its model."""
+    """A name for the model."""
     write: Write
-    """Writes the model to its directory, with options of `xlaserve import`, and returns the version
-    directory. Raises InvalidModel, InvalidRequest, and exceptions of the author's code.
-    """
+    """Writes the model to its directory with options of `xlaserve import`, and returns the version
+    directory. Raises InvalidModel, InvalidRequest, and exceptions of the author's code."""
 
 
 def find(text: str, inputs: Sequence[str]) -> Source:
-    """Return the kind of a source; raises InvalidRequest for an unsupported one."""
+    """Recognize a source; raises InvalidRequest for an unsupported one."""
     if text.startswith(_PACKAGE):
         return _refusing_inputs(_packaged(text), inputs)
     path = Path(text)
@@ -93,7 +92,7 @@ def find(text: str, inputs: Sequence[str]) -> Source:
 
 
 def client_of(version: Path, model: str) -> str:
-    """Return a program that asks a model; raises InvalidModel for files that are not read."""
+    """Return the source code of a client for a model; raises InvalidModel for unreadable files."""
     from xlaserve.artifact import generator_record as record
     from xlaserve.artifact import manifest
 
@@ -121,7 +120,7 @@ def _packaged(text: str) -> Source:
 
 
 def _import(path: Path) -> Write:
-    """Import as `xlaserve import` does, with its options and what it says."""
+    """Return a function that imports a file like `xlaserve import`, with its options and output."""
 
     def _write(directory: Path, options: Sequence[str]) -> Path:
         application = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -142,7 +141,7 @@ def _number(version: Path) -> int:
 
 
 def _bound_positions(directory: Path, version: Path) -> None:
-    """Write a configuration for a language model whose requests could have very many positions."""
+    """Write a configuration that limits the positions of a language model with many."""
     from xlaserve.artifact import generator_record as record
 
     if not (version / record.FILE_NAME).is_file():
@@ -180,7 +179,7 @@ def _check_file(reference: str) -> None:
 
 
 def _plain(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Any:
-    """Return the Exportable of a function that takes arrays and nothing else."""
+    """Return an Exportable of a function that takes only arrays."""
     from xlaserve.authoring.export import Exportable
     from xlaserve.files.references import load_reference
 

@@ -1,1 +1,1 @@
-"""Commands that compile ahead of a server."""
+"""Commands that compile models before a server starts."""

@@ -1,4 +1,4 @@
-"""`xlaserve cache`: compiled programs by the versions that compiled them."""
+"""`xlaserve cache`: lists and removes compiled programs by the versions that compiled them."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from xlaserve.settings import Settings
 
 _COLUMNS = ("jax", "jaxlib", "target", "programs")
 _VERSIONS = ("jax", "jaxlib")
-"""Fields of an environment that `--other-versions` compares with installed versions."""
+"""Fields of an environment that `--other-versions` compares with the installed versions."""
 _Directory = Annotated[
     Path | None,
     typer.Argument(help="The directory; that of compilation_cache_directory if not given."),
@@ -40,7 +40,7 @@ def cache() -> typer.Typer:
 
 
 def list_(directory: _Directory = None, as_json: _Json = False) -> None:
-    """List the environments that programs were compiled by: versions, programs, bytes, last use."""
+    """List the compilation environments with versions, programs, bytes and last use."""
     place = _place(directory)
     found = cache_contents.grouped(cache_contents.programs(place))
     _print(found, place, as_json=as_json, verb="has")
@@ -68,7 +68,7 @@ def prune(  # noqa: PLR0917, typer reads the parameters of a command from its si
 ) -> None:
     """Remove compiled programs. A server that needs one compiles it again.
 
-    Servers may use the directory meanwhile.
+    Servers may use the directory at the same time.
     """
     if max_bytes is None and days is None and not other_versions:
         raise typer.BadParameter("say what to remove: --max-bytes, --days or --other-versions")

@@ -1,4 +1,4 @@
-"""`xlaserve plan`: sizes a repository for a GPU or TPU that you do not have."""
+"""`xlaserve plan`: sizes a repository for GPUs or TPUs that you do not have."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +70,7 @@ def plan(  # noqa: PLR0917, typer reads the parameters of a command from its sig
 
 
 def _is_wrong(made: DevicePlan) -> bool:
-    """Tell whether a server would be without one of the models."""
+    """Tell whether a server could not load one of the models."""
     return bool(made.unreadable) or any(
         [one.compiled.problem for one in made.versions] + [load.refused for load in made.loads]
     )

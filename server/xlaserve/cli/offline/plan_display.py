@@ -1,4 +1,4 @@
-"""The terminal's display of a plan for devices, and the same as JSON."""
+"""A plan for devices as tables, or as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from xlaserve.offline.targets.jobs import CompiledProgram
 
 
 def show(console: Console, plan: DevicePlan) -> None:
-    """Print the tables of programs and models, and what fits."""
+    """Print tables of programs and models, and what fits."""
     console.print(_headline(plan), highlight=False, soft_wrap=True, markup=False)
     console.print(_programs(plan))
     console.print(_models(plan))
@@ -94,7 +94,7 @@ def _programs(plan: DevicePlan) -> Table:
 
 
 def _in_flight(count: int, program: CompiledProgram) -> str:
-    """Describe the memory of executions, and its possible reduction."""
+    """Format the memory of concurrent executions, and by how much it could shrink."""
     footprint = program.footprint
     taken = format_bytes(count * footprint.scratch_bytes)
     if not footprint.spared_bytes:
@@ -133,7 +133,7 @@ def _models(plan: DevicePlan) -> Table:
 
 
 def _outcome(load: PlannedLoad | None) -> str:
-    """Say in a word what became of a load; the lines below the table have the rest."""
+    """Summarize the outcome of a load; the lines below the table have the details."""
     if load is None:
         return "does not load"
     if load.refused:
@@ -169,7 +169,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
 
 
 def _troubles(plan: DevicePlan) -> Iterator[str]:
-    """Yield why models are not there, or not all at once."""
+    """Describe why models are missing, do not fit, or evict others."""
     for name, reason in plan.unreadable.items():
         yield f"{printable(name)}: {printable(reason)}"
     for one in plan.versions:

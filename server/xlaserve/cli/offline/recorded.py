@@ -1,4 +1,4 @@
-"""Records and shows the memory of a model on devices that are not present."""
+"""The option that records a model's memory on absent devices, and its implementation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ Targets: TypeAlias = Annotated[list[str] | None, typer.Option("--target", help=H
 
 
 def record(path: Path, targets: Sequence[str] | None) -> None:
-    """Record it for each target; raises InvalidModel, DeviceUnavailable."""
+    """Record a version's memory for each target; raises InvalidModel, DeviceUnavailable."""
     if not targets:
         return
     with unwinding_on_signals(), Compilers() as compilers:

@@ -40,7 +40,7 @@ from xlaserve.runtime.programs.program_store import ProgramStore
 from xlaserve.settings import Settings
 
 HERE = "here"
-"""The target that is the device of this machine."""
+"""The target name for this machine's device."""
 
 _FAILED = 1
 
@@ -72,8 +72,8 @@ def warm(
 ) -> None:
     """Compile every model of a repository into a compilation cache, for servers to start with.
 
-    Run it as the user that the server runs as: it uses no file of another one. A URL is a store
-    that servers share; nothing stays on this machine then.
+    Run it as the user that runs the server, which ignores files of other users. A URL is a store
+    that servers share; with it, nothing remains on this machine.
     """
     log.configure("warning")
     outcomes: list[Warmed] = []
@@ -90,7 +90,7 @@ def warm(
 
 @contextmanager
 def _cached(repository: Path, cache: str) -> Iterator[Settings]:
-    """Yield the settings of a command that fills a directory, or the store at a URL."""
+    """Yield settings for a cache in a directory, or in the store at a URL."""
     read = partial(Settings.read, repository=repository)
     if compilation.URL not in cache:
         directory = str(Path(cache).absolute())
@@ -98,7 +98,7 @@ def _cached(repository: Path, cache: str) -> Iterator[Settings]:
         return
     settings = read()
     with TemporaryDirectory(settings.scratch_directory) as folder:
-        # Who names one to a command allows its scheme.
+        # The user of a command chooses its URLs, so allow this one's scheme.
         yield replace(
             settings,
             compilation_cache_directory=str(folder.path),
@@ -108,7 +108,7 @@ def _cached(repository: Path, cache: str) -> Iterator[Settings]:
 
 
 def _filled(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
-    """Warm every version; raises InvalidSettings where programs cannot be put into the store."""
+    """Warm every version; raises InvalidSettings if programs cannot be uploaded to the store."""
     store = compilation.store_of(settings, is_waited_for=True)
     with local_copy(settings) as copy:
         yield from _warmed(copy, target, count, store)
@@ -142,7 +142,7 @@ def _warmed(
 
 
 def _put_all(settings: Settings, store: ProgramStore) -> None:
-    """Upload all programs of a directory that processes have filled to a store."""
+    """Upload all programs that compiler processes wrote to the cache directory."""
     directory = Path(settings.compilation_cache_directory)
     cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
     for path in directory.iterdir():
@@ -152,7 +152,7 @@ def _put_all(settings: Settings, store: ProgramStore) -> None:
 
 
 def _is_here(target: str) -> bool:
-    """Tell whether a target is the device of this machine, or its processor."""
+    """Tell whether a target is this machine's device or CPU."""
     return target == HERE or kinds.named(target).platform == "cpu"
 
 
@@ -162,8 +162,8 @@ def _warmed_here(
     target: str,
     store: ProgramStore | None,
 ) -> Iterator[Warmed]:
-    """Load every version on the device of this machine."""
-    # As a server does: what is loaded was lowered in another process.
+    """Load every version on this machine's device."""
+    # Lower models in separate processes, as a server does.
     wanted = compilation.of_settings(settings, processes=compile_processes(settings))
     made = replace(wanted, store=store)
     asked = settings.device.value if target == HERE else target
@@ -196,7 +196,7 @@ def _warmed_ahead(
     target: Target,
     count: int,
 ) -> Iterator[Warmed]:
-    """Compile every version for absent devices, in processes of its own."""
+    """Compile every version for absent devices, in separate processes."""
     flags = compilation.flags()
     plan = WarmingPlan(
         settings.compilation_cache_directory,
@@ -223,7 +223,7 @@ def _warmed_ahead(
 
 
 def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:
-    """Yield the models that a server would load, and the problems of others."""
+    """Yield the models that a server would load, or the errors of invalid ones."""
     for name in repository.names():
         try:
             source = repository.find(name)
@@ -235,9 +235,9 @@ def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:
 
 
 def _has_programs(source: ModelSource) -> bool:
-    """Tell whether there is anything to compile: not of an ensemble, nor of code, which is not run.
+    """Tell whether a model has programs to compile; ensembles and Python models do not.
 
-    What cannot be recognised is left to the load, which says what is wrong with it.
+    An unrecognized model counts, so that its load reports the error.
     """
     if source.config.is_ensemble:
         return False

@@ -1,1 +1,1 @@
-"""`xlaserve repo`: looks after the models of a repository."""
+"""`xlaserve repo`: commands that inspect or change a model repository."""

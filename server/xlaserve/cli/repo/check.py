@@ -1,4 +1,4 @@
-"""`xlaserve repo check`: the verdict of a server on a repository, before one runs."""
+"""`xlaserve repo check`: whether a server would serve each model of a repository."""
 
 import importlib.util
 import json
@@ -56,10 +56,10 @@ def check(
         bool, typer.Option("--json", help="Print JSON, a line for each model.")
     ] = False,
 ) -> None:
-    """Say for each model whether a server would serve it, and why not.
+    """Check for each model whether a server would serve it, and why not.
 
-    Each is loaded as a server loads it, one after the other; ONNX models are converted, and
-    compared with onnxruntime where that is installed. The exit status is 1 if one is refused.
+    Models are loaded one after the other, as in a server. ONNX models are converted, and compared
+    with onnxruntime if it is installed. The exit status is 1 if a model would be refused.
     """
     log.configure("error")
     settings = Settings.read(
@@ -84,7 +84,7 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
         yield ModelReport(name, reason=reason)
     settings = copy.settings
     runs_python = settings.allow_python_models
-    # As a server does: what is loaded was lowered in another process.
+    # Lower models in separate processes, as a server does.
     made = compilation.of_settings(settings, compare=True, processes=compile_processes(settings))
     platform = device.start(settings.device.value, made.cache)
     if importlib.util.find_spec("onnxruntime") is None:
@@ -109,22 +109,22 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
 
 
 class _NoCalls:
-    """Other models do not answer: only one is there at a time."""
+    """Refuses calls of other models: a check loads only one model at a time."""
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Fail."""
+        """Raise ModelNotFound."""
         raise ModelNotFound(asked.model, asked.version)
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Fail."""
+        """Raise ModelNotFound."""
         raise ModelNotFound(asked.model, asked.version)
 
     def change(self, change: Change, within: object) -> "Future[None]":
-        """Fail."""
+        """Raise ModelNotFound."""
         raise ModelNotFound(change.model)
 
     def is_ready(self, model: str, version: str, within: object) -> bool:
-        """Tell that no other model would answer."""
+        """Return False."""
         return False
 
 

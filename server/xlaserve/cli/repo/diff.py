@@ -1,4 +1,4 @@
-"""`xlaserve repo diff`: the differences between two versions, models or repositories."""
+"""`xlaserve repo diff`: shows the differences between versions, models or repositories."""
 
 import json
 import sys
@@ -47,9 +47,9 @@ def diff(
         bool, typer.Option("--json", help="Print JSON, a line for each difference.")
     ] = False,
 ) -> None:
-    """Say what differs: tensors, parameters by their hashes, configuration, platforms and files.
+    """Show differences in tensors, parameter hashes, configuration, platforms and files.
 
-    The exit status is 0 if nothing does, 1 if something does, and 2 if that cannot be found out.
+    The exit status is 0 if there are none, 1 if there are some, and 2 if the comparison failed.
     """
     log.configure("error")
     try:
@@ -71,7 +71,7 @@ def diff(
 
 
 def _local(side: Path, model: str, stack: ExitStack) -> Path:
-    """Return the directory of a side, fetched where it is in a store."""
+    """Return the directory of one side; a model in a store is fetched first."""
     url = url_of(side)
     if not url:
         return side
@@ -90,7 +90,7 @@ def _local(side: Path, model: str, stack: ExitStack) -> Path:
     return path
 
 
-# --- the table ---
+# --- Table ---
 
 
 def _show(console: Console, found: Comparison) -> None:

@@ -1,4 +1,4 @@
-"""`xlaserve repo`: commands on a repository, with or without a running server."""
+"""`xlaserve repo`: the group of commands on a repository."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,10 +36,10 @@ def migrate(
         typer.Option("--undo", help="Put back what was replaced, where nobody has loaded the new."),
     ] = False,
 ) -> None:
-    """Make models last: keep what later versions of JAX will read, and renew what this refuses.
+    """Convert models to the format that later versions of JAX can read, and replace refused ones.
 
-    What is replaced is kept in .replaced beside the model until a server has loaded the new one;
-    then this is one way, and nothing brings the old bytes back.
+    Replaced files are kept in .replaced next to the model until a server has loaded the new ones;
+    after that, the old files cannot be restored.
     """
     from xlaserve.authoring import migration
     from xlaserve.runtime.devices import device

@@ -1,4 +1,4 @@
-"""`xlaserve repo list`: the models of a repository, with their versions, formats and sizes."""
+"""`xlaserve repo list`: lists the models of a repository with versions, formats and sizes."""
 
 import json
 from dataclasses import asdict
@@ -28,10 +28,10 @@ def list_(
         bool, typer.Option("--json", help="Print JSON, a line for each model.")
     ] = False,
 ) -> None:
-    """List models: versions, formats, sizes, and what is wrong with their configurations.
+    """List models with versions, formats, sizes, and errors in their configurations.
 
-    Nothing is loaded, and of models in stores only listings, configurations and headers are read.
-    Whether a model would be served, `xlaserve repo check` finds out.
+    Nothing is loaded; for models in stores, only listings, configurations and headers are read. Use
+    `xlaserve repo check` to find out whether a server would serve them.
     """
     log.configure("error")
     settings = with_schemes(Settings.read(model_repository=repository))

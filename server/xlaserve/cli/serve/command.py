@@ -1,4 +1,4 @@
-"""`xlaserve serve`: every setting as a flag, made from the settings themselves."""
+"""`xlaserve serve`: a command with a flag for each setting."""
 
 import faulthandler
 import inspect
@@ -41,7 +41,7 @@ _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotati
 
 
 def command() -> Callable[..., None]:
-    """Return the command with one parameter for each setting, for typer to read."""
+    """Return the command function with one parameter for each setting, for typer to inspect."""
 
     def serve(
         *, context: typer.Context, config: Path | None, open_page: bool, **values: Any
@@ -85,7 +85,7 @@ def _serve(settings: Settings, without_effect: Sequence[str], *, opens_page: boo
     in_terminal = best_effort(sys.stdout).isatty() and best_effort(sys.stderr).isatty()
     level = settings.log_level
     if level == "auto":
-        # Of several processes none is shown but by the log.
+        # Several processes have no terminal display, only the log.
         level = "warning" if in_terminal and settings.processes == 1 else "info"
     log.configure(level)
     with taken_stderr():
@@ -103,7 +103,7 @@ def _serve_logged(
     opens_page: bool,
 ) -> None:
     signals.ignore()
-    # A crash says where it was, past the queue of the log.
+    # A crash dump bypasses the queue of the log.
     faulthandler.enable(sys.stderr)
     if without_effect:
         structlog.get_logger("serve").warning(
@@ -122,7 +122,7 @@ def _serve_logged(
 
 
 def _run_several(settings: Settings) -> None:
-    # Without the core: the parent only holds the ports.
+    # Do not import the core: the parent process only holds the ports.
     from xlaserve.app.replacing import without_repositories_away
     from xlaserve.workers.parent import run
 
@@ -131,7 +131,7 @@ def _run_several(settings: Settings) -> None:
 
 
 def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
-    # Imported only to serve: the other commands are quicker without.
+    # Import these only here, since they would slow down the other commands.
     from xlaserve.app.display import Display, NoDisplay
     from xlaserve.app.replacing import without_repositories_away
     from xlaserve.app.server import run
@@ -149,7 +149,7 @@ def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
             display = page.PageOpener(display, is_tls=page.is_tls(settings))
         left = uvloop.run(run(settings, display, systemd))
     if left:
-        # The interpreter would wait for threads that do not end, or be torn down under them.
+        # The interpreter would wait for threads that never end, or shut down while they run.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -1,4 +1,4 @@
-"""The help of `xlaserve serve`: too many options for the columns that typer makes."""
+"""The help of `xlaserve serve`, in a layout for many options."""
 
 import itertools
 import textwrap
@@ -21,17 +21,17 @@ CONFIG_HELP = "File of settings in TOML; the environment and flags go before it.
 OPEN_HELP = "Open the status page in a browser once the server has started."
 
 POSITIONAL = "repository"
-"""The setting that needs no flag."""
+"""The setting that is a positional argument."""
 
 
 def flags(setting: SettingDescription) -> str:
-    """Return the spellings of an option, as typer takes them."""
+    """Return an option's spelling, in typer's syntax."""
     flag = _flag(setting.name)
     return f"{flag}/--no-{flag[2:]}" if setting.switch else flag
 
 
 def _replaced(args: Sequence[str]) -> str:
-    """Return the replacement of a removed flag, or an empty string."""
+    """Return what replaces a removed flag, or an empty string."""
     for flag in itertools.takewhile(lambda one: one != "--", args):
         name = flag.partition("=")[0]
         plain = name.removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -45,7 +45,7 @@ def _flag(name: str) -> str:
 
 
 def help_lines(settings: Sequence[SettingDescription], width: int) -> Iterator[str]:
-    """Yield a heading for each group, and each option above what it does."""
+    """Yield a heading for each group, and each option followed by its description."""
     for group, rows in itertools.groupby(settings, key=lambda setting: setting.group):
         yield ""
         yield f"{group or 'Arguments'}:"
@@ -74,10 +74,10 @@ def _whole(text: str) -> str:
 
 
 class ServeCommand(TyperCommand):
-    """Writes the help from the settings themselves, and understands flags of tritonserver."""
+    """Formats help from the settings, and accepts flags of tritonserver."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read a command line; what the log has to say of it is kept in the context."""
+        """Parse a command line; flags without effect are kept in the context for the log."""
         if replaced := _replaced(args):
             ctx.fail(replaced)
         translation = translate(args)

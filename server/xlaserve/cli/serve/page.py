@@ -15,7 +15,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 def check(settings: Settings) -> None:
-    """Raise InvalidSettings where there is no page to open."""
+    """Raise InvalidSettings if no status page is served."""
     if settings.http_endpoint == NO_ENDPOINT:
         raise InvalidSettings("http_endpoint", "an endpoint, which --open needs", NO_ENDPOINT)
     if settings.http_endpoint.startswith("unix:"):
@@ -31,7 +31,7 @@ def is_tls(settings: Settings) -> bool:
 
 
 class PageOpener:
-    """A display that opens the page, beside another one that shows the start."""
+    """Opens the status page after startup, and delegates to another display."""
 
     def __init__(self, display: Display, *, is_tls: bool) -> None:
         self._display = display
@@ -39,7 +39,7 @@ class PageOpener:
         self._address = ""
 
     def listening(self, addresses: Addresses) -> None:
-        """Keep the address of the page."""
+        """Remember the address of the page."""
         host, _, port = (addresses.http or "").rpartition(":")
         self._address = f"{_EVERYWHERE.get(host, host)}:{port}"
         self._display.listening(addresses)
@@ -49,7 +49,7 @@ class PageOpener:
         self._display.stage(model, version, stage)
 
     def started(self, rows: Sequence[ModelRow]) -> None:
-        """Open the page. In a thread: a browser in a terminal returns when it is left."""
+        """Open the page in a thread, since a terminal browser blocks until it is closed."""
         self._display.started(rows)
         url = f"{self._scheme}://{self._address}/"
         threading.Thread(target=webbrowser.open, args=(url,), name="open-page", daemon=True).start()

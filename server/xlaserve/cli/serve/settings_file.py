@@ -14,17 +14,17 @@ from xlaserve.settings.reading import successor
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a file, as a command line would give them.
+    """Return the settings in a file, in the form of command-line values.
 
-    Raises InvalidSettings for a file that is no TOML, for a key that names no setting, with the
-    nearest, and for a value that no setting has.
+    Raises InvalidSettings if the file is not TOML, has an unknown key (the error suggests the
+    closest setting), or has an invalid value.
     """
     try:
         with path.open("rb") as file:
             said = tomllib.load(file)
     except OSError as error:
         raise InvalidSettings("--config", "a file", f"{path}: {error.strerror}") from error
-    except ValueError as error:  # also of bytes that are not UTF-8
+    except ValueError as error:  # includes bytes that are not UTF-8
         raise InvalidSettings("--config", f"TOML ({error})", str(path)) from error
     known = {row.name: row for row in describe_settings()}
     return {name: _value(path, known, name, value) for name, value in said.items()}
@@ -33,7 +33,7 @@ def read_file(path: Path) -> dict[str, Any]:
 def merged(
     path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """Return the settings: flags over the environment over a file over the defaults.
+    """Merge the settings; flags override the environment, which overrides the file.
 
     Raises InvalidSettings.
     """
@@ -42,7 +42,7 @@ def merged(
 
 
 def _below(environment: Mapping[str, str], path: Path | None) -> dict[str, Any]:
-    """Return what of the file no variable of the environment goes before."""
+    """Return the file's settings that no environment variable overrides."""
     if path is None:
         return {}
     variables = {row.name: row.variable for row in describe_settings()}

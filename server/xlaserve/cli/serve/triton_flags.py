@@ -1,7 +1,7 @@
-"""The flags of tritonserver, as flags of `xlaserve serve`: obeyed, without effect, or refused.
+"""The flags of tritonserver, translated to settings of `xlaserve serve`, ignored, or refused.
 
-A row for each. One that would change who may do what, or which models are served, is refused where
-it is not obeyed; any other is named in one line of the log.
+An unsupported flag is refused if it affects permissions or the served models. Other unsupported
+flags are only logged.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from xlaserve.errors import InvalidSettings
 
 Values: TypeAlias = Mapping[str, str]
-"""The last value given for each flag, by its name without dashes."""
+"""The last value of each given flag, by its name without dashes."""
 
 _TRUTHS = {
     **dict.fromkeys(("true", "on", "1"), True),
@@ -23,32 +23,32 @@ _TRUTHS = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of tritonserver. Without settings it has no effect, or is refused."""
+    """One flag of tritonserver; without `settings`, it is ignored or refused."""
 
     settings: Callable[[str, Values], Mapping[str, str]] | None = None
-    """Returns the equivalent settings of a value, given the other flags."""
+    """Returns the settings equivalent to a value, given the values of all flags."""
     refused: str = ""
-    """Reason to refuse it; empty to name it in the log."""
+    """Why it is refused; empty if it is only logged."""
     harmless: tuple[str, ...] = ()
     """Values that request no change, and are therefore accepted."""
     takes_value: bool = True
     is_switch: bool = False
-    """Whether `serve` has a switch of this name, which takes no value."""
+    """Whether `serve` has a switch with this name, which takes no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A command line without flags of tritonserver."""
+    """A command line after tritonserver's flags were translated."""
 
     arguments: Sequence[str]
     without_effect: Sequence[str]
-    """Flags without effect, for the log."""
+    """Ignored flags, for the log."""
     obeyed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Settings that were set by flags, by their names."""
 
 
 def truth(flag: str, text: str) -> bool:
-    """Read a boolean as tritonserver does; raises InvalidSettings."""
+    """Parse a boolean like tritonserver; raises InvalidSettings."""
     found = _TRUTHS.get(text.lower())
     if found is None:
         raise InvalidSettings(f"--{flag}", "true or false", text)
@@ -100,7 +100,7 @@ def _metrics_interval(value: str, values: Values) -> Mapping[str, str]:
 
 
 def _log_level(value: str, values: Values) -> Mapping[str, str]:
-    """Return the level that all flags of logging together ask for."""
+    """Return the log level that results from all logging flags."""
     if values.get("log-verbose", "0") not in ("0", "false"):
         return {"log_level": "debug"}
     levels = (("log-info", "info"), ("log-warning", "warning"))
@@ -113,7 +113,7 @@ def _exit_on_error(value: str, values: Values) -> Mapping[str, str]:
 
 
 def _certificate(setting: str) -> Flag:
-    """Return a flag that counts only where TLS is used."""
+    """Return a flag that only has an effect together with TLS."""
 
     def settings(value: str, values: Values) -> Mapping[str, str]:
         return {setting: value} if _uses_tls(values) else {}
@@ -132,7 +132,7 @@ def _uses_tls(values: Values) -> bool:
 
 
 def _tls(needed: str) -> Flag:
-    """Return a flag that turns on TLS for gRPC alone, as in Triton."""
+    """Return a flag that enables TLS only for gRPC, as in Triton."""
 
     def settings(value: str, values: Values) -> Mapping[str, str]:
         if not _uses_tls(values):
@@ -158,7 +158,7 @@ _TRACE_SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 def _trace_config(value: str, values: Values) -> Mapping[str, str]:
-    """Return the setting that one of several --trace-config is."""
+    """Return the setting for one value of the repeatable flag --trace-config."""
     name, _, text = value.partition("=")
     setting = _TRACE_SETTINGS.get(name)
     if setting is None:
@@ -182,7 +182,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
     {
         "id": _set("server_name"),
         "exit-timeout-secs": _set("grace_seconds"),
-        # --- models ---
+        # --- Models ---
         "model-store": Flag(lambda value, values: {"model_repository": value}),
         "exit-on-error": Flag(_exit_on_error, is_switch=True),
         "strict-readiness": Flag(_readiness),
@@ -198,7 +198,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "disable-auto-complete-config": Flag(takes_value=False),
         "strict-model-config": _NONE,
         "enable-peer-access": _NONE,
-        # --- endpoints ---
+        # --- Endpoints ---
         "allow-http": _allow("http_endpoint", "allow-http"),
         "http-address": Flag(_address),
         "http-port": _port("http_endpoint", "allow-http"),
@@ -246,7 +246,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "vertex-ai-port": Flag(refused="it is not implemented"),
         "vertex-ai-thread-count": _NONE,
         "vertex-ai-default-model": Flag(refused="it is not implemented"),
-        # --- the log, and traces ---
+        # --- Log and traces ---
         "log-verbose": Flag(_log_level),
         "log-info": Flag(_log_level),
         "log-warning": Flag(_log_level),
@@ -254,7 +254,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "log-format": _NONE,
         "log-file": Flag(refused="the log goes to stderr", harmless=("",)),
         "trace-config": Flag(_trace_config),
-        # --- memory, devices and caches ---
+        # --- Memory, devices and caches ---
         "cache-config": Flag(_cache),
         "cache-directory": _NONE,
         "response-cache-byte-size": _set("response_cache_bytes"),
@@ -273,19 +273,19 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "repoagent-directory": _NONE,
     }
 )
-"""Rows by flag. Those that `serve` has under the same name, with the same values, are not here:
-model-repository, model-control-mode, load-model, grpc-restricted-protocol, http-restricted-api,
-trace-level, trace-rate, trace-count, trace-log-frequency."""
+"""The translated flags by name. Flags that `serve` supports with the same name and values are not
+listed: model-repository, model-control-mode, load-model, grpc-restricted-protocol,
+http-restricted-api, trace-level, trace-rate, trace-count, trace-log-frequency."""
 
 _REPEATED = frozenset({"model_repository"})
-"""Repeatable settings."""
+"""Settings that may be repeated."""
 
 
 def translate(arguments: Sequence[str]) -> Translation:
-    """Replace the flags of tritonserver on a command line by those of `serve`.
+    """Translate the flags of tritonserver on a command line to those of `serve`.
 
-    Raises InvalidSettings for one that is refused, that lacks its value, or that says what another
-    flag says.
+    Raises InvalidSettings for a refused flag, a missing value, or a setting that is also set by a
+    flag of `serve`.
     """
     given, others = _taken(arguments)
     values = dict(given)
@@ -314,7 +314,7 @@ def translate(arguments: Sequence[str]) -> Translation:
 
 
 def _taken(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Take the flags of the table out of a command line, with their values."""
+    """Split a command line into tritonserver's flags with their values, and other arguments."""
     given: list[tuple[str, str]] = []
     others: list[str] = []
     rest = deque(arguments)

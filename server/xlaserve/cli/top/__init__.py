@@ -1,1 +1,1 @@
-"""`xlaserve top`: shows a running server on a terminal."""
+"""`xlaserve top`: a live view of a running server in a terminal."""

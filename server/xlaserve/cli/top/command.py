@@ -1,4 +1,4 @@
-"""`xlaserve top`: the rates of models, live, from two looks at their statistics."""
+"""`xlaserve top`: live rates of models, from consecutive statistics."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ _METRICS: Mapping[str, str] = {
     "xlaserve_capacity_bytes": "of",
     "xlaserve_held_bytes": "held for clients",
 }
-"""Metrics of the first line, and their words."""
+"""Metrics shown in the first line, and their captions."""
 
 
 @reaching(_ASK_SECONDS)
@@ -58,7 +58,7 @@ async def _top(reach: Reach, view: View, interval: float, *, once: bool) -> int:
         while True:
             await asyncio.sleep(interval)
             await looks.again()
-            # In a pipe whole names are worth more than lines of one length.
+            # In a pipe, complete names matter more than the line length.
             columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             rows = view.shown()
             lines = table(rows, view.sort, columns) if rows else ["no models are loaded"]
@@ -68,7 +68,7 @@ async def _top(reach: Reach, view: View, interval: float, *, once: bool) -> int:
 
 
 class _Looks:
-    """Looks at the statistics of a server, one after the other."""
+    """Polls the statistics of a server."""
 
     def __init__(self, client: ServerClient, view: View, url: str) -> None:
         self.client = client
@@ -80,11 +80,11 @@ class _Looks:
         self._looked = 0.0
 
     async def begin(self) -> None:
-        """Look for the first time; raises CallFailed, or what the client raises."""
+        """Poll for the first time; raises CallFailed, or whatever the client raises."""
         self._before, self._looked = await self.client.statistics(), _now()
 
     async def again(self) -> None:
-        """Look again, and update the view with the rates in between; raises as `begin` does."""
+        """Poll again, and update the view with the rates in between; raises like `begin`."""
         after, now = await self.client.statistics(), _now()
         rows = list(rates(self._before, after, now - self._looked))
         self._before, self._looked = after, now
@@ -93,7 +93,7 @@ class _Looks:
 
 
 class _Live:
-    """The view in a terminal: keys, looks and sizes change it, and each change is shown."""
+    """The interactive view, redrawn after each key, poll or change of the terminal's size."""
 
     def __init__(self, looks: _Looks, interval: float) -> None:
         self._looks = looks
@@ -106,12 +106,12 @@ class _Live:
         self._status = 0
 
     async def run(self) -> int:
-        """Show the view until it is ended; return the exit status. The terminal is given back."""
+        """Show the view until the user quits, restore the terminal, and return the exit status."""
         with Terminal() as terminal, self._signals(terminal):
             async with AsyncExitStack() as running:
                 for task in (self._look(), self._explain()):
                     started = asyncio.create_task(task)
-                    # It ends only by an error, which is raised once the terminal is given back.
+                    # A task ends only with an error, which is raised once the terminal is restored.
                     started.add_done_callback(lambda _: self._end())
                     running.push_async_callback(_cancelled, started)
                 while not self._view.ended:
@@ -132,7 +132,7 @@ class _Live:
             self._changed.set()
 
     async def _explain(self) -> None:
-        """Ask for the facts of the model in detail, again where another one is."""
+        """Load the details of the selected model whenever the selection changes."""
         while True:
             await self._opened.wait()
             self._opened.clear()
@@ -150,7 +150,7 @@ class _Live:
         found.append(await model_facts(self._looks.client, *wanted))
 
     async def _tried(self, asking: Awaitable[None]) -> str | None:
-        """Return why something could not be asked; a server that starts again is asked again."""
+        """Return the error of a failed request, since a restarting server will answer later."""
         try:
             await asking
         except Exception as error:
@@ -162,7 +162,7 @@ class _Live:
 
     @contextmanager
     def _signals(self, terminal: Terminal) -> Iterator[None]:
-        """Have keys, sizes and signals change the view for the length of a block."""
+        """Handle keys, terminal resizes and signals during a block."""
         loop = asyncio.get_running_loop()
 
         def _ended(number: int) -> None:
@@ -206,7 +206,7 @@ class _Live:
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:
-    """End a task; raises what it failed with."""
+    """Cancel a task; raises its exception if it failed."""
     if task.done():
         task.result()
     task.cancel()
@@ -218,7 +218,7 @@ def _now() -> float:
 
 
 async def _from_metrics(client: ServerClient) -> str:
-    """Return what the metrics say about memory; empty over gRPC and for servers without them."""
+    """Summarize memory from the metrics; empty over gRPC and for servers without metrics."""
     from xlaserve.dialing.over_rest import RestClient
 
     if not isinstance(client, RestClient):

@@ -1,4 +1,4 @@
-"""Rates of models, from two looks at their statistics."""
+"""Rates of models, from consecutive statistics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ from xlaserve.dialing.interface import Json
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of one version between two looks."""
+    """The rates of one version between two polls."""
 
     name: str
     version: str
     rate: float
-    """Answers a second."""
+    """Answers per second."""
     failed: float
-    """Requests a second that failed."""
+    """Failed requests per second."""
     latency: float
-    """Mean milliseconds of an answer, or 0."""
+    """Mean latency in milliseconds, or 0."""
     queue: float
-    """Part of it in the queue."""
+    """The part of the latency spent in the queue."""
     rows: float
-    """Mean rows of an execution."""
+    """Mean number of rows per execution."""
     memory: int
-    """Bytes on all devices."""
+    """Memory on all devices, in bytes."""
 
 
 def rates(before: Sequence[Json], after: Sequence[Json], seconds: float) -> Iterator[Rates]:
-    """Yield the rates of each version between two statistics."""
+    """Yield the rates of each version between two sets of statistics."""
     known = {(row.get("name"), row.get("version")): row for row in before}
     for row in after:
         old = known.get((row.get("name"), row.get("version")), {})
         if number(row.get("inference_count")) < number(old.get("inference_count")):
-            old = {}  # loaded again in between: the counts began at 0
+            old = {}  # the model was reloaded, and its counts restarted at 0
 
         def _grown(name: str, row: Json = row, old: Json = old) -> tuple[int, int]:
             (count, ns), (was, was_ns) = duration(row, name), duration(old, name)

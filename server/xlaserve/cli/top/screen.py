@@ -1,4 +1,4 @@
-"""The lines that `xlaserve top` shows, within the columns and lines of a terminal."""
+"""Rendering of `xlaserve top` for the size of a terminal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _COLUMNS: tuple[_Column, ...] = (
 
 
 def table(rows: Sequence[Rates], sort: Key, columns: int | None) -> list[str]:
-    """Return a heading and a line for each row; with whole names where no columns are given."""
+    """Return a heading and a line for each row; names are not truncated if `columns` is None."""
     names = [printable(row.name) for row in rows]
     longest = max(map(cell_len, (*names, "model")))
     shown = _COLUMNS
@@ -65,9 +65,9 @@ def table(rows: Sequence[Rates], sort: Key, columns: int | None) -> list[str]:
 
 
 def frame(view: View, head: str, facts: Json | str | None, size: tuple[int, int]) -> list[str]:
-    """Return as many lines as fit on a screen of columns and lines.
+    """Return the lines of a screen of this many columns and lines.
 
-    `facts` are those of the model in detail, or why there are none; None while they are asked for.
+    `facts` are the details of the selected model, or an error text; None while they are loading.
     """
     columns, lines = size
     if view.paused:
@@ -92,7 +92,7 @@ def _list(view: View, columns: int, room: int) -> list[str]:
     if not rows:
         return ["no model has such a name" if view.words else "no models are loaded"]
     place = view.place(rows)
-    # The marked row stays on the screen.
+    # Keep the selected row on the screen.
     first = max(place - max(room, 1) + 1, 0)
     head, *found = table(rows[first : first + max(room, 1)], view.sort, columns)
     at = place - first
@@ -105,7 +105,7 @@ def _list(view: View, columns: int, room: int) -> list[str]:
 
 def _detail(view: View, facts: Json | str | None, columns: int, room: int) -> list[str]:
     known = list(_facts(view, facts))
-    # Scrolling ends where the last line is on the screen.
+    # Stop scrolling when the last line is visible.
     view.scrolled = min(view.scrolled, max(len(known) - max(room, 1), 0))
     return [_cut(line, columns) for line in known[view.scrolled :]]
 

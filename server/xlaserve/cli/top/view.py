@@ -1,4 +1,4 @@
-"""The view of `xlaserve top`: its contents, their order and its keys."""
+"""The state of `xlaserve top`: rows, order, selection, and its keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ _PAGE = 10
 
 
 class Key(StrEnum):
-    """The columns that models are sorted by, the most first; names from a."""
+    """The columns by which models are sorted: names ascending, all others descending."""
 
     RATE = "rate"
     FAILED = "failed"
@@ -49,32 +49,32 @@ _MOVES: Mapping[str, int] = {
 
 @dataclass(slots=True)
 class View:
-    """View state changed by keys; belongs to the event loop."""
+    """The state of the view, changed by keys; used only on the event loop."""
 
     sort: Key = Key.RATE
     reverse: bool = False
     words: str = ""
-    """A part of the names of models that are shown; empty for all."""
+    """Filter for names of models, which must contain it; empty for all."""
     typing: bool = False
-    """Whether characters go to the words."""
+    """Whether characters are added to the filter."""
     paused: bool = False
     rows: list[Rates] = field(default_factory=list[Rates])
-    """The rates of the last look, or of the last before a pause."""
+    """The most recent rates, or those from before a pause."""
     chosen: tuple[str, str] | None = None
-    """Name and version of the row that is marked; None for the first."""
+    """Name and version of the selected row; None for the first row."""
     detail: tuple[str, str] | None = None
-    """Name and version of the model that is shown alone."""
+    """Name and version of the model whose details are shown; None for the list."""
     scrolled: int = 0
-    """Lines of it that are above the screen."""
+    """Number of lines that are scrolled off the top of the details."""
     ended: bool = False
 
     def update(self, rows: Sequence[Rates]) -> None:
-        """Show the rates of another look, unless it is paused."""
+        """Store new rates, unless the view is paused."""
         if not self.paused:
             self.rows = list(rows)
 
     def shown(self) -> list[Rates]:
-        """Return the rows that the words let through, in their order."""
+        """Return the rows that match the filter, sorted."""
         words = self.words.lower()
         found = sorted(
             (row for row in self.rows if words in row.name.lower()),
@@ -83,7 +83,7 @@ class View:
         )
         order = _ORDER[self.sort]
         largest_first = not self.reverse
-        # Where rows are equal, sorting leaves them by name, whichever is first.
+        # Sorting is stable, so equal rows remain ordered by name.
         return (
             found
             if self.sort is Key.NAME
@@ -91,12 +91,12 @@ class View:
         )
 
     def place(self, rows: Sequence[Rates]) -> int:
-        """Return the marked row: the first if the marked one is gone."""
+        """Return the index of the selected row, or 0 if it has disappeared."""
         places = (at for at, row in enumerate(rows) if (row.name, row.version) == self.chosen)
         return next(places, 0)
 
     def press(self, key: str) -> None:
-        """Handle a key; others are ignored."""
+        """Handle a key; unknown keys are ignored."""
         if self.typing:
             self._type(key)
         elif key in _MOVES:

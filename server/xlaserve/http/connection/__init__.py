@@ -1,1 +1,1 @@
-"""One connection of HTTP/1.1, from its bytes to its answers."""
+"""HTTP/1.1 connections, from received bytes to answers."""

@@ -1,13 +1,13 @@
-"""The bounded buffer of bytes that a client sent ahead."""
+"""The bounded buffer of pipelined bytes."""
 
 import asyncio
 
 _AHEAD_BYTES = 64 << 10
-"""Bytes buffered before a connection reads no more; one read goes beyond it."""
+"""Buffered bytes above which the connection stops reading; the last read may exceed it."""
 
 
 class Ahead:
-    """Pipelined bytes; above the limit the connection stops reading."""
+    """Buffers pipelined bytes and pauses reading above the limit."""
 
     __slots__ = ("_is_paused", "_transport", "data")
 
@@ -17,15 +17,15 @@ class Ahead:
         self._is_paused = False
 
     def add(self, data: bytes | memoryview) -> None:
-        """Append bytes to the kept ones."""
+        """Append bytes, and pause reading above the limit."""
         self.data += data
         if len(self.data) > _AHEAD_BYTES:
-            # Each time: a body, too, has reading resumed, when all of it was read.
+            # Pause again each time: a request body resumes reading once it has been consumed.
             self._is_paused = True
             self._transport.pause_reading()
 
     def take(self, size: int | None) -> bytes:
-        """Return the first bytes, or all of them, and keep them no longer."""
+        """Remove and return the first `size` bytes, or all if `size` is None."""
         taken = bytes(self.data if size is None else self.data[:size])
         del self.data[: len(taken)]
         if self._is_paused and len(self.data) <= _AHEAD_BYTES:
@@ -34,5 +34,5 @@ class Ahead:
         return taken
 
     def clear(self) -> None:
-        """Drop all of it; nothing is read of a connection that ends."""
+        """Discard all buffered bytes, because the connection is closing."""
         self.data.clear()

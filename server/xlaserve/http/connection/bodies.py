@@ -1,4 +1,4 @@
-"""Request bodies: read within the limits of size, chunks and time, and decompressed."""
+"""Reading and decompressing request bodies within limits of size, chunks and time."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from xlaserve.http.threads import OffLoop
 from xlaserve.serving.call import outside_call
 
 _FIRST_BYTES = 64 << 10
-"""Bytes reserved for a body of unknown length."""
+"""Bytes reserved initially for a body of unknown length."""
 _AROUND_A_BODY = 64 << 10
 _AROUND_A_CHUNK = 32
-"""Bytes allowed besides a body in chunks: sizes, line ends, extensions, trailers."""
+"""Overhead allowed per chunk: size lines, line ends, extensions and trailers."""
 _STALL_SECONDS = 1.0
 """Seconds that a draining server waits for the next bytes of a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Limits of a body."""
+    """Limits of a request body."""
 
     max_bytes: int
-    """Bytes before and after decompression."""
+    """Maximum number of bytes, both before and after decompression."""
     max_chunks: int
     timeout_seconds: float
 
 
 class BodyReader:
-    """Reads the bodies of requests; one for a server."""
+    """Reads request bodies; one instance per server."""
 
     def __init__(self, limits: BodyLimits, threads: OffLoop, allocate: Allocate) -> None:
         self._limits = limits
@@ -42,35 +42,35 @@ class BodyReader:
         self._threads = threads
         self._is_draining = False
         self._is_over = False
-        """Whether no body is waited for."""
+        """Whether incomplete bodies are refused immediately."""
         self._timeouts: set[asyncio.Timeout] = set()
 
     def drain(self) -> None:
-        """Refuse each body from now on as soon as nothing of it comes for a second."""
+        """From now on, refuse any body that receives no bytes for a second."""
         self._is_draining = True
         for timeout in self._timeouts:
             self._expect_more(timeout)
 
     def refuse(self) -> None:
-        """Refuse every body that has not come by now: the server ends."""
+        """Refuse every incomplete body immediately: the grace period has expired."""
         self._is_draining = self._is_over = True
         for timeout in self._timeouts:
             self._expect_more(timeout)
 
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
-        """Give a body so long for its next bytes; asked while the server drains."""
+        """Set the deadline for the next bytes of a body while the server drains."""
         if timeout.expired():
-            return  # its task has yet to see that, and is then over
+            return  # its task has yet to handle the timeout
         now = asyncio.get_running_loop().time()
         timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
 
     async def read(self, request: Request, held: Held) -> memoryview:
-        """Return the whole body, decompressed; some of its time may have passed already.
+        """Return the whole body, decompressed. Part of its timeout may have elapsed already.
 
-        What is held is counted, and is for the caller to end. Raises TooLarge before a byte of a
-        body is read that announces more than the limit, BudgetExhausted where there is no memory
-        in time, BodyTimeout, InvalidBody, UnsupportedEncoding, or ShuttingDown where the server
-        drains and the body does not come.
+        The memory is charged to `held`; the caller releases it. Raises TooLarge before it reads a
+        body whose declared length exceeds the limit, BudgetExhausted if no memory becomes available
+        in time, BodyTimeout, InvalidBody, UnsupportedEncoding, or ShuttingDown if the server drains
+        and the body does not arrive.
         """
         length = request.body.length
         if length == 0:
@@ -78,7 +78,8 @@ class BodyReader:
         coding = compression.request_coding(request.headers.get("Content-Encoding", ""))
         if length is not None and length > self._limits.max_bytes:
             self._raise_too_large()
-        # Only now: a request that is refused before its body is wanted need not send it.
+        # Send `100 Continue` only now, so that a client need not send the body of a refused
+        # request.
         request.let_body_come()
         seconds = self._limits.timeout_seconds - request.waited_seconds
         body = await self._receive_in_time(request.body, length, held, seconds)
@@ -116,12 +117,13 @@ class BodyReader:
     ) -> memoryview:
         if length is None:
             return await self._receive_bounded(content, held, timeout)
-        # All of it, so that it can always come to its end, whatever others do.
+        # Reserve the whole body up front, so that other requests cannot prevent it from completing.
         await held.reserve(length)
         first = await content.read()
         if len(first) == length:
             return memoryview(first)
-        # Not zeroed: what a client only announces never becomes resident.
+        # The buffer is not zeroed, so that pages of a declared but unsent body never become
+        # resident.
         whole = self._allocate(length).data
         filled, piece = 0, first
         while piece:
@@ -135,7 +137,7 @@ class BodyReader:
     async def _receive_bounded(
         self, content: Body, held: Held, timeout: asyncio.Timeout
     ) -> memoryview:
-        """Receive a body in chunks, with no more around them than they need."""
+        """Receive a chunked body, and limit the bytes of its chunk framing."""
         overran = False
 
         def overrun() -> None:
@@ -174,7 +176,8 @@ class BodyReader:
                 held.grow(len(whole) - reserved)
                 return memoryview(whole)
             if len(whole) + len(piece) > reserved:
-                # Half as much again: the bytes are copied seldom, and little is reserved in vain.
+                # Grow the reservation by half: few reallocations, and little memory reserved in
+                # vain.
                 more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
                 held.grow(more)
                 reserved += more
@@ -188,7 +191,7 @@ class BodyReader:
         raise TooLarge("the body", self._limits.max_bytes, "max_message_bytes")
 
     async def _inflate(self, coding: str, body: memoryview, held: Held) -> memoryview:
-        run = partial(self._threads.run, self._limits.max_bytes)  # however short the body is
+        run = partial(self._threads.run, self._limits.max_bytes)  # in a thread, even if it is short
         inflated = await compression.inflate_within(
             coding, body, self._limits.max_bytes, held.grow, run
         )

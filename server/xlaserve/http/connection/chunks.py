@@ -1,20 +1,20 @@
-"""Bodies in chunks (RFC 9112, 7.1), decoded as they come and not an octet more."""
+"""Incremental decoder of chunked bodies (RFC 9112, 7.1), which never reads past their end."""
 
 import re
 from collections.abc import Callable
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t -~\x80-\xff]*)?\r\n")
 _SIZE_PART = re.compile(rb"[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}((;[\t -~\x80-\xff]*)?\r?)")
-"""A prefix of such a line."""
+"""Matches an incomplete chunk-size line."""
 _TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t -~\x80-\xff]*\r\n")
 _TRAILER_PART = re.compile(rb"\r|([!#$%&'*+\-.^_`|~0-9A-Za-z]+(:[\t -~\x80-\xff]*\r?)?)?")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
-"""Headers that must not be trailers (RFC 9110, 6.5.1)."""
+"""Fields that are forbidden in trailers (RFC 9110, 6.5.1)."""
 _MOST_LINE_BYTES = 16 << 10
 _MOST_TRAILER_BYTES = 64 << 10
 _BREAK = b"\r\n"
 _IN_LINE, _IN_TRAILERS = -1, -2
-"""Phases between chunks: the next size line, or the trailers."""
+"""States of `_left` outside a chunk: reading the next size line, or reading trailers."""
 
 
 class BodyFault(Exception):
@@ -22,22 +22,22 @@ class BodyFault(Exception):
 
 
 class Chunks:
-    """Decodes one body in chunks."""
+    """Decodes one chunked body."""
 
     __slots__ = ("_left", "_rest", "_trailers", "count", "is_complete")
 
     def __init__(self) -> None:
         self._rest = b""
-        """Part of a line."""
+        """Start of an incomplete line."""
         self._left = _IN_LINE
-        """Missing bytes of a chunk; 0 before its final line end."""
+        """Remaining bytes of the current chunk; 0 while its final line break is expected."""
         self._trailers = 0
         self.count = 0
-        """Complete chunks."""
+        """Number of complete chunks."""
         self.is_complete = False
 
     def feed(self, data: bytes, keep: Callable[[bytes], None]) -> int:
-        """Take bytes, and return how many of them belong to the body; raises BodyFault."""
+        """Decode bytes, and return how many of them belong to the body; raises BodyFault."""
         kept = len(self._rest)
         if kept:
             data = self._rest + data

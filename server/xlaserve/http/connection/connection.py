@@ -1,7 +1,7 @@
-"""An HTTP/1.1 connection: each request is read, answered, and followed by the next one.
+"""An HTTP/1.1 connection: reads each request and answers it before it starts the next.
 
-`states.py` says what happens to the bytes that come. There is one reader: where a request ends, and
-the next one begins, is decided here, whoever answers it.
+`states.py` defines the state table. Only this module decides where a request ends and the next one
+begins, whether the fast path or the general path answers it.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from xlaserve.tensors import Buffer
 
 _FULL = "too many HTTP connections are open (max_http_connections), try again"
 _LINGER_SECONDS = 2.0
-"""Seconds of reading the rest of a request, so that its sender sees the answer."""
+"""Seconds during which leftover request bytes are read, so that the client receives the answer."""
 
 _log = structlog.get_logger("http")
 
 Respond: TypeAlias = Callable[[Request], Awaitable[None]]
-"""Answers a general-path request; raises ConnectionError if its client is gone."""
+"""Answers a general-path request; raises ConnectionError if its client has disconnected."""
 
 
 class Server:
-    """Makes a protocol for each connection, up to a limit."""
+    """Protocol factory of a listener, with a connection limit."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         self.respond = respond
         self.listener = listener
-        """Setting of its endpoint."""
+        """Name of the setting that defines the endpoint."""
         self.max_connections = max_connections
         self.max_header_bytes = max_header_bytes
         self.idle_seconds = idle_seconds
@@ -66,15 +66,16 @@ class Server:
         self.body_seconds = body_seconds
         self.ledger = ledger
         self.unread_bytes = 2 * read_bytes(ledger.limit)
-        """Limit of buffered body bytes before the handler reads, plus one read."""
+        """Limit of buffered body bytes that the handler has not read, including one more socket
+        read."""
         self.connections: set[Connection] = set()
-        """Open, admitted connections."""
+        """Open connections, without refused ones."""
         self.is_draining = False
         """Whether every answer closes its connection."""
 
     @property
     def admitted(self) -> int:
-        """Return how many connections are open and were not refused."""
+        """Return the number of open connections, without refused ones."""
         return len(self.connections)
 
     def __call__(self) -> "Connection":
@@ -82,37 +83,38 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """An HTTP/1.1 connection; malformed requests get `{"error": text}` too."""
+    """An HTTP/1.1 connection. Malformed requests are answered with `{"error": text}`."""
 
     transport: asyncio.Transport
     held: Held
-    """Account of the connection; missing, like the following, on a refused one."""
+    """Memory account of the connection. Unset, like `peer`, on a refused connection."""
     peer: Peer
-    """The client; one object for all calls of the connection."""
+    """The client; all calls of the connection share this object."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self._loop = asyncio.get_running_loop()
         self._fast: FastPath | None = None
-        """None where the connection is refused or lost."""
+        """None if the connection was refused or lost."""
         self._head: HeadParser | None = None
-        """While GENERAL: the header block that comes; None once it is whole."""
+        """Parser of an incomplete header block in state GENERAL; None once the block is
+        complete."""
         self._request: Request | None = None
-        """The request of the general path."""
+        """The current general-path request."""
         self._task: asyncio.Task[None] | None = None
-        """Its general-path task."""
+        """The task that answers `_request`."""
         self._resumed: asyncio.Future[None] | None = None
-        """While the client does not read: until it does."""
+        """Set while writing is paused; completes when the client reads again."""
         self._is_paused = False
         self._since = 0.0
-        """Loop time at which the connection began to wait for a request, or for the rest of one."""
+        """Loop time at which the connection began to wait for a request or for the rest of one."""
         self._later: asyncio.TimerHandle | None = None
-        """Time of the next idle check, or of the last read."""
+        """Timer of the next idle check, or of the end of lingering."""
         self._stall = Stall()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self.server
-        # uvloop's is one in all but name
+        # uvloop's transport does not inherit from asyncio.Transport
         self.transport = transport = cast("asyncio.Transport", transport)
         if server.admitted < server.max_connections:
             account = server.ledger.open()
@@ -127,7 +129,7 @@ class Connection(asyncio.Protocol):
         transport.write(response_head(answer, answer.size, is_last=True) + b"".join(answer.parts))
         transport.close()
 
-    # --- bytes ---
+    # --- Received bytes ---
 
     def data_received(self, data: bytes) -> None:
         fast = self._fast
@@ -140,7 +142,7 @@ class Connection(asyncio.Protocol):
                 fast.receive(data)
 
     def take_over(self, data: bytes) -> None:
-        """Read a request of the general path, whose first bytes are those."""
+        """Read a general-path request that begins with `data`."""
         fast = self._fast
         assert fast is not None
         self._since = self._loop.time()
@@ -148,7 +150,7 @@ class Connection(asyncio.Protocol):
         self._read(fast, data)
 
     def _read(self, fast: FastPath, data: bytes) -> None:
-        """Take bytes of a request; pipelined bytes are kept until its answer."""
+        """Feed bytes to the current request; keep pipelined bytes until it has been answered."""
         head = self._head
         if head is not None:
             try:
@@ -179,14 +181,14 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     def _refuse(self, fast: FastPath, error: Malformed) -> None:
-        """Refuse a malformed request after the answers to earlier ones."""
+        """Answer a malformed request with an error, and close the connection."""
         self._head = None
         answer = error_response(f"the request cannot be read: {error}", error.status)
         head = response_head(answer, answer.size, is_last=True)
         self.transport.write(head + b"".join(answer.parts))
         self._end(fast)
 
-    # --- answers of the general path ---
+    # --- Answers on the general path ---
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -196,7 +198,7 @@ class Connection(asyncio.Protocol):
             self.force_close()
             raise
         except ConnectionError:
-            self.force_close()  # a client that leaves while it is sent an answer is no mistake
+            self.force_close()  # the client disconnected during the answer, which is no error
         except ENDS:
             raise
         except BaseException as error:
@@ -204,7 +206,7 @@ class Connection(asyncio.Protocol):
             await self._fail(request)
 
     async def _fail(self, request: Request) -> None:
-        """Report a missing answer, or cut the client off after a partial one."""
+        """Send an error if no answer was started; otherwise abort the connection."""
         if request.is_begun:
             self.abort()
             return
@@ -216,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._end(self._fast)
 
     async def _settle(self, request: Request) -> None:
-        """Go on with the next request, once the client has read the answer to this one."""
+        """Start the next request once the client has read this answer, or close the connection."""
         await self.flushed()
         fast, body = self._fast, request.body
         if fast is None:
@@ -233,24 +235,24 @@ class Connection(asyncio.Protocol):
         fast.return_from_general()
 
     def ends_with(self, request: Request) -> bool:
-        """Tell whether the answer to a request is the last one."""
+        """Tell whether the connection must close after the answer to a request."""
         if not request.keeps_alive or self.server.is_draining:
             return True
         return request.may_lack_body or request.body.fault is not None or self.held.has_overrun
 
     def check_open(self) -> None:
-        """Raise ConnectionError once nothing more can be sent."""
+        """Raise ConnectionError if the connection is closing."""
         if self._fast is None or self.transport.is_closing():
             raise ConnectionResetError("the client has closed the connection")
 
     async def write(self, data: Buffer) -> None:
-        """Send bytes, and return when the client has read nearly all; raises ConnectionError."""
+        """Write bytes, and wait while the write buffer is full; raises ConnectionError."""
         self.check_open()
         self.transport.write(data)
         await self.flushed()
 
     async def flushed(self) -> None:
-        """Return when the client has read nearly everything."""
+        """Wait until the write buffer has drained."""
         while self._is_paused:
             self._resumed = self._loop.create_future()
             try:
@@ -258,10 +260,10 @@ class Connection(asyncio.Protocol):
             finally:
                 self._resumed = None
 
-    # --- the time it has, and the pace of its client ---
+    # --- Timeouts and write flow control ---
 
     def _look(self) -> None:
-        """Close the connection after its idle time, or check again later."""
+        """Close the connection if its idle timeout has expired, or schedule the next check."""
         fast = self._fast
         if fast is None:
             return
@@ -290,14 +292,14 @@ class Connection(asyncio.Protocol):
             self._fast.resume()
 
     def looks_without_progress(self) -> int:
-        """Return how many looks ago the last bytes left, or no answer waited for its client."""
+        """Return the number of checks since the write buffer last shrank or was empty."""
         waits = self.held.waits_in_transport if self._fast is not None else 0
         return self._stall.look(waits, waits=waits > 0)
 
-    # --- shutdown ---
+    # --- Shutdown ---
 
     def drain(self) -> None:
-        """Limit the wait for a body to a drain's."""
+        """Move a request with an incomplete body to the general path and its drain timeout."""
         if self._fast is not None:
             self._fast.hand_over()
 
@@ -309,11 +311,11 @@ class Connection(asyncio.Protocol):
             self.force_close()
 
     def _end(self, fast: FastPath) -> None:
-        """Close the connection behind its last answer.
+        """Close the connection after its last answer.
 
-        What still comes is read for a while, and dropped: to close a socket of which something was
-        not read takes the answer away from the client (RFC 9112, 9.6). A server that drains waits
-        only for those that have sent more already.
+        Bytes that still arrive are read and discarded for a while: closing a socket with unread
+        bytes would reset it, and the client could lose the answer (RFC 9112, 9.6). A draining
+        server lingers only for clients that have already sent more.
         """
         request, transport = self._request, self.transport
         has_more = fast.has_ahead or request is None or not request.body.is_complete
@@ -327,7 +329,7 @@ class Connection(asyncio.Protocol):
         try:
             transport.write_eof()
         except OSError:
-            transport.close()  # the client was quicker
+            transport.close()  # the client has disconnected
             return
         transport.resume_reading()
         if self._later is not None:
@@ -335,11 +337,11 @@ class Connection(asyncio.Protocol):
         self._later = self._loop.call_later(_LINGER_SECONDS, transport.close)
 
     def force_close(self) -> None:
-        """Close the connection, and read no more of it."""
+        """Stop reading, and close the connection once the write buffer is empty."""
         self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off, cancelling its requests."""
+        """Close the connection immediately, and cancel its request."""
         if self._fast is not None:
             self._fast.abort()
 
@@ -357,5 +359,5 @@ class Connection(asyncio.Protocol):
 
 
 _AT_REST, _GENERAL = State.IDLE, State.GENERAL
-"""Global names, since looking up a member of an enum takes a while."""
+"""Module globals, because looking up an enum member is slow."""
 _IDLE = frozenset({State.IDLE, State.BLOCKED})

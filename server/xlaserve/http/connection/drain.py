@@ -1,4 +1,4 @@
-"""The graceful end of an HTTP server: requests in flight are answered, nothing is reset."""
+"""Graceful shutdown of an HTTP server: answers requests in flight and resets no connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from xlaserve.http.connection.connection import Connection, Server
 from xlaserve.net.accepting import Acceptor
 
 _IDLE_SECONDS = 0.25
-"""Seconds for which a drain keeps idle connections: a request may be on its way."""
+"""Seconds for which idle connections are kept open, since a request may already be in transit."""
 _HANDSHAKE_SECONDS = 1.0
-"""Seconds for which a drain waits for TLS handshakes, without requests so far."""
+"""Seconds to wait for pending TLS handshakes."""
 _FAREWELL_SECONDS = 2.0
-"""Seconds for which a stop waits for aborted connections."""
+"""Seconds to wait for aborted connections to close."""
 _LOOK_SECONDS = 0.01
 
 
 class Drain:
-    """Ends the connections of a server, once it is run.
+    """Drains the connections of a server.
 
-    A server that drains accepts what waits in the accept queue and then closes its socket, so that
-    further clients are refused and none is reset. Each answer from then on says `Connection: close`
-    (RFC 9112, 9.6). A connection without a request is left open for a moment, since one may be on
-    its way (RFC 9112, 9.5), a body that does not come is refused, and what takes longer than the
-    grace is cut off.
+    The server accepts the connections in the accept queue and then closes the listening socket, so
+    that new clients are refused and none is reset. Every later answer has `Connection: close` (RFC
+    9112, 9.6). Idle connections stay open briefly, since a request may be in transit (RFC 9112,
+    9.5). Bodies that stop arriving are refused, and connections that outlast the grace period are
+    aborted.
     """
 
     def __init__(
@@ -34,17 +34,14 @@ class Drain:
         end_streams: Callable[[], None],
         acceptor: Acceptor,
     ) -> None:
-        """`end_streams` ends running event streams when the grace period expires.
-
-        A body that has not come by then is refused.
-        """
+        """`end_streams` ends running event streams when the grace period expires."""
         self._server = server
         self._bodies = bodies
         self._end_streams = end_streams
         self._acceptor = acceptor
 
     async def run(self, grace_seconds: float) -> None:
-        """Answer running requests within the time, cut off the rest, and stop."""
+        """Answer requests in flight until the grace period ends, then abort the rest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_seconds
         self._server.is_draining = True
@@ -72,7 +69,7 @@ class Drain:
         return list(self._server.connections)
 
     async def _closed(self, until: float) -> None:
-        """Return when every connection is closed, or the time has come."""
+        """Wait until every connection is closed, or until loop time `until`."""
         loop = asyncio.get_running_loop()
         while self._server.connections and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)

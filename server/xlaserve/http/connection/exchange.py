@@ -1,4 +1,4 @@
-"""A request of another protocol on the HTTP port, and the means to answer it."""
+"""A request of another protocol on the HTTP port, with everything needed to answer it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from xlaserve.serving.call import Peer
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request whose host and origin were checked, and nothing else."""
+    """A request whose Host and Origin were checked; it has not passed the gates."""
 
     request: Request
     path: str
-    """Its target without the query."""
+    """The request target without its query."""
     media_type: str
-    """Media type of its body, in lower case."""
+    """Media type of the body, in lower case."""
     peer: Peer
     held: Held
     read: Callable[[], Awaitable[memoryview]]
     """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     headers: Mapping[str, str]
-    """Headers that the answer has besides its own."""
+    """Headers to add to the answer."""
 
 
 class OtherProtocol(Protocol):
-    """Answers requests of another protocol on REST's port; each passes the gates there."""
+    """Answers requests of another protocol on the REST port; it passes them through the gates."""
 
     def takes(self, media_type: str) -> bool:
-        """Tell whether a POST with a body of this type, in lower case, is of the protocol."""
+        """Tell whether a POST with this media type, in lower case, belongs to the protocol."""
         ...
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer a request, and return when the answer was sent."""
+        """Send the answer to a request."""
         ...

@@ -1,7 +1,7 @@
 """The HTTP fast path: requests with known header blocks need no parser or task.
 
-It parses nothing: what a header block means it was told when the general path had read the same
-bytes. It only accepts. What it does not recognise goes the general path, which has the last word.
+It does not parse header blocks: the general path has parsed the same bytes before and cached a plan
+for them. It never rejects a request; the general path handles every one that it does not recognize.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from xlaserve.serving.inference import Pending
 
 _END = b"\r\n\r\n"
 _PARSED_TIMES = 12
-"""Maximum expansion of a short body by parsing: strings of two letters."""
+"""Maximum memory of a parsed short body relative to its size; the worst case is short strings."""
 
-# The columns of the table that ordinary requests pass.
+# Columns of the state table, used directly in the hot path.
 _BEGUN = COLUMNS[Input.BEGUN]
 _ANSWERED = COLUMNS[Input.ANSWER]
 _ANSWERED_LAST = COLUMNS[Input.LAST_ANSWER]
 
 
 class Draining(Protocol):
-    """The server's state, as far as needed here."""
+    """The server state that a fast path reads."""
 
     is_draining: bool
-    """Whether each answer closes its connection."""
+    """Whether every answer closes its connection."""
 
 
 class Owner(Protocol):
-    """The connection whose bytes a fast path takes."""
+    """The connection that owns a fast path."""
 
     held: Held
-    """The account of the connection."""
+    """Memory account of the connection."""
     peer: Peer
     """The client."""
 
@@ -52,16 +52,16 @@ class Owner(Protocol):
         ...
 
     def take_over(self, data: bytes) -> None:
-        """Give the general path bytes that begin where a request does."""
+        """Continue on the general path; `data` starts at the beginning of a request."""
         ...
 
     def force_close(self) -> None:
-        """Close the connection."""
+        """Stop reading, and close the connection once the write buffer is empty."""
         ...
 
 
 class FastPath(Lifecycle):
-    """Answers the requests of one connection whose header blocks are known."""
+    """Answers those requests of a connection whose header blocks are known."""
 
     __slots__ = (
         "_account",
@@ -103,23 +103,23 @@ class FastPath(Lifecycle):
         """Loop time of the last answer."""
         self._ahead = Ahead(transport)
         self._plan: Plan | None = None
-        """Plan of the request received or executed."""
+        """Plan of the request that is being received or executed."""
         self._call: Pending | asyncio.Task[HttpResponse] | None = None
-        """The request in flight, or its answer being prepared."""
+        """The request in flight, or the task that finishes its answer."""
         self._part = bytearray()
-        """While RECEIVING: the request, as much of it as has come."""
+        """In state RECEIVING: the received bytes of the request."""
         self._timer: asyncio.TimerHandle | None = None
-        """While RECEIVING: when the request is handed over."""
+        """In state RECEIVING: timer after which the general path takes over the request."""
         self._turn: asyncio.Handle | None = None
-        """While QUEUED: the scheduled iteration."""
+        """In state QUEUED: handle of the scheduled callback."""
         self._waited_seconds = 0.0
         self._opened_ns = 0
-        """When the header block of a pending body arrived; 0 for none."""
+        """Arrival time of the header block of an incomplete request; 0 if there is none."""
 
-    # --- bytes ---
+    # --- Received bytes ---
 
     def receive(self, data: bytes) -> None:
-        """Take bytes; in IDLE they begin where a request does."""
+        """Handle received bytes; in state IDLE they start at the beginning of a request."""
         if self.state is State.IDLE:
             self.read(data)
         elif self.state is State.RECEIVING:
@@ -128,7 +128,7 @@ class FastPath(Lifecycle):
             self._keep(data)
 
     def read(self, data: bytes) -> None:
-        """Take bytes that begin where a request does, in IDLE."""
+        """Handle bytes in state IDLE; they start at the beginning of a request."""
         end = data.find(_END) + len(_END)
         head = data[:end] if end >= len(_END) else b""
         plan = self._plans.get(head) or self._shaped.find(head)
@@ -141,7 +141,7 @@ class FastPath(Lifecycle):
             self._begin(plan, head, memoryview(data)[end:])
         elif len(data) < size:
             if self._server.is_draining:
-                # The general path alone gives a body no longer than the server still has.
+                # While the server drains, only the general path enforces the shorter body timeout.
                 self.change(Input.GENERAL_BEGUN)
                 self._owner.take_over(data)
             else:
@@ -151,7 +151,7 @@ class FastPath(Lifecycle):
             self._keep(memoryview(data)[size:])
 
     def _admits(self, plan: Plan) -> bool:
-        """Tell whether a body may be executed under memory pressure, which may make it wait."""
+        """Tell whether memory is available for a body; if not, the general path makes it wait."""
         return self._account.admits(_PARSED_TIMES * plan.length)
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
@@ -182,7 +182,7 @@ class FastPath(Lifecycle):
         return data
 
     def hand_over(self) -> None:
-        """Give the general path a request with an incomplete body, if there is one."""
+        """Move a request with an incomplete body to the general path."""
         if self.state is State.RECEIVING:
             assert self._timer is not None
             left = self._timer.when() - self._loop.time()
@@ -192,23 +192,23 @@ class FastPath(Lifecycle):
             self._owner.take_over(data)
 
     def take_waited_seconds(self) -> float:
-        """Return how long a request waited for its body before it was handed over, once."""
+        """Return, and reset, the seconds that a handed-over request has waited for its body."""
         waited, self._waited_seconds = self._waited_seconds, 0.0
         return waited
 
     def take_opened_ns(self) -> int:
-        """Return once when the header block of a pending body arrived; else 0."""
+        """Return and reset the arrival time of the header block; 0 if the body came with it."""
         opened, self._opened_ns = self._opened_ns, 0
         return opened
 
-    # --- what was sent ahead ---
+    # --- Pipelined bytes ---
 
     def _count_ahead(self) -> None:
         self._owner.held.set_ahead(len(self._ahead.data) + len(self._part))
 
     @property
     def has_ahead(self) -> bool:
-        """Tell whether unread pipelined bytes are kept."""
+        """Tell whether pipelined bytes are buffered."""
         return bool(self._ahead.data)
 
     def _keep(self, data: bytes | memoryview) -> None:
@@ -222,13 +222,13 @@ class FastPath(Lifecycle):
             self.change(Input.AHEAD)
 
     def _queue(self) -> None:
-        """Yield to other connections if requests are pipelined."""
+        """Schedule the next pipelined request, so that other connections are served in between."""
         if self._ahead.data and self.state is State.IDLE:
             self.change(Input.AHEAD)
             self._turn = self._loop.call_soon(self._take_turn)
 
     def return_from_general(self) -> None:
-        """Continue with bytes that came during a general-path request."""
+        """Continue with the bytes that arrived during a general-path request."""
         self.change(Input.GENERAL_DONE)
         self._queue()
 
@@ -238,31 +238,31 @@ class FastPath(Lifecycle):
             return
         try:
             self.change(Input.TURN)
-            # The first request alone: what is behind it is not copied for each one.
+            # Take only the first request, rather than copy all pipelined bytes for each one.
             head = head_of(self._ahead.data)
             plan = self._plans.get(head) or self._shaped.find(head)
             size = None if plan is None else len(head) + plan.length
-            # Reading goes on before the bytes are handed on: their receiver may pause it again.
+            # Take the bytes before `read`, which may pause reading again: `take` may resume it.
             data = self._ahead.take(size)
             self._count_ahead()
             self.read(data)
             self._queue()
         except BaseException:
-            # As where asyncio hands over bytes: its client is not to wait for ever.
+            # Like asyncio when data_received raises: the client must not wait forever.
             self._transport.abort()
             raise
 
     def resume(self) -> None:
-        """Go on, since the client reads its answers again."""
+        """Resume pipelined requests, because the client reads its answers again."""
         self.change(Input.RESUME)
         self._queue()
 
-    # --- requests ---
+    # --- Requests ---
 
     def _begin(self, plan: Plan, head: bytes, body: memoryview) -> None:
         opened, self._opened_ns = self._opened_ns, 0
         try:
-            # The headers of this request, and not of the one that the plan was made of.
+            # Use the headers of this request, not of the request that the plan was made from.
             begun = plan.begin(body, self._done, BlockHeaders(head), self._peer, opened)
         except ENDS:
             raise
@@ -278,11 +278,11 @@ class FastPath(Lifecycle):
         self.state = _BEGUN[self.state]
         self._plan = plan
         self._call = begun  # type: ignore[assignment]
-        # What is answered at once was there no longer than the bytes that it came in.
+        # An immediate answer is not charged: its parsed body is already freed.
         self._account.hold(_PARSED_TIMES * plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
-        """Take the answer to the request in flight."""
+        """Handle the answer to the request in flight."""
         plan = self._plan
         assert plan is not None
         self._call = None
@@ -300,12 +300,12 @@ class FastPath(Lifecycle):
         if not isinstance(error, ENDS):
             self._finish(plan, translate(error, method=plan.method, path=plan.path))
         else:
-            # It was cancelled: so ends a connection whose handler is.
+            # The call was cancelled: close the connection, as when a handler is cancelled.
             self.end(Input.CLOSE)
             self._owner.force_close()
 
     def _finish(self, plan: Plan, answer: HttpResponse) -> None:
-        """Write an answer, perhaps not as it is and not now."""
+        """Write an answer, possibly after a task has compressed it."""
         finishing = plan.finish(answer, self._account) if plan.finish is not None else None
         if finishing is None:
             self._write(plan, answer)
@@ -325,18 +325,18 @@ class FastPath(Lifecycle):
         self._account.release(_PARSED_TIMES * self._plan.length)
         try:
             self._write(self._plan, finishing.result())
-        except BaseException as error:  # whatever it is, the client waits
+        except BaseException as error:  # every error must be answered: the client waits
             self._fail(self._plan, error)
         self._queue()
 
-    # --- answers ---
+    # --- Answers ---
 
     def _write(self, plan: Plan, answer: HttpResponse) -> None:
         transport, is_last = self._transport, self._server.is_draining
         if transport.is_closing():
             self.end(Input.CLOSE)
             return
-        # First, since a write can make the connection BLOCKED.
+        # Change the state first, since a write can pause the transport and so set BLOCKED.
         self.state = (_ANSWERED_LAST if is_last else _ANSWERED)[self.state]
         parts = answer.parts
         body = parts[0] if len(parts) == 1 else None
@@ -363,10 +363,10 @@ class FastPath(Lifecycle):
                 transport.write(part)
             self._owner.held.end_answer()
 
-    # --- shutdown ---
+    # --- Shutdown ---
 
     def end(self, happening: Input) -> None:
-        """Cancel unanswered requests after CLOSE or LOST."""
+        """Cancel the request in flight after CLOSE or LOST, and discard buffered bytes."""
         self.change(happening)
         call, self._call = self._call, None
         if call is not None:
@@ -379,11 +379,11 @@ class FastPath(Lifecycle):
         self._ahead.clear()
 
     def abort(self) -> None:
-        """Cut the connection off, unsent bytes included."""
+        """Abort the connection, and discard unsent bytes."""
         self._transport.abort()
 
 
 def head_of(data: bytes | bytearray) -> bytes:
-    """Return request line and headers with the empty line; empty if incomplete."""
+    """Return the header block including its empty line, or empty bytes if it is incomplete."""
     end = data.find(_END)
     return bytes(data[: end + len(_END)]) if end >= 0 else b""

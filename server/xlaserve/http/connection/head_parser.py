@@ -1,4 +1,4 @@
-"""Header blocks of requests, parsed by llhttp, and the framing of their bodies."""
+"""Parsing of request header blocks by llhttp, and the framing of bodies."""
 
 import re
 from http import HTTPStatus
@@ -11,13 +11,13 @@ _BREAK = b"\r\n"
 _NOTHING_YET = frozenset({b"", b"\r"})
 _MOST_FIELDS = 128
 _MOST_LONG_LINES = 8
-"""Maximum number of longest lines in a header block."""
+"""Maximum size of a header block, as a multiple of the longest allowed line."""
 _VERSION = re.compile(rb"(?P<method>[!-~]+) +[!-~]+ HTTP/(?P<version>[0-9]\.[0-9])(?:\r|$)")
 _VERSIONS = frozenset({b"1.0", b"1.1"})
 _PREFACE = b"PRI"
-"""Method of the first bytes of HTTP/2 (RFC 9113, 3.4): no request of any version."""
+"""Method of the HTTP/2 preface (RFC 9113, 3.4), which is not a request of any version."""
 _ABSOLUTE = re.compile(r"https?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-"""A target in absolute form (RFC 9112, 3.2.2)."""
+"""A request target in absolute form (RFC 9112, 3.2.2)."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@,\s]*)(:[0-9]*)?")
 
 
@@ -30,10 +30,10 @@ class Malformed(Exception):
 
 
 class HeadParser:
-    """Reads one header block, which may come in parts.
+    """Parses one header block, which may arrive in parts.
 
-    What is no request is refused as soon as that is seen. A block ends at its first empty line, and
-    llhttp has to agree: nothing behind it is shown to llhttp.
+    A malformed block is refused as soon as possible. A block ends at its first empty line; llhttp
+    never sees the bytes after it and must agree that the block is complete.
     """
 
     def __init__(self, max_line_bytes: int) -> None:
@@ -42,27 +42,27 @@ class HeadParser:
         self._is_whole = False
         self._has_begun = False
         self._skipped = 0
-        """Bytes of empty lines before the block."""
+        """Number of bytes of empty lines before the block."""
         self._position = 0
-        """Position of llhttp."""
+        """Offset up to which llhttp has parsed."""
         self._url = b""
         self._fields: list[tuple[str, str]] = []
         self.block = bytearray()
-        """Received bytes; exactly its own once it is complete."""
+        """The received bytes; once the block is complete, exactly the block."""
         self.method = ""
         self.target = ""
-        """The target in origin form; in another form as it came."""
+        """The target in origin form; other forms are unchanged."""
         self.written_target = ""
-        """The target as it stands in the request line."""
+        """The target exactly as in the request line."""
         self.is_1_1 = True
-        """Whether the version is 1.1, and not 1.0."""
+        """Whether the version is HTTP/1.1; otherwise it is HTTP/1.0."""
         self.keeps_alive = True
         self.length: int | None = 0
-        """Bytes of the body; None for one in chunks."""
+        """Length of the body in bytes; None for a chunked body."""
         self.headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
     def feed(self, data: bytes) -> int | None:
-        """Take bytes; return how many of them belong to the block if it is whole now.
+        """Parse bytes; return how many of them belong to the block, or None if it is incomplete.
 
         Raises Malformed.
         """
@@ -87,7 +87,7 @@ class HeadParser:
         if not self._is_whole:
             raise Malformed("the header block does not end at its first empty line")
         self.block = block[self._skipped : end]
-        self._parser = None  # they hold each other
+        self._parser = None  # breaks a reference cycle
         self._read_fields()
         return end - before
 
@@ -105,7 +105,7 @@ class HeadParser:
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # it is for the server to accept it, and this one does not
+            pass  # the server ignores requests to upgrade
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(cause, Malformed):
@@ -113,7 +113,7 @@ class HeadParser:
             self._check_version(self._skipped)
             raise Malformed(str(error)) from None
 
-    # --- as llhttp calls it ---
+    # --- Callbacks of llhttp ---
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -134,10 +134,10 @@ class HeadParser:
         self.method = self._parser.get_method().decode("ascii")
         self.is_1_1 = self._parser.get_http_version() == "1.1"
 
-    # --- what the block says ---
+    # --- Interpretation of the header block ---
 
     def _check_version(self, begin: int) -> None:
-        """Refuse other versions of HTTP, before any other error."""
+        """Refuse unsupported HTTP versions before reporting any other error."""
         found = _VERSION.match(self.block, begin)
         if found is None or found["method"] == _PREFACE:
             return
@@ -160,7 +160,7 @@ class HeadParser:
         self.keeps_alive = "close" not in options and (self.is_1_1 or "keep-alive" in options)
 
     def _read_target(self, headers: CIMultiDict[str]) -> None:
-        """Take the host from a target in absolute form (RFC 9112, 3.2.2)."""
+        """Validate target and Host; an absolute-form target overrides Host (RFC 9112, 3.2.2)."""
         hosts = headers.getall("Host", ())
         if len(hosts) > 1:
             raise Malformed("there is more than one Host")
@@ -184,7 +184,7 @@ class HeadParser:
         self.target = rest if rest[:1] in ("/", "*") else "/" + rest
 
     def _read_framing(self, headers: CIMultiDict[str]) -> None:
-        """Determine the end of the body (RFC 9112, 6.3); llhttp has refused ambiguous ones."""
+        """Determine the body length (RFC 9112, 6.3); llhttp has refused ambiguous framing."""
         length = headers.get("Content-Length")
         if "Transfer-Encoding" not in headers:
             self.length = int(length) if length is not None else 0
@@ -205,6 +205,6 @@ class HeadParser:
 
 
 def tokens(headers: CIMultiDict[str] | CIMultiDictProxy[str], name: str) -> list[str]:
-    """Return the members of a list header in lower case, without empty ones (RFC 9110, 5.6.1)."""
+    """Return the members of a list header in lower case, skipping empty ones (RFC 9110, 5.6.1)."""
     members = ",".join(headers.getall(name, ())).lower().split(",")
     return [member for text in members if (member := text.strip(" \t"))]

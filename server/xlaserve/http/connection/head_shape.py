@@ -1,8 +1,8 @@
-"""The shape of request heads: everything but idle header values and the length.
+"""Regular expressions for the header blocks of a connection, as a shortcut to their plans.
 
-A client writes the same headers in the same order each time. Once some heads in a row were of one
-essence, their shape is a regular expression: one match takes the place of a look at each line. It
-only accepts: what does not match is looked at line by line, as the first ones were.
+A client usually sends the same headers in the same order. After several header blocks with the same
+essence (the block without idle headers and length), a regular expression is compiled, and one match
+replaces the comparison line by line. Blocks that do not match are compared line by line.
 """
 
 import re
@@ -22,31 +22,32 @@ from xlaserve.http.connection.plans import (
 from xlaserve.net.bounded_cache import MakingCache
 
 IN_A_ROW = 8
-"""Heads of one essence after which a shape is made: to make one takes as long as some ten of them.
-The next one takes twice as many, so that a client of ever new shapes pays little for that."""
+"""Consecutive header blocks with the same essence before a regular expression is compiled, which
+costs as much as about ten line-by-line comparisons. The number doubles for each further expression,
+so that clients with ever-changing headers cost little."""
 _MAX_SHAPES = 64
 _SHAPE_BYTES = 1 << 10
-"""Longer heads have no shape: to make one takes up to 2 ms."""
+"""No expression is compiled for longer header blocks: it would take up to 2 ms."""
 _VALUE = b"[ -~]*"
-"""The plain characters of an idle header's value."""
+"""Matches the value of an idle header: printable ASCII."""
 _LENGTH = b" *([0-9]{1,9})"
 
 _MATCHES: Final = MakingCache[bytes, Callable[[bytes], re.Match[bytes] | None]](
     lambda pattern: re.compile(pattern).fullmatch, _MAX_SHAPES
 )
-"""Function that matches heads of a shape, by its pattern; of all connections."""
+"""Compiled match function by pattern, shared by all connections."""
 
 
 class _Shape(NamedTuple):
     match: Callable[[bytes], re.Match[bytes] | None]
     key: bytes
-    """Essence of its header blocks."""
+    """Essence of the matching header blocks."""
     varies: bool
     """Whether they have idle headers."""
 
 
 class ShapedPlans:
-    """Finds the plans of the heads of one connection."""
+    """Finds plans for the header blocks of one connection."""
 
     __slots__ = ("_in_a_row", "_key", "_needed", "_plans", "_shape")
 
@@ -56,11 +57,11 @@ class ShapedPlans:
         self._key = b""
         """Essence of the last header block that was compared line by line."""
         self._in_a_row = 0
-        """Number of consecutive equal ones."""
+        """Number of consecutive header blocks with that essence."""
         self._needed = IN_A_ROW
 
     def find(self, head: bytes) -> Plan | None:
-        """Return the plan of a head, as `Plans.find` does."""
+        """Return the plan for a header block, or None, as `Plans.find` does."""
         shape = self._shape
         if shape is not None and len(head) <= HEAD_BYTES:
             found = shape.match(head)
@@ -87,7 +88,7 @@ class ShapedPlans:
 
 
 def _pattern(head: bytes) -> bytes:
-    """Return the pattern of a header block with an essence and a length."""
+    """Return the pattern for a header block that has an essence and a length."""
     first, *lines = head.split(b"\r\n")
     parts, has_length = [re.escape(first)], False
     for line in lines:

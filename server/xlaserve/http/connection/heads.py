@@ -1,4 +1,4 @@
-"""The known heads of HTTP requests, and the rules for keeping one."""
+"""The known header blocks of a server, and the rules for adding one."""
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -8,21 +8,21 @@ from xlaserve.http.messages import Begin
 from xlaserve.http.threads import INLINE_BYTES
 
 _FRAMING = ("Transfer-Encoding", "Upgrade")
-"""Framing headers besides Content-Length."""
+"""Headers besides Content-Length that affect framing."""
 
 GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site", "Origin")
-"""Headers with an effect that only the general path knows. No other header has one but those that
-a Plan is made from, and those of the connection."""
+"""Headers that only the general path can handle. Every other header is idle, part of a plan, or
+belongs to the connection."""
 
 
 class Heads:
-    """Known header blocks; one table per server."""
+    """The known header blocks of one server."""
 
     def __init__(self, max_heads: int, max_body_bytes: int) -> None:
         self.plans = Plans(max_heads, min(max_body_bytes, INLINE_BYTES))
 
     def learn(self, request: Request, begin: Begin, finish: Finish | None) -> None:
-        """Keep the head of a request that the fast path could have answered as well."""
+        """Cache the header block of a request if the fast path can answer such requests."""
         head, length = request.block, request.body.length
         if (
             length is not None
@@ -36,14 +36,14 @@ class Heads:
 
 
 def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """Return the headers that define a plan: all but the idle ones."""
-    # A list: a generator would be resumed for each of them.
+    """Return the headers that determine a plan: all except the idle ones."""
+    # Build a list: a generator would be slower.
     kept = [(name, value) for name, value in headers.items() if not is_idle(name.lower())]
     return CIMultiDictProxy(CIMultiDict(kept))
 
 
 def _is_plain(head: bytes, request: Request) -> bool:
-    """Tell whether a header block has one line for each parsed header."""
+    """Tell whether the block has exactly one line for each parsed header."""
     line = f"{request.method} {request.written_target} HTTP/1.1\r\n".encode(
         errors="surrogateescape"
     )

@@ -1,4 +1,4 @@
-"""The account of one HTTP connection: a request, its answer, and bytes sent ahead."""
+"""Memory accounting of an HTTP connection: request, answer, and pipelined bytes."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,15 +14,16 @@ _LEAST_READ_BYTES = 16 << 10
 
 
 def read_bytes(limit: int) -> int:
-    """Return how many bytes of an unwanted body are read; up to twice as many come.
+    """Return how many bytes of a body are read before it is granted memory.
 
-    `limit` is that of the ledger: what all who wait have sent ahead is a small part of it.
+    Up to twice as many may arrive. `limit` is the ledger's: the bytes read for all waiting
+    connections are a small part of it.
     """
     return max(_LEAST_READ_BYTES, min(_READ_BYTES, limit // _READ_PART))
 
 
 class Held:
-    """The memory account of a connection, for one request after another."""
+    """The memory account of a connection, reused for each request."""
 
     __slots__ = (
         "_answers",
@@ -39,33 +40,33 @@ class Held:
         self.account = account
         self._transport = transport
         self._answers = False
-        """Whether an answer is being written: all of it counts until that completes."""
+        """Whether an answer is being written; it stays charged until all of it is written."""
         self._is_paused = False
-        """Whether the client does not read."""
+        """Whether the client has stopped reading."""
         self.is_waiting = False
-        """Whether the request waits for memory."""
+        """Whether the request is waiting for memory."""
         self._wire_left = 0
         self.has_overrun = False
-        """Whether that has happened: the connection is no longer read."""
+        """Whether a body exceeded its wire limit, so that the connection is no longer read."""
         self.on_overrun: Callable[[], None] | None = None
-        """Called once when a body exceeds its reservation."""
+        """Called once when a body exceeds its wire limit."""
 
     def close(self) -> None:
-        """Release everything at the end of the connection."""
+        """Release everything when the connection ends."""
         self.account.close()
 
-    # --- the request ---
+    # --- The request ---
 
     async def reserve(self, count: int) -> None:
-        """Return once there is memory for a body of which nothing is kept yet.
+        """Reserve memory for a body before reading it, and wait for memory if necessary.
 
-        Raises BudgetExhausted where that is not worth waiting for.
+        Raises BudgetExhausted if waiting is pointless.
         """
         account = self.account
         if account.admits(count) and not account.ledger.is_behind(count):
             account.hold(count)
             return
-        # What is read of it nevertheless, while it waits.
+        # Charge the bytes that the connection still reads while the request waits.
         ahead = min(count, 2 * read_bytes(account.ledger.limit))
         account.hold(ahead)
         try:
@@ -86,18 +87,18 @@ class Held:
             wait.cancel()
 
     def grow(self, count: int, what: str = "the body") -> None:
-        """Change the request's charge by a number of bytes; raises BudgetExhausted."""
+        """Add `count` bytes, possibly negative, to the request's charge; raises BudgetExhausted."""
         if count < 0:
             self.account.release(-count)
         elif not self.account.reserve(count):
             raise self.account.refusal(what, count)
 
     def end_request(self) -> None:
-        """Release the request's charge: its answer is complete."""
+        """Release the request's charge, because its answer is complete."""
         self.is_waiting = False
         self.account.release_all(Kind.REQUESTS)
 
-    # --- what is around a body ---
+    # --- Limit of received bytes ---
 
     def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
         """Call `on_overrun` if more than this many bytes arrive from now on."""
@@ -109,33 +110,33 @@ class Held:
         self.on_overrun = None
 
     def arrived(self, count: int) -> None:
-        """Count arrived bytes."""
+        """Count received bytes against the limit."""
         overrun = self.on_overrun
         if overrun is not None:
             self._wire_left -= count
             if self._wire_left < 0:
                 self.on_overrun = None
                 self.has_overrun = True
-                # The rest is not even read to be dropped: the connection is closed.
+                # The rest is not even read and discarded: the connection will be closed.
                 self._transport.pause_reading()
                 overrun()
 
-    # --- what comes ahead ---
+    # --- Pipelined bytes ---
 
     def set_ahead(self, size: int) -> None:
-        """Charge bytes of pipelined requests."""
+        """Set the charge for pipelined bytes."""
         change = size - self.account.held_for(Kind.AHEAD)
         if change > 0:
             self.account.hold(change, Kind.AHEAD)
         elif change:
             self.account.release(-change, Kind.AHEAD)
 
-    # --- the answer ---
+    # --- The answer ---
 
     def begin_part(self, size: int) -> None:
         """Charge an answer, or a part of it, until `end_answer`; raises BudgetExhausted.
 
-        One that is short is counted only where it has to wait.
+        A short answer is charged only if the transport has to buffer it.
         """
         if size > JOINED_BYTES:
             if not self.account.reserve(size, Kind.ANSWERS):
@@ -143,30 +144,30 @@ class Held:
             self._answers = True
 
     def begin_admitted(self, size: int) -> None:
-        """Charge an answer until `end_answer` whose call was told that there is memory for it."""
+        """Charge an answer whose call has already been granted the memory, until `end_answer`."""
         self.account.hold(size, Kind.ANSWERS)
         self._answers = True
 
     def end_answer(self) -> None:
-        """Note that the transport has all of an answer, possibly buffered."""
+        """Note that the whole answer was written to the transport, which may still buffer it."""
         self._answers = False
         if not self._is_paused:
             self.account.release_all(Kind.ANSWERS)
 
     @property
     def waits_in_transport(self) -> int:
-        """Return how many bytes wait in the transport for the client."""
+        """Return the number of unsent bytes in the transport's write buffer."""
         return self._transport.get_write_buffer_size()
 
     def pause(self) -> None:
-        """Charge bytes in the transport while the client does not read."""
+        """Charge the transport's write buffer while the client does not read."""
         self._is_paused = True
         more = self.waits_in_transport - self.account.held_for(Kind.ANSWERS)
         if more > 0:
             self.account.hold(more, Kind.ANSWERS)
 
     def resume(self) -> None:
-        """Count it no more: the client has read nearly all."""
+        """Release that charge, because the client has read nearly everything."""
         self._is_paused = False
         if not self._answers:
             self.account.release_all(Kind.ANSWERS)

@@ -1,8 +1,8 @@
-"""Hosts and origins that browsers may send requests from (RFC 9110, 7.2; RFC 6454).
+"""Allowed hosts and origins of requests from browsers (RFC 9110, 7.2; RFC 6454).
 
-A page of another site can have a browser send requests here: it names its own origin then, or,
-where its name was made to resolve to this machine (DNS rebinding), itself as the host. An address
-cannot be made to resolve to another one, so any is taken as a host.
+A page of another site can make a browser send requests to this server. Such a request has the
+page's origin, or, after DNS rebinding, the site's name as its host. IP addresses cannot be rebound,
+so every address is accepted as a host.
 """
 
 import re
@@ -27,7 +27,7 @@ _PORTS: Mapping[str, str] = {"http": ":80", "https": ":443"}
 
 
 class Origins:
-    """Names of this server, and allowed origins (Fetch, 3.3)."""
+    """The names of this server, and the allowed origins (Fetch, 3.3)."""
 
     def __init__(self, hosts: Iterable[str] = (ANY,), origins: Iterable[str] = ()) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts) | _LOOPBACK
@@ -35,10 +35,10 @@ class Origins:
 
     @classmethod
     def of(cls, settings: Settings) -> "Origins":
-        """Return what the settings say; raises InvalidSettings for what is no name, or no origin.
+        """Create the rules from the settings; raises InvalidSettings for an invalid name or origin.
 
-        A server that others than this machine reach is known by the name of the machine too, and
-        one of SageMaker by whatever the platform calls it.
+        The names include this machine's host name. On SageMaker, every host is accepted unless
+        `allowed_host` is set.
         """
         hosts = [*settings.allowed_host, settings.host, socket.gethostname()]
         if settings.sagemaker and not settings.allowed_host:
@@ -58,11 +58,11 @@ class Origins:
         return bool(self._origins)
 
     def check(self, headers: Headers, peer: Peer) -> str | None:
-        """Return the foreign origin that a request comes from, which is one of those that may.
+        """Return the allowed foreign origin of a request.
 
-        None for a request of no page, or of a page of this server. Raises WrongHost or WrongOrigin.
-        No browser opens a unix socket, and clients write there as host whatever they like; but for
-        a trusted proxy, which is a browser's way to one.
+        Returns None if the request has no origin or the server's own. Raises WrongHost or
+        WrongOrigin. The host is not checked on a unix socket, which browsers cannot open and
+        where clients send arbitrary hosts, unless a trusted proxy forwards the request.
         """
         host = headers.get("host")
         is_checked = peer.address != UNIX or peer.proxy
@@ -76,7 +76,7 @@ class Origins:
         return origin
 
     def is_named(self, host: str) -> bool:
-        """Tell whether a host is one of the names of this server."""
+        """Tell whether a host is a name of this server."""
         if ANY in self._hosts:
             return True
         found = _HOST.fullmatch(host)
@@ -86,11 +86,11 @@ class Origins:
         return name.rstrip(".") in self._hosts or _is_address(name)
 
     def allows(self, origin: str) -> bool:
-        """Tell whether pages of an origin are allowed."""
+        """Tell whether pages from an origin are allowed."""
         return ANY in self._origins or origin.lower() in self._origins
 
     def answer_headers(self, headers: Headers) -> Mapping[str, str]:
-        """Return the CORS headers for a page of an allowed origin."""
+        """Return the CORS headers for a page with an allowed origin."""
         origin = headers.get("origin") if self._origins else None
         if origin is None or not self.allows(origin):
             return _NONE
@@ -101,10 +101,10 @@ class Origins:
         }
 
     def preflight(self, method: str, headers: Headers) -> Mapping[str, str] | None:
-        """Return the headers that answer a browser which asks whether a page may ask (Fetch, 4.8).
+        """Return the headers that answer a CORS preflight request (Fetch, 4.8).
 
-        None for any other request. Browsers show no credentials with it: the answer is the same
-        whatever is asked for, and whether it is there.
+        Returns None for any other request. A preflight has no credentials, so the answer must not
+        depend on the path or on whether it exists.
         """
         if method != "OPTIONS" or headers.get("access-control-request-method") is None:
             return None
@@ -129,9 +129,9 @@ def _is_address(name: str) -> bool:
 
 
 def _is_of(origin: str, host: str, asked: str) -> bool:
-    """Tell whether an origin is that of a host, of which the usual port may be left out.
+    """Tell whether an origin and a host are the same; either may omit the default port.
 
-    `asked` is the scheme of the request; empty where it is not known.
+    `asked` is the scheme of the request, or an empty string if it is unknown.
     """
     scheme, _, authority = origin.partition("://")
     port = _PORTS.get(scheme)

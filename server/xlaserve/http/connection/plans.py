@@ -1,4 +1,4 @@
-"""Plans of HTTP requests, cached by header block: all bytes or the relevant ones."""
+"""Plans of HTTP requests, cached by header block or by its relevant lines."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from xlaserve.net.bounded_cache import BoundedCache, MakingCache, remembered
 from xlaserve.net.ledger import Account
 
 HEAD_BYTES = 4 << 10
-"""Longer header blocks are not known."""
+"""Longer header blocks are not cached."""
 _MAX_LINES = 64
 _MAX_ONCE = 256
 
@@ -45,22 +45,22 @@ IDLE_NAMES: Final = frozenset(
         "traceparent",
         "tracestate",
         "uber-trace-id",
-        # sent by browsers; Origin and Sec-Fetch-Site decide
+        # sent by browsers; of these, only Origin and Sec-Fetch-Site matter
         "sec-fetch-dest",
         "sec-fetch-mode",
         "sec-fetch-user",
         "upgrade-insecure-requests",
     )
 )
-"""Headers that differ between requests, and that no plan is made from; in lower case.
+"""Idle headers, in lower case: they vary between requests and are not part of a plan.
 
-They have no effect on how a request is read. What else follows from them, as permissions do, is
-decided for each request, from its own headers.
+They do not affect how a request is parsed. Other effects, such as permissions, are evaluated for
+each request from its own headers.
 """
 IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
 """Name prefixes of further idle headers."""
 DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
-"""Prefixes of relevant names among those of `IDLE_PREFIXES`."""
+"""Exceptions to `IDLE_PREFIXES`: headers with these prefixes are part of a plan."""
 _LENGTH = "content-length"
 _MAX_LENGTH_DIGITS = 9
 _MAX_NAME_BYTES = 64
@@ -71,7 +71,7 @@ _PLAIN = bytes(range(0x20, 0x7F))
 
 @remembered(_MAX_NAME_BYTES, _MAX_NAMES)
 def is_idle(name: str) -> bool:
-    """Tell whether headers of a name, in lower case, decide nothing of how a request is read."""
+    """Tell whether a header, by its lower-case name, never affects how a request is parsed."""
     if name in IDLE_NAMES:
         return True
     return name.startswith(IDLE_PREFIXES) and not name.startswith(DECIDING_PREFIXES)
@@ -89,28 +89,28 @@ def _role(name: bytes) -> int:
 
 
 _ROLES: Final = MakingCache(_role, _MAX_NAMES)
-"""Header name as clients write it -> its role."""
+"""Role of each header, by its name as clients write it."""
 
 
 def role_of(line: bytes, end: int) -> int:
-    """Return the role of a line whose name ends at `end`."""
+    """Return the role of a header line whose name ends at `end`."""
     return _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
 
 
 Finish: TypeAlias = Callable[[HttpResponse, Account], "asyncio.Task[HttpResponse] | None"]
-"""Return what makes an answer ready that cannot leave as it is; None for one that can."""
+"""Returns a task that compresses an answer, or None if the answer can be written unchanged."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The meaning of a header block."""
+    """How to execute the requests that have a certain header block."""
 
     method: str
     path: str
     length: int
-    """Bytes of the body."""
+    """Length of the body in bytes."""
     begin: Begin
     finish: Finish | None = None
-    """None where every answer can leave as it is."""
+    """None if every answer can be written unchanged."""
 
     def with_length(self, length: int) -> "Plan":
         """Return the plan for a body of another length."""
@@ -120,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Plans:
-    """Plans of a server, by header block with its request line and empty line."""
+    """Plans of a server, keyed by header block including the request line and the empty line."""
 
     def __init__(self, max_heads: int, max_length: int) -> None:
         known = BoundedCache[bytes, Plan](max_heads)
@@ -128,24 +128,24 @@ class Plans:
         self._alike = BoundedCache[bytes, Plan](max_heads)
         self._max_length = max_length
         self._once: set[int] = set()
-        """Hashes of header blocks seen once; on their second use they are cached."""
+        """Hashes of header blocks seen once; they are cached when seen again."""
         self.get = known.get
-        """Returns the plan of a known header block, None for others."""
+        """Returns the plan for a known header block, or None."""
 
     def keep(self, head: bytes, plan: Plan) -> None:
-        """Cache a header block whose inner lines are one header each."""
+        """Cache the plan for a header block that has one line for each header."""
         if plan.length <= self._max_length and len(head) <= HEAD_BYTES:
             self._known.keep(head, plan)
             essence = essence_of(head)
-            # A length that is written in another way is still in the key, and one more would pass.
+            # A length in another notation stays in the key, and a second length would go unnoticed.
             if essence is not None and essence[1] == plan.length:
                 self._alike.keep(essence[0], plan)
 
     def find(self, head: bytes) -> Plan | None:
-        """Return the plan of a head that differs from a known one in nothing but its length.
+        """Return the plan of a similar block, which differs only in length and idle headers.
 
-        And in idle headers. They are removed as whole lines of plain characters, so that what is
-        left is what is left of a head that was read.
+        Idle headers are removed as whole lines of printable ASCII, so that the remaining lines
+        are exactly those of a block that the general path has parsed.
         """
         if not head or len(head) > HEAD_BYTES:
             return None
@@ -155,7 +155,7 @@ class Plans:
         return self.find_alike(head, *essence)
 
     def find_alike(self, head: bytes, key: bytes, length: int | None, varies: bool) -> Plan | None:
-        """Return the plan of a head whose essence is known."""
+        """Return the plan for a header block whose essence is known."""
         plan = self._alike.get(key)
         if plan is None or length is None or length > self._max_length:
             return None
@@ -175,11 +175,11 @@ class Plans:
 
 
 def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
-    """Return a head without what differs between requests, its length, and if it has idle headers.
+    """Return the essence of a header block, the body length, and whether it has idle headers.
 
-    The length is None where there is not one, or more. The essence is None of a head that is not
-    plain: with other characters than ASCII has, with very many lines, or with an idle header twice,
-    which the general path may refuse.
+    The essence is the block without idle headers and length. The length is None unless there is
+    exactly one. Returns None for a block that is not plain: non-ASCII or control characters, too
+    many lines, or a repeated idle header, which the general path may refuse.
     """
     first, *lines = head.split(b"\r\n")
     count = len(lines)
@@ -204,6 +204,6 @@ def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
 
 
 def is_number(value: bytes) -> bool:
-    """Tell whether a Content-Length is supported: up to nine digits, after spaces."""
+    """Tell whether a Content-Length value is supported: at most nine digits after spaces."""
     digits = value.lstrip(b" ")
     return digits.isdigit() and len(digits) <= _MAX_LENGTH_DIGITS

@@ -1,4 +1,4 @@
-"""The body of a request as it arrives: bounded, delivered on demand."""
+"""The body of a request as it arrives, with backpressure."""
 
 import asyncio
 from collections import deque
@@ -8,7 +8,7 @@ from xlaserve.http.connection.chunks import BodyFault, Chunks
 
 
 class Body:
-    """Bytes of one body; the connection reads no more while many wait."""
+    """The received bytes of one body; reading pauses while too many are unread."""
 
     __slots__ = (
         "_chunks",
@@ -25,9 +25,9 @@ class Body:
     )
 
     def __init__(self, length: int | None, transport: asyncio.Transport, most_bytes: int) -> None:
-        """`length` is None for a body in chunks; up to `most_bytes` wait, and one read more."""
+        """`length` is None for a chunked body. Reading pauses above `most_bytes` unread bytes."""
         self.length = length
-        """Bytes of the body; None where only its end will tell."""
+        """Length of the body in bytes; None for a chunked body."""
         self._transport = transport
         self._most_bytes = most_bytes
         self._chunks = Chunks() if length is None else None
@@ -37,17 +37,17 @@ class Body:
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self.fault: BodyFault | None = None
-        """Its framing error, after which the next request's start is unknown."""
+        """A framing error, after which the start of the next request is unknown."""
         self.is_complete = length == 0
-        """Whether all of it has come."""
+        """Whether the whole body has arrived."""
 
     @property
     def chunks(self) -> int:
-        """Return how many chunks have come."""
+        """Return the number of chunks received."""
         return 0 if self._chunks is None else self._chunks.count
 
     def feed(self, data: bytes) -> int:
-        """Take bytes, and return how many of them are of the body: the rest is not touched."""
+        """Take bytes, and return how many of them belong to the body."""
         if self.fault is not None:
             return len(data)
         if self._chunks is None:
@@ -81,7 +81,7 @@ class Body:
             self._transport.resume_reading()
 
     async def read(self) -> bytes:
-        """Return the next bytes; empty at the end. Raises BodyFault."""
+        """Return the next bytes, or empty bytes at the end of the body. Raises BodyFault."""
         while not self._pieces and not self.is_complete:
             if self.fault is not None:
                 raise self.fault

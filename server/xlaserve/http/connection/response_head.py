@@ -13,7 +13,7 @@ Fields = Iterable[tuple[str, str]]
 
 
 def response_head(answer: HttpResponse, size: int, *, is_last: bool) -> bytes:
-    """Return the header block of an answer with this body size."""
+    """Return the header block of an answer with a body of this size."""
     headers = tuple(answer.headers.items()) if answer.headers else ()
     if is_last:
         headers = (*headers, ("Connection", "close"))
@@ -28,14 +28,14 @@ def short_head(
     date_seconds: int,
     headers: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Write a header block with a date; the same call, by far the most common, runs no Python."""
+    """Return a header block with a Date; identical calls within a second hit the cache."""
     framing = (("Content-Length", str(size)),)
     fields = (("Content-Type", content_type), ("Server", NAME), *headers, *framing)
     return any_head(status, fields, date_seconds)
 
 
 def any_head(status: HTTPStatus, fields: Fields, date_seconds: int) -> bytes:
-    """Return a header block with a date; raises ValueError for values with line breaks."""
+    """Return a header block with a Date; raises ValueError if a value contains a line break."""
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",
         *[f"{name}: {value}" for name, value in fields],

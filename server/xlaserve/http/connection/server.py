@@ -1,4 +1,4 @@
-"""The HTTP server: dispatches requests of the general path by the table of routes."""
+"""The HTTP server: dispatches general-path requests by the route table."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,11 +41,11 @@ from xlaserve.serving.call_record import attach
 from xlaserve.serving.gates import Gates
 
 _COMPRESSED_BYTES = 1 << 10
-"""Smaller answers do not become smaller by much."""
+"""Smaller answers are not worth compressing."""
 _NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
-"""Headers that make proxies pass a stream on unbuffered and uncached."""
+"""Headers that prevent proxies from buffering or caching a stream."""
 _SERVER = "*"
-"""Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
+"""Target of an OPTIONS request for the server as a whole (RFC 9110, 9.3.7)."""
 _VARIED = {"Vary": "Accept-Encoding"}
 _VARYING_METHODS = frozenset({"GET", "HEAD"})
 """Methods with cacheable answers (RFC 9111, 3), which need `Vary`."""
@@ -54,20 +54,20 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of connections."""
+    """Limits of the server and its connections."""
 
     max_connections: int
     max_header_bytes: int
     idle_seconds: float
-    """Seconds for which a connection may be idle, or take for a header block."""
+    """Seconds for which a connection may be idle, or may take to send a header block."""
     body: BodyLimits
     max_heads: int
-    """Limit of known header blocks."""
+    """Maximum number of cached header blocks."""
     answer_seconds: float = 120.0
-    """Seconds for a client to read more of its queued answer."""
+    """Seconds after which a client that does not read its answer is disconnected."""
     handshake_seconds: float = 5.0
     compress_answers: bool = True
-    """Whether answers are compressed for clients that accept it."""
+    """Whether to compress answers for clients that accept it."""
 
 
 class HttpServer:
@@ -84,9 +84,9 @@ class HttpServer:
         origins: Origins | None = None,
         other: OtherProtocol | None = None,
     ) -> None:
-        """`origins` are the hosts and origins of requests that are taken; None for all hosts.
+        """`origins` are the accepted hosts and origins; None accepts all hosts.
 
-        `other` is a protocol besides REST, which is served where pages of other origins may ask.
+        `other` is a further protocol on this port; it is served only if other origins are allowed.
         """
         self._gates = gates
         self._origins = origins or Origins()
@@ -103,7 +103,7 @@ class HttpServer:
         self._looks: Rounds[Connection] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
-        """Calls whose answers are being sent part by part."""
+        """Calls whose answers are being streamed."""
 
     def listen(
         self,
@@ -112,9 +112,9 @@ class HttpServer:
         *,
         name: str = "http_endpoint",
     ) -> None:
-        """Serve the connections of a socket that is bound and listens.
+        """Serve connections on a bound, listening socket.
 
-        `name` is the setting of the endpoint, as peers show it.
+        `name` is the setting that defines the endpoint, as peers show it.
         """
         limits = self._limits
         self._server = server = Server(
@@ -144,7 +144,7 @@ class HttpServer:
         self._looks.begin()
 
     async def drain(self, seconds: float) -> None:
-        """Take no new connections, let requests in flight end within the time, and stop."""
+        """Stop accepting connections, finish requests in flight within `seconds`, and stop."""
         drain, self._drain = self._drain, None
         if drain is not None:
             self._hurry()
@@ -153,19 +153,19 @@ class HttpServer:
             self._looks.stop()
 
     def _hurry(self) -> None:
-        """Give unreading clients no longer than silent ones."""
+        """Shorten the timeout of clients that do not read to the body timeout."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._looks is not None:
             self._looks.begin()
 
     def _look(self, connection: Connection) -> None:
-        """Cut a connection off whose client does not read."""
+        """Abort a connection whose client does not read."""
         if connection.looks_without_progress() > LOOKS:
             connection.abort()
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return self._server.admitted if self._server else 0
 
     @property
@@ -174,7 +174,7 @@ class HttpServer:
         return self._acceptor.in_handshake if self._acceptor else 0
 
     async def _respond(self, request: Request) -> None:
-        """Answer a general-path request; raises ConnectionError if its client is gone."""
+        """Answer a general-path request; raises ConnectionError if its client has disconnected."""
         method, path, held = request.method, request.target, request.connection.held
         try:
             shape_of = self._routes.shape_of_errors
@@ -184,7 +184,7 @@ class HttpServer:
             if answer is None:
                 return
             if request.is_begun:
-                # Of an answer that was begun nothing can be taken back.
+                # Part of an answer was already sent, so the error cannot be reported.
                 request.connection.abort()
                 return
         finally:
@@ -195,7 +195,7 @@ class HttpServer:
             held.end_answer()
 
     async def _answer(self, request: Request) -> HttpResponse | None:
-        """Return the answer to a request; None if it was sent."""
+        """Return the answer to a request, or None if it was sent already."""
         method, path, connection = request.method, request.target, request.connection
         headers = ReadHeaders(request.headers)
         preflight = self._origins.preflight(method, headers)
@@ -225,14 +225,15 @@ class HttpServer:
                 await self._stream(request, call, answer)
                 return None
             if match.route.prepare is None:
-                # The fast path writes no such header: no cache keeps answers to POST unasked.
+                # Not for routes with a fast path: those are POST routes, whose answers caches do
+                # not store by default, and the fast path does not write the header.
                 answer = _not_kept(answer)
             return await self._begun(call, request, answer)
 
     async def _begun(self, call: Call, request: Request, answer: HttpResponse) -> HttpResponse:
-        """Return an answer as its client accepts it, and have memory for it.
+        """Compress an answer if the client accepts it, charge its memory, and record it.
 
-        Raises BudgetExhausted, which is what becomes of its call then.
+        Raises BudgetExhausted, which then becomes the result of the call.
         """
         size, written = answer.size, answer
         answer = await self._packed(request, answer)
@@ -243,7 +244,7 @@ class HttpServer:
         return answer
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
-        """Answer 404, or the allowed methods: for OPTIONS a success."""
+        """Answer 404, 405 with the allowed methods, or an OPTIONS request."""
         if method == "OPTIONS" and (allowed or path == _SERVER):
             methods = allowed or (route.method for route in self._routes.routes)
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
@@ -259,7 +260,10 @@ class HttpServer:
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
-        """Return the other protocol's request; raises WrongHost, WrongOrigin and others."""
+        """Return the other protocol's request after checking its host and origin.
+
+        Raises WrongHost, WrongOrigin or CrossSiteRequest.
+        """
         connection = request.connection
         peer = self._gates.client_of(connection.peer, headers)
         origin = self._origins.check(headers, peer)
@@ -287,10 +291,10 @@ class HttpServer:
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
     def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
-        """Teach the fast path the header block of a request, if it can answer it."""
+        """Cache the header block of a request for the fast path, if its route supports it."""
         if route.prepare is None:
             return
-        with suppress(XlaserveError):  # the handler raises it in its turn
+        with suppress(XlaserveError):  # the handler raises the same error
             begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
             if begin is not None:
                 self._heads.learn(request, begin, self._finish(request))
@@ -312,7 +316,7 @@ class HttpServer:
         return asyncio.ensure_future(self._compress(coding, answer, account))
 
     async def _packed(self, request: Request, answer: HttpResponse) -> HttpResponse:
-        """Return an answer as its client accepts it."""
+        """Return an answer, compressed if the client accepts it."""
         accepted = request.headers.get("Accept-Encoding", "")
         if not accepted or not _to_compress(coding := self._coding(accepted), answer):
             return answer
@@ -325,7 +329,7 @@ class HttpServer:
         await send(request, answer, headers)
 
     async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
-        """Send the parts of an answer, each when the client has read those before it."""
+        """Send the parts of a streamed answer, each when the client has read the previous ones."""
         headers = {
             "Content-Type": answer.content_type,
             "Server": NAME,
@@ -348,15 +352,12 @@ class HttpServer:
                 self._streams.discard(call)
 
     def _end_streams(self) -> None:
-        """Tell clients of running streams that the server ends."""
+        """Send an error to the clients of running streams, because the server is stopping."""
         for call in tuple(self._streams):
             call.fail(ShuttingDown())
 
     async def _compress(self, coding: str, answer: HttpResponse, account: Account) -> HttpResponse:
-        """Return an answer in a coding, or as it is where that would hardly be shorter.
-
-        Or where there is no memory for both.
-        """
+        """Compress an answer; return it unchanged if that saves little or memory is short."""
         size = answer.size
         pack = partial(deflate_where_worth, coding, answer.parts, size)
         if size <= INLINE_BYTES:
@@ -376,7 +377,7 @@ class HttpServer:
 
 @contextmanager
 def _counted(call: Call) -> Iterator[None]:
-    """Have the answer that an error of the block becomes counted for a call."""
+    """Attach an exception of the block to the call's record, so that its answer is counted."""
     try:
         yield
     except ENDS:
@@ -387,7 +388,7 @@ def _counted(call: Call) -> Iterator[None]:
 
 
 def _not_kept(answer: HttpResponse) -> HttpResponse:
-    """Return an answer that no cache keeps, unless it says how long: it tells of this moment."""
+    """Forbid caching of an answer, unless it has its own Cache-Control."""
     if "Cache-Control" in answer.headers:
         return answer
     return HttpResponse(
@@ -400,7 +401,7 @@ def _not_kept(answer: HttpResponse) -> HttpResponse:
 
 
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
-    """Make the call of a request; an unknown path counts as a page."""
+    """Create the call of a request; an unknown path counts as a page."""
     route = match.route
     if route is None:
         return call_of(Operation.PAGE, match.names, headers, peer)
@@ -420,15 +421,15 @@ def _to_compress(coding: str, answer: HttpResponse) -> bool:
 
 
 def _allow(methods: Iterable[str]) -> Mapping[str, str]:
-    """Return the `Allow` header for the methods of routes."""
+    """Return the `Allow` header for the given methods."""
     every = {*methods, "OPTIONS"}
     return {"Allow": ", ".join(sorted({*every, "HEAD"} if "GET" in every else every))}
 
 
 def _elsewhere(route: Route, target: str) -> HttpResponse | None:
-    """Send a browser that has added a slash to a page to where its links are right.
+    """Redirect a page's URL with a trailing slash to the one where its relative links work.
 
-    The place is a relative one: a proxy may have put something before the path.
+    The redirect is relative because a proxy may have added a prefix to the path.
     """
     path, mark, query = target.partition("?")
     name = path.rstrip("/").rpartition("/")[2]

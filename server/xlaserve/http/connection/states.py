@@ -1,34 +1,34 @@
-"""The states of an HTTP/1.1 connection as a table, and its theory of operation.
+"""The state table of an HTTP/1.1 connection, and its theory of operation.
 
-A connection carries one request after the other, and answers them in their order (RFC 9112, 9.3).
-One is looked at when the one before it has been answered, and not sooner: so what is behind a
-request, be it malformed, cannot change its answer, and what is after the last one is dropped.
+A connection handles one request at a time, and answers in order (RFC 9112, 9.3). A request is
+parsed only after the previous one has been answered. Therefore the bytes after a request, even
+malformed ones, cannot change its answer, and the bytes after the last request are discarded.
 
-There are two ways to an answer, and one reader. The fast path answers requests whose header block
-is known, see `plans.py`, without a parser and a task; every other one goes the general path: llhttp
-reads its header block, its body is framed by what that says, and a task answers it. On both, the
-bytes of a request are told from those behind it before it is answered, and the latter are kept:
-there is no request that takes the connection with it.
+There are two paths to an answer, but one reader. The fast path answers requests whose header block
+is known (see `plans.py`) without a parser or a task. All other requests take the general path:
+llhttp parses the header block, which determines the framing of the body, and a task answers the
+request. On both paths, the connection separates the bytes of a request from pipelined bytes before
+it answers, and keeps the latter: no request takes over the connection.
 
-The ordinary life is short. In IDLE the first bytes of a request come. If its header block is known
-and the body is there, it is executed: what is answered at once never leaves IDLE, what takes longer
-is EXECUTING until ANSWER. If the body is not there, the connection is RECEIVING until it is, or
-until `message_timeout_seconds`, when the request goes the general path, and is refused there as any
-other. If the header block is not known, the connection is GENERAL until all bytes of the request
-have come, and ANSWERING until its answer has left: GENERAL_DONE.
+The common case is short. In IDLE the first bytes of a request arrive. If the header block is known
+and the body is complete, the request is executed: an immediate answer never leaves IDLE, a later
+one is EXECUTING until ANSWER. If the body is incomplete, the connection is RECEIVING until the rest
+arrives, or until `message_timeout_seconds` expires; then the request takes the general path, which
+refuses it like any other. If the header block is unknown, the connection is GENERAL until the whole
+request has arrived, and ANSWERING until its answer has been sent (GENERAL_DONE).
 
-Clients may send ahead. Such bytes are kept, up to a bound at which the connection reads no more,
-and in QUEUED the connection waits for its turn of the event loop, so that one client that sends
-ahead cannot starve the others. A client that does not read its answers makes the connection
-BLOCKED: nothing more is begun for it, so that what waits for it is bounded by one answer.
+Clients may pipeline. Pipelined bytes are kept up to a limit at which the connection stops reading.
+In QUEUED the connection waits for the next iteration of the event loop, so that one pipelining
+client cannot starve the others. A client that does not read its answers makes the connection
+BLOCKED: no further request is started, so at most one answer is buffered for it.
 
-An answer that is the last one, since the client or the server wants it so, or since it cannot be
-told where the next request begins, ends in CLOSING: the transport sends what it has and closes.
-CLOSED is the end, and whatever was in flight has been cancelled then.
+An answer is the last one if the client or the server asks for that, or if the start of the next
+request is unknown. It leads to CLOSING: the transport sends its buffer and closes. CLOSED is final;
+any request in flight has been cancelled.
 
-Two things are not states. Whether the server drains is the same for all connections, and decides
-only between ANSWER and LAST_ANSWER. And the amount of bytes that came ahead decides only whether
-the connection asks for a turn when it is IDLE again.
+Two facts are not states. Whether the server drains is the same for all connections, and only
+decides between ANSWER and LAST_ANSWER. The number of pipelined bytes only decides whether the
+connection goes from IDLE to QUEUED.
 """
 
 from collections.abc import Mapping
@@ -43,19 +43,19 @@ class State(IntEnum):
     IDLE = 0
     """No request is in flight; the next bytes begin one."""
     RECEIVING = 1
-    """The fast path has a known header block, and part of its body."""
+    """The fast path knows the header block, and part of the body has arrived."""
     EXECUTING = 2
-    """The fast path has begun a request and has no answer yet."""
+    """The fast path has started a request and waits for its answer."""
     QUEUED = 3
     """No request is in flight; pipelined ones wait for the next iteration of the event loop."""
     BLOCKED = 4
-    """No request is in flight; the client does not read its answers, so none is begun."""
+    """No request is in flight, and none is started because the client does not read its answers."""
     GENERAL = 5
     """A general-path request is arriving: its header block, or the rest of its body."""
     ANSWERING = 6
     """A general-path request has arrived; pipelined bytes are kept."""
     CLOSING = 7
-    """The transport sends the rest and closes; nothing more is read."""
+    """The transport sends its buffer and closes; nothing more is read."""
     CLOSED = 8
     """The connection has ended."""
 
@@ -64,33 +64,33 @@ class Input(IntEnum):
     """An event of a connection."""
 
     PART = 0
-    """A known header block came with part of its body."""
+    """A known header block arrived with part of its body."""
     WHOLE = 1
-    """The rest of that body came."""
+    """The rest of that body arrived."""
     BEGUN = 2
-    """The fast path began a request that will be answered later."""
+    """The fast path started a request that will be answered later."""
     ANSWER = 3
-    """The fast path has an answer to send, and the connection stays."""
+    """The fast path has an answer to send and keeps the connection open."""
     LAST_ANSWER = 4
     """The fast path has an answer to send, after which the connection closes."""
     AHEAD = 5
-    """Pipelined bytes came."""
+    """Pipelined bytes arrived."""
     TURN = 6
-    """The next iteration of the event loop."""
+    """The next iteration of the event loop began."""
     PAUSE = 7
     """The write buffer is above its high-water mark."""
     RESUME = 8
     """The write buffer is below its low-water mark again."""
     GENERAL_BEGUN = 9
-    """A request that comes is one of the general path."""
+    """A general-path request began to arrive."""
     GENERAL_WHOLE = 10
-    """The last bytes of such a request came."""
+    """The last bytes of a general-path request arrived."""
     GENERAL_DONE = 11
-    """The answer to such a request has left, and the connection stays."""
+    """The answer to a general-path request was sent, and the connection stays open."""
     CLOSE = 12
     """The server closes the connection."""
     LOST = 13
-    """The transport ended."""
+    """The transport was closed."""
 
 
 Row: TypeAlias = Mapping[Input, State]
@@ -151,18 +151,18 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
         State.CLOSED: {},
     }
 )
-"""State -> input -> next state; an input not in it is our own mistake, and raises IllegalInput."""
+"""Next state by state and input; an input without an entry is a bug and raises IllegalInput."""
 
 
 class IllegalInput(RuntimeError):
-    """An input that the table forbids in the state of the connection: a mistake of our own."""
+    """The table has no entry for the input in this state: a bug in the server."""
 
     def __init__(self, state: State, happening: Input) -> None:
         super().__init__(f"{happening.name} happened to an HTTP connection that is {state.name}")
 
 
 class Column(dict[State, State]):
-    """Next state of each one upon an input; a lookup raises IllegalInput for others."""
+    """Next state by current state, for one input; missing states raise IllegalInput."""
 
     __slots__ = ("happening",)
 
@@ -172,7 +172,7 @@ class Column(dict[State, State]):
         )
         self.happening = happening
 
-    # A lookup that succeeds runs no Python at all.
+    # A successful lookup runs no Python code.
     def __missing__(self, state: State) -> State:
         raise IllegalInput(state, self.happening)
 
@@ -182,9 +182,9 @@ COLUMNS: tuple[Column, ...] = tuple(map(Column, Input))
 
 
 class Lifecycle:
-    """Holds the state of one connection; only the table sets it.
+    """Holds the state of one connection, which only the table may change.
 
-    That is `change`, or `self.state = COLUMNS[input][self.state]` where every request passes.
+    Use `change`, or `self.state = COLUMNS[input][self.state]` in the hot path.
     """
 
     __slots__ = ("state",)
@@ -193,5 +193,5 @@ class Lifecycle:
         self.state = State.IDLE
 
     def change(self, happening: Input) -> None:
-        """Change the state by the table; raises IllegalInput without a row."""
+        """Change the state by the table; raises IllegalInput if the table has no entry."""
         self.state = COLUMNS[happening][self.state]

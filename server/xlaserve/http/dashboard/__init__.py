@@ -1,1 +1,1 @@
-"""Pages for people, and the documents that describe the server."""
+"""HTML pages, and the documents that describe the server."""

@@ -1,4 +1,4 @@
-"""The OpenAPI description as a page to read."""
+"""The OpenAPI description as an HTML page."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from xlaserve.http.dashboard.protos import Service, command
 from xlaserve.http.messages import JSON_TYPE
 
 _ORIGIN = "http://localhost:8000"
-"""Stands in the examples until the page puts its own in its place."""
+"""Placeholder in the examples, which the page replaces by its own origin."""
 
 _REFERENCE = re.compile(r"#/components/schemas/(.+)")
 _CODE = re.compile(r"`([^`]+)`")
@@ -27,7 +27,7 @@ _MOST_ROWS = 16
 def render(
     description: Object, services: Sequence[Service] = (), grpc_address: str = "localhost:8001"
 ) -> str:
-    """Return the page; everything that stands in it was escaped."""
+    """Return the page, with all texts escaped."""
     info = description["info"]
     groups = _groups(description)
     parts = [
@@ -103,7 +103,7 @@ def _group(tag: Object, rows: Iterable[tuple[str, str, Object]]) -> str:
     return head + "\n".join(_operation(*row) for row in rows)
 
 
-# --- operations ---
+# --- Operations ---
 
 
 def _operation(method: str, path: str, operation: Object) -> str:
@@ -191,7 +191,7 @@ def _example(operation: Object, path: str) -> str:
     return _text(path)
 
 
-# --- forms ---
+# --- Forms ---
 
 
 def _trial(name: str, method: str, path: str, operation: Object) -> str:
@@ -251,7 +251,7 @@ def _grpc(services: Sequence[Service], address: str) -> str:
     return "\n".join(parts)
 
 
-# --- errors and schemas ---
+# --- Errors and schemas ---
 
 
 def _errors() -> str:
@@ -288,7 +288,7 @@ def _schema(name: str, schema: Object) -> str:
 
 
 def _kind(schema: Object) -> str:
-    """Name a schema in words, with links to other descriptions."""
+    """Describe a schema in words, with links to other schemas."""
     if "$ref" in schema:
         found = _REFERENCE.fullmatch(schema["$ref"])
         name = _text(found[1]) if found else ""
@@ -303,7 +303,7 @@ def _kind(schema: Object) -> str:
     return _text(kind)
 
 
-# --- text ---
+# --- Text ---
 
 
 def _table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -321,7 +321,7 @@ def _method(method: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Render a path with break opportunities between segments, and highlighted names."""
+    """Render a path with line break opportunities between segments, and highlighted parameters."""
     parts = _IN_BRACES.split(path)
     marked = [f"<em>{_text(p)}</em>" if p[:1] == "{" else _text(p) for p in parts]
     return "<code>" + "".join(marked).replace("/", "<wbr>/").replace("<<wbr>/", "</") + "</code>"

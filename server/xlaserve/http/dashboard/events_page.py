@@ -17,7 +17,7 @@ from xlaserve.serving.call import Operation
 from xlaserve.serving.observability.events import MAX_NAME, Event, Events, chosen, cut
 
 MAX_EVENTS = 1000
-"""Limit of events per answer: the last matching ones."""
+"""Maximum number of events per answer; the newest matching ones are returned."""
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -26,7 +26,7 @@ _SHOWN = 80
 
 
 class EventsOfPage(msgspec.Struct):
-    """The events that match, the newest first."""
+    """The matching events, newest first."""
 
     log: Annotated[
         str, msgspec.Meta(description="The log that numbers are of; another after a restart.")
@@ -49,14 +49,14 @@ class EventsOfPage(msgspec.Struct):
 
 
 class EventRoutes:
-    """The handler of the events."""
+    """The handler of the event log."""
 
     def __init__(self, events: Events, permits: Permits = permit_everything) -> None:
         self._events = events
         self._permits = permits
 
     def table(self) -> list[Route]:
-        """Return its row."""
+        """Return its route."""
         return [
             Route(
                 "GET",
@@ -77,7 +77,7 @@ class EventRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return events visible to the caller; raises InvalidParameter, WorkersSilent."""
+        """Return the events that the caller may see; raises InvalidParameter, WorkersSilent."""
         query = request.query
         after = _number(query.get("after", ""))
         failed = _flag(query.get("failed", ""))
@@ -85,7 +85,7 @@ class EventRoutes:
         sees = models_told(self._permits, request.call)
         is_limited = sees is not everything
         seen = visible(kept.events, sees, cut(request.call.owner, MAX_NAME))
-        # The numbers of those that it may not see would tell how many these are.
+        # The actual counts would reveal how many events are hidden from the caller.
         dropped = 0 if is_limited else kept.dropped
         found = chosen(
             [event for event in seen if event.number > after],
@@ -106,16 +106,15 @@ class EventRoutes:
 
 
 def visible(events: Sequence[Event], sees: Sees, owner: str = "") -> Sequence[Event]:
-    """Return the events of models that a caller may see; those of the server are for who sees all.
+    """Return the events that a caller may see; server events require access to all models.
 
-    A model that it may not see is not named in what happened to another one either, nor is another
-    caller, with its address. Their numbers are then their times in microseconds: places in the log
-    would tell how much happened to other models.
+    Hidden models and other callers are not named in the remaining events. Event numbers are
+    replaced by times in microseconds: consecutive numbers would reveal how many events are hidden.
     """
     if sees is everything:
         return events
     found = [event for event in events if event.model and sees(event.model)]
-    # Larger from one to the next, whatever the clock does.
+    # Strictly increasing, even if the clock is not.
     times = accumulate((event.at_ns // 1000 for event in found), lambda last, at: max(at, last + 1))
     return [
         msgspec.structs.replace(

@@ -31,7 +31,7 @@ Buckets = tuple[int, ...]
 
 
 class Counts(msgspec.Struct, omit_defaults=True):
-    """Counts of a model version since the start."""
+    """Counts of a model version since the server started."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
 
 
 class Moment(msgspec.Struct):
-    """Counts at one moment, as the status page takes them."""
+    """Counts at one moment, as the status page reads them."""
 
     at_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
     success: int
@@ -50,7 +50,7 @@ class Moment(msgspec.Struct):
 
 
 class ModelInterval(msgspec.Struct):
-    """A model version in one interval."""
+    """Activity of a model version in one interval."""
 
     name: str
     version: str
@@ -63,7 +63,7 @@ class ModelInterval(msgspec.Struct):
 
 
 class Interval(msgspec.Struct):
-    """The time between two moments of the last hour."""
+    """Activity between two consecutive samples of the last hour."""
 
     at_seconds: Annotated[float, msgspec.Meta(description="Its end, since the start.")]
     seconds: float
@@ -91,7 +91,7 @@ class Interval(msgspec.Struct):
 
 
 class HourOfServer(msgspec.Struct):
-    """The last hour."""
+    """The server's activity in the last hour."""
 
     now_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
     bounds_ns: Buckets
@@ -120,7 +120,7 @@ class HistoryRoutes:
         others.answer(Question.HISTORY, self._own)
 
     def table(self) -> list[Route]:
-        """Return its row."""
+        """Return its route."""
         return [
             Route(
                 "GET",
@@ -134,7 +134,7 @@ class HistoryRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the last hour up to now: the page compares later readings with it."""
+        """Return the last hour up to now, with which the page compares later readings."""
         await self._history.look()
         own = self._history.snapshot()
         asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
@@ -147,7 +147,7 @@ class HistoryRoutes:
         hour = []
         for number, (before, after) in enumerate(pairwise(history.hour)):
             if number % _AT_A_TIME == _AT_A_TIME - 1:
-                await asyncio.sleep(0)  # requests have their turn in between
+                await asyncio.sleep(0)  # yield to requests
             hour.append(_interval(before, after))
         answer = HourOfServer(
             history.seconds,
@@ -168,7 +168,7 @@ _AT_A_TIME = 30
 
 
 def _moment(sample: Sample) -> Moment:
-    # Those without requests too: a rate is the difference to the moment before.
+    # Include models without requests: rates are differences to the previous sample.
     models = [
         Counts(m.name, m.version, m.success, m.buckets if m.success else (), m.fail)
         for m in sample.models
@@ -205,7 +205,7 @@ def _interval(before: Sample, after: Sample) -> Interval:
 
 
 def _of_model(before: VersionSample | None, after: VersionSample, seconds: float) -> ModelInterval:
-    # One that was not among the most active has no count to compare with: it says nothing.
+    # A version that was not among the most active has no previous count: report no change.
     first = after if before is None else before
     delta = _less(after.buckets, first.buckets)
     return ModelInterval(
@@ -221,7 +221,7 @@ def _of_model(before: VersionSample | None, after: VersionSample, seconds: float
 
 
 def _less(after: Buckets, before: Buckets) -> Sequence[int]:
-    """Return the difference; nothing if the counts restarted, as a model was forgotten."""
+    """Return the differences; nothing if the counts restarted because the model was forgotten."""
     delta = [new - old for new, old in zip(after, before, strict=True)]
     return delta if min(delta, default=0) >= 0 else [0] * len(delta)
 
@@ -233,10 +233,10 @@ def _rate(delta: Iterable[int], seconds: float) -> float:
 def quantile(
     buckets: Sequence[int], share: float, bounds: Sequence[float] = REQUEST_BOUNDS_NS
 ) -> float | None:
-    """Return what a share of what was counted did not exceed; None where nothing was.
+    """Return the estimated value at a quantile (`share`), or None if there are no samples.
 
-    In the unit of the bounds of the buckets, and between them in proportion, as the status page
-    does: nanoseconds of requests unless others are given.
+    The result has the unit of the bucket bounds, by default nanoseconds of request durations. It is
+    interpolated linearly within a bucket, as on the status page.
     """
     left = share * sum(buckets)
     if not left:

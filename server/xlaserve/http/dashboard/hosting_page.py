@@ -21,7 +21,7 @@ _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options"
 
 
 class HostingRoutes:
-    """The handler of a platform's loaded models."""
+    """The handler that lists the models loaded by a platform."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class HostingRoutes:
         others.answer(Question.HOSTING, self._own)
 
     def table(self) -> list[Route]:
-        """Return its row."""
+        """Return its route."""
         return [
             Route(
                 "GET",
@@ -49,7 +49,7 @@ class HostingRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the platform, empty without one, and its loaded models."""
+        """Return the platform, or an empty string if there is none, and its loaded models."""
         own = await self._board.read()
         asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
         reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own

@@ -1,4 +1,4 @@
-"""One model as JSON, for its page: everything that the server knows of it."""
+"""One model as JSON, for its page."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -30,7 +30,7 @@ _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options"
 
 
 class Permissions(msgspec.Struct):
-    """Operations that the client may do with the model."""
+    """Operations on the model that the client is permitted."""
 
     infer: bool
     metadata: bool
@@ -38,7 +38,7 @@ class Permissions(msgspec.Struct):
 
 
 class VersionOfPage(msgspec.Struct):
-    """One version of the model."""
+    """One version of a model, as on the model's page."""
 
     version: str
     state: str
@@ -61,7 +61,7 @@ class VersionOfPage(msgspec.Struct):
 
 
 class ModelOfPage(msgspec.Struct):
-    """One model."""
+    """One model with its versions, as on its page."""
 
     name: str
     may: Permissions
@@ -96,7 +96,7 @@ class ModelPageRoutes:
         controllable: bool = True,
         grpc_endpoint: str = "",
     ) -> None:
-        """`controllable` tells whether clients may load and unload at all."""
+        """`controllable` tells whether clients may load and unload models at all."""
         self._board = board
         self._catalog = catalog
         self._others = others
@@ -106,7 +106,7 @@ class ModelPageRoutes:
         others.answer(Question.MODEL, self._own)
 
     def table(self) -> list[Route]:
-        """Return its row."""
+        """Return its route."""
         return [
             Route(
                 "GET",

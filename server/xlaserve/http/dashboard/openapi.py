@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the gateway, made from the rows of its route table."""
+"""The OpenAPI 3.1 description of the gateway, generated from its route table."""
 
 import inspect
 import re
@@ -36,7 +36,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
 """The groups of routes, in the order of the documentation."""
 
 _ABOVE = "../.."
-"""Relative base of the routes: a proxy may serve them below a path."""
+"""Relative base URL of the routes, since a proxy may serve them below a path."""
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {"$ref": "#/components/responses/Error"}
 _NAME = re.compile(r"\{(\w+)\}")
@@ -49,7 +49,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "repository": ("Name of a repository; there is only the one without a name.", "main"),
     }
 )
-"""Name in paths -> its meaning and an example."""
+"""Meaning and example of each path parameter."""
 
 
 class Error(msgspec.Struct):
@@ -59,7 +59,7 @@ class Error(msgspec.Struct):
 
 
 def describe(routes: Iterable[Route], *, version: str) -> Object:
-    """Return the description of a table of routes."""
+    """Return the description of a route table."""
     rows = tuple(routes)
     schemas, components = _schemas(rows)
     paths: dict[str, Object] = {}
@@ -102,7 +102,7 @@ metrics are where `Accept-Encoding` allows it."""
 
 
 def errors_by_status() -> dict[int, list[str]]:
-    """Return the errors of each status, from the table of statuses."""
+    """Return the errors by status, from the status table."""
     found: dict[int, list[str]] = {}
     for kind, status in STATUSES.items():
         found.setdefault(int(status.http), []).append(_first_line(kind))
@@ -110,12 +110,12 @@ def errors_by_status() -> dict[int, list[str]]:
 
 
 def statuses(route: Route) -> list[int]:
-    """Return the statuses of `{"error": text}` that a route can answer with."""
+    """Return the statuses with which a route can answer `{"error": text}`."""
     of_server = {500} if route.method in SAFE_METHODS else {403, 500}
     return sorted(of_server.union(route.errors))
 
 
-# --- schemas ---
+# --- Schemas ---
 
 
 def _schemas(rows: Sequence[Route]) -> tuple[Mapping[object, Object], Object]:
@@ -123,7 +123,7 @@ def _schemas(rows: Sequence[Route]) -> tuple[Mapping[object, Object], Object]:
     named = [*(body.schema for body in bodies), *(row.error for row in rows)]
     kinds = [Error, *dict.fromkeys(kind for kind in named if kind is not None)]
     made, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
-    # Defaults are Python's tuples among them, and become arrays.
+    # Python tuples in defaults become arrays.
     plain = msgspec.json.decode(msgspec.json.encode(components), type=Object)
     return dict(zip(kinds, made, strict=True)), plain
 
@@ -134,16 +134,16 @@ def _content(body: Body, schemas: Mapping[object, Object]) -> Object:
 
 def _media(body: Body, media_type: str, schemas: Mapping[object, Object]) -> Object:
     if media_type == EVENT_STREAM_TYPE:
-        return {}  # what a schema says is said of each event by some readers, of all by others
+        return {}  # readers disagree on whether the schema describes one event or all
     if media_type.startswith("text/"):
         return {"schema": {"type": "string"}}
     if media_type != JSON_TYPE:
-        return {}  # bytes that no schema describes (OpenAPI 3.1, Media Type Object)
+        return {}  # Bytes have an empty media type object (OpenAPI 3.1, Media Type Object).
     media: Object = {"schema": {} if body.schema is None else schemas[body.schema]}
     return media if body.example is None else media | {"example": body.example}
 
 
-# --- operations ---
+# --- Operations ---
 
 
 def _operation(row: Route, schemas: Mapping[object, Object]) -> Object:
@@ -164,7 +164,7 @@ def _operation(row: Route, schemas: Mapping[object, Object]) -> Object:
 
 
 def operation_id(row: Route) -> str:
-    """Return a unique name in the characters of an identifier."""
+    """Return a unique name that is a valid identifier."""
     path = re.sub(r"\W+", "_", _NAME.sub(r"by_\1", row.path)).strip("_")
     return f"{row.method.lower()}_{path or 'root'}"
 
@@ -228,7 +228,7 @@ def _error(schema: Object) -> Object:
 
 
 def _or_error(response: Object, schemas: Mapping[object, Object]) -> Object:
-    """Let a status carry both the answer and an error."""
+    """Describe a status whose body is either the answer or an error."""
     media = response["content"].get(JSON_TYPE, {"schema": schemas[Error]})
     either = {"schema": {"anyOf": [media["schema"], schemas[Error]]}}
     return response | {"content": response["content"] | {JSON_TYPE: either}}

@@ -1,4 +1,4 @@
-"""Pages for people: the status page, the description of the routes, and parts of both."""
+"""HTML pages: status, API documentation, and their parts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _TAG = "people"
 _HTML = "text/html; charset=utf-8"
 _ZIP = "application/zip"
 _GRPC_PORT = "8001"
-"""The default, for a setting that leaves the port to the system."""
+"""Default gRPC port, if the setting lets the system choose one."""
 
 _REVALIDATED = MappingProxyType({**SECURITY, "Cache-Control": "no-cache"})
 
@@ -57,25 +57,25 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A page or a part of one that never changes."""
+    """A page, or a part of one, that never changes."""
 
     content_type: str
     data: bytes
 
     async def serve(self, request: HttpRequest) -> HttpResponse:
-        """Return it as it was when the server started."""
+        """Return the document as it was when the server started."""
         return HttpResponse(content_type=self.content_type, parts=[self.data], headers=_REVALIDATED)
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The OpenAPI description, with the path below which a trusted proxy serves it."""
+    """The OpenAPI description, with the path prefix under which a trusted proxy serves it."""
 
     written: openapi.Object
     document: Document
 
     async def serve(self, request: HttpRequest) -> HttpResponse:
-        """Return it, as it was when the server started but for that path."""
+        """Return the description of the server's start, with that prefix."""
         prefix = request.call.peer.prefix
         if not prefix:
             return await self.document.serve(request)
@@ -93,11 +93,10 @@ def page_routes(
     grpc_endpoint: str = "",
     platform: str = "",
 ) -> list[Route]:
-    """Return the rows of the pages; the description names the other `routes` and these.
+    """Return the routes of the pages; the description covers the other `routes` and these.
 
-    `permits` says what a client may do, so that it is offered nothing else; the setting
-    `grpc_endpoint` is where examples of gRPC reach the server, and `platform` what decides which
-    models are loaded.
+    `permits` determines what a page offers to a client. gRPC examples use the setting
+    `grpc_endpoint`. `platform` names the system that controls loading.
     """
     status = StatusRoutes(board, description, others, permits, platform)
     rows = [
@@ -122,7 +121,7 @@ def page_routes(
 
 
 def _address(endpoint: str) -> str:
-    """Return where a client of this machine reaches an endpoint of the settings."""
+    """Return the address at which a client on this machine reaches an endpoint."""
     kind, _, rest = endpoint.partition(":")
     if kind == "unix":
         return f"-unix {rest}"
@@ -156,7 +155,7 @@ def _document(path: str, summary: str, content_type: str, data: bytes) -> Route:
 
 
 def _shell(path: str, summary: str, content_type: str, data: bytes) -> Route:
-    """Return the route of a file for everybody, so that the page can ask for a token."""
+    """Return the route of a public file, so that the page can ask for a token."""
     return replace(_document(path, summary, content_type, data), operation=Operation.SHELL)
 
 

@@ -1,4 +1,4 @@
-"""The models that the pages show a client, by its permissions."""
+"""The models that the pages show to a client, by its permissions."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,14 +11,14 @@ Permits: TypeAlias = Callable[[Call, Operation], Sees]
 
 
 def permit_everything(call: Call, operation: Operation) -> Sees:
-    """Permit everything: without rules."""
+    """Permit everything, because there are no access rules."""
     return everything
 
 
 def models_shown(permits: Permits, call: Call) -> Sees:
-    """Return the models that pages show a client: those of its page whose metadata it may read.
+    """Return the models that pages show: those with page permission and readable metadata.
 
-    Without a permission for metadata, all those of its page.
+    If the client may read no metadata at all, those with page permission.
     """
     shows = everything if call.sight is None else call.sight.shows
     reads = permits(call, Operation.METADATA)
@@ -30,8 +30,8 @@ def models_shown(permits: Permits, call: Call) -> Sees:
 
 
 def models_told(permits: Permits, call: Call) -> Sees:
-    """Return the models whose events a client is told: those shown.
+    """Return the models whose events a client may see: those shown to it.
 
-    A page of all models without metadata tells of none.
+    If pages are unrestricted but the client may read no metadata at all, it sees no events.
     """
     return permits(call, Operation.METADATA) if call.sight is None else models_shown(permits, call)

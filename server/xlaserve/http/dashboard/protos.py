@@ -1,4 +1,4 @@
-"""The protos of the gRPC services and their methods, as the documentation offers them."""
+"""The gRPC services, methods and protos that the documentation offers."""
 
 import io
 import json
@@ -12,10 +12,10 @@ from shlex import quote
 from types import MappingProxyType
 
 FOLDER = "protos"
-"""Directory of the protos in the archive, named in the grpcurl examples."""
+"""Directory of the protos in the archive, as named in the grpcurl examples."""
 
 _CHECKOUT = Path(__file__).resolve().parents[4] / FOLDER
-"""Their place in a checkout; a wheel has them in the package."""
+"""Directory of the protos in a checkout; in a wheel they are in the package."""
 
 _LINES = "grpcurl.txt"
 _PACKAGE = re.compile(r"^package ([\w.]+);", re.MULTILINE)
@@ -23,7 +23,7 @@ _SERVICE = re.compile(r"^service (\w+) \{(.*?)^\}", re.MULTILINE | re.DOTALL)
 _METHOD = re.compile(r"^ +rpc (\w+)\(", re.MULTILINE)
 _REFLECTION = "reflection"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every file, so that one server has the same archive as the next."""
+"""Fixed file time, so that every server returns an identical archive."""
 
 _MODEL: Mapping[str, object] = MappingProxyType({"name": "identity"})
 _REPOSITORY: Mapping[str, object] = MappingProxyType({"model_name": "identity"})
@@ -59,7 +59,7 @@ _EXAMPLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "modelSize": _ID,
     }
 )
-"""Example messages; other methods take an empty one."""
+"""Example messages by method; other methods take an empty message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Service:
     """One gRPC service."""
 
     proto: str
-    """The file that describes it."""
+    """The file that defines it."""
     name: str
-    """With its package: `inference.GRPCInferenceService`."""
+    """Full name with its package: `inference.GRPCInferenceService`."""
     methods: tuple[str, ...]
 
 
 def read_protos() -> dict[str, str]:
-    """Return the text of each proto, by file name, sorted."""
+    """Return the text of each proto by file name, sorted."""
     packaged = resources.files("xlaserve.http.dashboard").joinpath(FOLDER)
     folder = packaged if packaged.is_dir() else _CHECKOUT
     found = (path for path in folder.iterdir() if path.name.endswith(".proto"))
@@ -82,7 +82,7 @@ def read_protos() -> dict[str, str]:
 
 
 def services(protos: Mapping[str, str]) -> list[Service]:
-    """Return the services of protos, without reflection, which grpcurl calls itself."""
+    """Return the services in the protos, except reflection, which grpcurl calls itself."""
     found = []
     for proto, text in protos.items():
         package = _PACKAGE.search(text)
@@ -94,7 +94,7 @@ def services(protos: Mapping[str, str]) -> list[Service]:
 
 
 def command(service: Service, method: str, address: str) -> str:
-    """Return the call of a method as a shell command, which needs the protos in `protos/`."""
+    """Return a shell command that calls a method, using the protos in `protos/`."""
     message = _EXAMPLES.get(method)
     data = f"-d {quote(json.dumps(dict(message)))} " if message else ""
     return (
@@ -104,7 +104,7 @@ def command(service: Service, method: str, address: str) -> str:
 
 
 def archive(protos: Mapping[str, str], address: str) -> bytes:
-    """Return a zip with the protos, and a file with the call of every method."""
+    """Return a zip archive of the protos, and a file with a command for each method."""
     lines = [
         command(service, method, address)
         for service in services(protos)

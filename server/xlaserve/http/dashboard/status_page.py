@@ -1,4 +1,4 @@
-"""The status as JSON: the server at one moment, written in turns with requests."""
+"""The server status as JSON, serialized in steps so that requests are served in between."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,18 @@ SECURITY: Mapping[str, str] = MappingProxyType(
         "Referrer-Policy": "no-referrer",
     }
 )
-"""Headers that keep a model's name from becoming part of a page."""
+"""Headers that prevent scripts injected through model names from running in a page."""
 
 _FRESH = MappingProxyType({**SECURITY, "Cache-Control": "no-store"})
 
 _ALL: About = MappingProxyType({"search": ""})
 
 _NO_ROWS = b"[]}"
-"""The end of a status without rows, its last field."""
+"""The end of a status without rows, which are its last field."""
 
 
 class Server(msgspec.Struct):
-    """The server."""
+    """The server-wide part of the status."""
 
     name: str
     version: str
@@ -57,14 +57,14 @@ class Server(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """Memory for models."""
+    """Memory available to models, and its use."""
 
     used_bytes: int
     total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
 
 
 class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Request counts since the start; rates and latencies are their differences."""
+    """Request counts since the start, from which the page computes rates and latencies."""
 
     success: int = 0
     fail: int = 0
@@ -93,7 +93,7 @@ class ModelRow(msgspec.Struct, omit_defaults=True):
 
 
 class Status(msgspec.Struct):
-    """The server at one moment."""
+    """The status of the server at one moment."""
 
     server: Server
     memory: Memory
@@ -114,17 +114,17 @@ class Status(msgspec.Struct):
 
 
 class _Written(NamedTuple):
-    """A reading as sent to one client."""
+    """A serialized status, as sent to a client."""
 
     reading: Reading
     manages: Sees
     tag: str
-    """Equal for equal readings, uptime aside."""
+    """Equal for equal statuses, apart from the uptime."""
     parts: Sequence[bytes]
 
 
 class StatusRoutes:
-    """Handlers of the changing data."""
+    """Handlers of the data that the status page polls."""
 
     def __init__(
         self,
@@ -140,14 +140,13 @@ class StatusRoutes:
         self._description = description
         self._others = others
         self._written: _Written | None = None
-        """The last one: many pages may ask within a tick."""
+        """The last status, reused because many pages may ask within a second."""
         others.answer(Question.STATUS, self._own)
 
     async def status(self, request: HttpRequest) -> HttpResponse:
-        """Return what the status page shows; it asks every second.
+        """Return the data of the status page, which polls every second.
 
-        304 where that is what the client has (`If-None-Match`), but for the time that the server
-        has run.
+        Answers 304 if the client's copy (`If-None-Match`) differs only in the uptime.
         """
         search = request.query.get("search", "")
         sees = models_shown(self._permits, request.call)
@@ -161,7 +160,7 @@ class StatusRoutes:
         headers = {**_FRESH, "ETag": written.tag}
         if request.headers.get("If-None-Match") == written.tag:
             return HttpResponse(HTTPStatus.NOT_MODIFIED, headers=headers, compressible=False)
-        # Not compressed: that would take longer than making it.
+        # Not compressed: compression would take longer than making the answer.
         return HttpResponse(parts=written.parts, headers=headers, compressible=False)
 
     async def _read(self, about: About) -> Reading:
@@ -172,7 +171,7 @@ class StatusRoutes:
         return await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
 
     async def _shared(self, reading: Reading, manages: Sees) -> _Written:
-        """Return a reading of all models as the last client got it, if it was the same."""
+        """Return a status of all models, reusing the last one if the reading is the same."""
         written = self._written
         if written is None or written.reading is not reading or written.manages is not manages:
             written = self._written = await self._write(reading, manages)
@@ -182,7 +181,7 @@ class StatusRoutes:
         return await self._board.read(about["search"])
 
     async def _write(self, reading: Reading, manages: Sees) -> _Written:
-        """Write a reading, some rows at a time."""
+        """Serialize a status, some rows at a time."""
         digest = blake2b(msgspec.json.encode(self._status(reading, manages, 0.0)), digest_size=12)
         head = msgspec.json.encode(self._status(reading, manages, reading.uptime_seconds))
         parts = [head.removesuffix(_NO_ROWS) + b"["]
@@ -225,7 +224,7 @@ def _model(row: StatusRow, *, is_fixed: bool) -> ModelRow:
         reason=row.reason,
         size_bytes=row.size_bytes,
         pending=row.pending,
-        # The same object as the default is left out: most of many models are idle.
+        # The default object is omitted from the JSON: most of many models are idle.
         requests=Requests(*counted) if any(counted[:2]) else _NO_REQUESTS,
         fixed=is_fixed,
     )

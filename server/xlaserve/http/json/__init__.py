@@ -1,1 +1,1 @@
-"""Tensors as JSON."""
+"""Reading, checking and writing JSON with tensors."""

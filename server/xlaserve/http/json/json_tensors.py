@@ -34,8 +34,8 @@ from xlaserve.tensors.byte_elements import PIECE_ELEMENTS
 
 _READ_BYTES = 1 << 18
 _WRITTEN_ELEMENTS = 1 << 14
-"""Large tensors are read and written in pieces: their Python objects then stay in the caches of
-the processor, and need no memory to speak of."""
+"""Large tensors are read and written in pieces, so that their Python objects need little memory and
+stay in the CPU cache."""
 
 _FIRST_IS_EMPTY = re.compile(rb"[\[\s]*\]")
 _NOT_FINITE = re.compile(rb"-?Infinity|NaN")
@@ -47,16 +47,16 @@ _FLOATS = msgspec.json.Decoder(list[float])
 _ENCODER = msgspec.json.Encoder()
 
 
-# --- reading -----------------------------------------------------------------------------------
+# --- Reading -----------------------------------------------------------------------------------
 
 
 def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
     """Build an array of this shape from a JSON value that is known to be well-formed.
 
-    The lists may nest in any regular way; only the number of elements is that of the shape. It is
-    known before the first element is read, so that memory is taken for no more than the shape has.
-    A number with a fraction or an exponent, as `1.0`, is no integer; a number is no BOOL.
-    Raises TensorDataError, with the text of typed contents over gRPC where the fault is the same.
+    Lists may be nested in any regular way; only the number of elements must match the shape. It is
+    checked before any element is read, so that no more memory is allocated than the shape needs. A
+    number with a fraction or an exponent, such as `1.0`, is not an integer, nor is a number a BOOL.
+    Raises TensorDataError, with the same texts as for typed contents over gRPC.
     """
     if datatype.contents is None:
         raise TensorDataError(
@@ -83,9 +83,9 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
 
 
 def list_sizes(datatype: Datatype, text: bytes) -> Shape:
-    """Return how many elements the lists of a JSON value have, outermost first.
+    """Return the lengths of the nested lists of a JSON value, outermost first.
 
-    Raises TensorDataError where they differ on a level.
+    Raises TensorDataError if lists on the same level differ in length.
     """
     structure = blank_strings(text) if datatype is BYTES else text
     sizes = list_lengths(structure)[::-1]
@@ -95,7 +95,7 @@ def list_sizes(datatype: Datatype, text: bytes) -> Shape:
 
 
 def few_floats(datatype: str, shape: Shape, elements: list[float]) -> Tensor | None:
-    """Build an array from few numbers if all is as it should be; None for anything else."""
+    """Build an array from a few valid numbers; return None for anything else."""
     limit = _LARGEST.get(datatype)
     if limit is None or not elements or len(shape) > MAX_DIMENSIONS:
         return None
@@ -107,7 +107,7 @@ def few_floats(datatype: str, shape: Shape, elements: list[float]) -> Tensor | N
 
 
 def _refuse_others(datatype: Datatype, structure: bytes) -> None:
-    """Refuse strings among numbers, and objects: brackets and commas of them would count."""
+    """Refuse strings among numbers, and objects, whose brackets and commas would be counted."""
     if (at := structure.find(b'"')) >= 0:
         token = _QUOTED_NOT_FINITE.match(structure, at)
         if token is not None and datatype.dtype.kind == "f":
@@ -136,7 +136,7 @@ def _count(structure: bytes, shape: Shape) -> int:
 
 
 def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
-    """Build an array from numbers between commas."""
+    """Build an array from comma-separated numbers."""
     if len(text) <= _READ_BYTES:
         return from_elements(datatype, shape, _decode(datatype, text))
     array = np.empty(element_count(shape), dtype=datatype.dtype)
@@ -149,7 +149,7 @@ def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
         array[filled : filled + len(elements)] = piece
         start, filled = end + 1, filled + len(elements)
     if filled != len(array):
-        # An empty list stands where the text was cut.
+        # An empty list was at the boundary of two pieces.
         raise irregular()
     return from_elements(datatype, shape, array)
 
@@ -168,7 +168,7 @@ def _decode(datatype: Datatype, items: bytes) -> Elements:
     if numbers is not None:
         return numbers
     if datatype.dtype.kind == "f":
-        # Whatever is wrong, reading it again says it for every datatype alike.
+        # On an error, parse again for the same message with every datatype.
         with suppress(msgspec.DecodeError):
             return np.array(_FLOATS.decode(text), dtype=np.float64)
     return _decode_any(datatype, text)
@@ -185,16 +185,16 @@ def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
     except msgspec.ValidationError:
         raise TensorDataError(f"{datatype}", "a number too large for it") from None
     except msgspec.DecodeError:
-        # A text that was well-formed with its brackets had empty lists.
+        # The text was well-formed with its brackets, so the cause is an empty list.
         raise irregular() from None
     return elements
 
 
 def quote_not_finite(text: bytes) -> bytes | None:
-    """Make JSON of a text that is none because of NaN, Infinity and -Infinity outside of strings.
+    """Turn text with NaN, Infinity or -Infinity outside of strings into valid JSON.
 
-    The first one becomes a string, so that the reader of the tensor refuses it and names it;
-    the others become zeros. None where there are no such tokens.
+    The first such token becomes a string, so that the tensor's reader refuses it by name; the
+    others become zeros. Returns None if there are none.
     """
     structure = blank_strings(text)
     token = _NOT_FINITE.search(structure)
@@ -208,36 +208,36 @@ def quote_not_finite(text: bytes) -> bytes | None:
     return text[: token.start()] + b'"' + token[0] + b'"' + finite[token.end() :]
 
 
-# --- writing -----------------------------------------------------------------------------------
+# --- Writing -----------------------------------------------------------------------------------
 
 
 class NotInJson(ValueError):
-    """JSON has no form for a value; the text names it."""
+    """A value that JSON cannot represent; the text names it."""
 
 
 class NotUtf8(ValueError):
-    """Bytes are not UTF-8, as JSON is."""
+    """Bytes that are not valid UTF-8, and therefore not valid JSON text."""
 
 
 class JsonRules(NamedTuple):
-    """Rules for values that JSON does not have; the defaults are Triton's."""
+    """Rules for values that JSON cannot represent; the defaults are Triton's."""
 
     strict: bool = False
-    """Whether NaN and infinities are refused. Else they are the literals NaN, Infinity and
-    -Infinity, which Python's json, rapidjson and Triton's clients read."""
+    """Whether to refuse NaN and infinities. Otherwise they are written as NaN, Infinity and
+    -Infinity, which Python's json, RapidJSON and Triton's clients read."""
     surrogates: bool = False
-    """Whether octets that are not UTF-8 are the surrogates that stand for them in Python
-    (`surrogateescape`). Else they are refused: most parsers refuse such a text, or lose octets."""
+    """Whether bytes that are not UTF-8 are written as Python's surrogates (`surrogateescape`).
+    Otherwise they are refused: most parsers refuse such text or lose bytes."""
 
 
 DEFAULT_RULES = JsonRules()
 
 
 def _most_characters(datatype: Datatype) -> int:
-    """Return how many characters a number takes at most, with a comma."""
+    """Return the maximum number of characters of a number, including a comma."""
     dtype = datatype.dtype
     if dtype.kind == "f":
-        # Digits that tell neighbours apart, a sign, a point, and an exponent of three digits.
+        # Shortest digits that identify the number, sign, decimal point, and three-digit exponent.
         return np.finfo(dtype).precision + 10
     if dtype.kind == "b":
         return len("false,")
@@ -251,20 +251,20 @@ MOST_CHARACTERS: Mapping[str, int] = MappingProxyType(
         if row.contents is not None and row is not BYTES
     }
 )
-"""Of each number in JSON, by datatypes that have that form."""
+"""Maximum characters of a number in JSON, by datatype, for those with a JSON form."""
 QUOTED_CHARACTERS = len('"",')
 ESCAPED_CHARACTERS = len("\\u0000")
-"""Most characters of an escaped octet."""
+"""Maximum number of characters for one escaped byte."""
 _ESCAPED = bytes((*range(0x20), *b'"\\'))
 _ESCAPED_BY_PYTHON = _ESCAPED + bytes(range(0x80, 0x100))
-"""The octets that Python escapes, which writes ASCII where surrogates stand for invalid UTF-8."""
+"""Bytes that Python's json escapes: with surrogates, it writes ASCII."""
 
 
 def escaped_octets(array: Tensor, rules: JsonRules) -> int:
-    """Return how many octets of texts may take more than one to write."""
+    """Return how many bytes of the texts may take more than one byte in JSON."""
     escaped = _ESCAPED_BY_PYTHON if rules.surrogates else _ESCAPED
     flat, count = array.reshape(-1), 0
-    # By pieces: a list of all elements would hold the interpreter's lock.
+    # In pieces: converting the whole array to a list would hold the GIL too long.
     for start in range(0, len(flat), PIECE_ELEMENTS):
         for element in flat[start : start + PIECE_ELEMENTS].tolist():
             text = _octets(element)
@@ -279,10 +279,11 @@ def _octets(element: str | bytes) -> bytes:
 def write_elements(
     datatype: Datatype, tensor: Tensor, rules: JsonRules = DEFAULT_RULES
 ) -> list[Buffer]:
-    """Write the elements as one flat JSON list, in row-major order and in pieces.
+    """Serialize the elements as one flat JSON list, in row-major order and in parts.
 
-    Numbers are read back as they were. Raises NotInJson and NotUtf8 for what the rules refuse.
-    FP16 and BF16, which have no form over gRPC either, raise TensorDataError.
+    Numbers round-trip. Raises NotInJson and NotUtf8 for values that the rules forbid, and
+    TensorDataError for FP16 and BF16, which have no JSON form, as they have no typed contents in
+    gRPC.
     """
     if datatype.contents is None:
         expected = f"a request for binary_data, the only form of {datatype}"
@@ -310,8 +311,10 @@ def _write(datatype: Datatype, rules: JsonRules, piece: Tensor) -> bytearray:
 
 
 def _with_not_finite(written: bytearray, piece: Tensor) -> bytearray:
-    """Put Python's literals where numbers are null: the others keep the digits of their datatype,
-    which are fewer than Python's."""
+    """Replace each null by Python's literal for NaN or infinity.
+
+    Other numbers keep the digits of their datatype, which are fewer than Python's.
+    """
     odd = piece[~np.isfinite(piece)].tolist()
     before, *behind = written.split(b"null")
     literals = (write_as_python(one) for one in odd)
@@ -330,7 +333,7 @@ def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:
 
 
 def write_as_python(value: object) -> bytes:
-    """Serialize with Python's json extensions: NaN and infinities."""
+    """Serialize with the JSON extensions of Python's json: NaN and infinities."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -339,7 +342,7 @@ def _text(element: str | bytes) -> str:
 
 
 def text_of(element: str | bytes) -> str:
-    """Return an element as text; raises UnicodeError unless it is Unicode."""
+    """Return an element as text; raises UnicodeError if it is not valid Unicode."""
     if isinstance(element, str):
         element.encode()
         return element
@@ -347,5 +350,5 @@ def text_of(element: str | bytes) -> str:
 
 
 def escaped_text(element: str | bytes) -> str:
-    """Return text with a surrogate for each octet that is not UTF-8."""
+    """Return text with a surrogate for each byte that is not UTF-8."""
     return element if isinstance(element, str) else bytes(element).decode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Unparsed JSON text: where its strings are, and how deep it is nested."""
+"""Checks of unparsed JSON text: strings, nesting depth, and number of elements."""
 
 import re
 
@@ -11,20 +11,20 @@ from xlaserve.tensors import Buffer
 WHITESPACE = b" \t\r\n"
 
 MOST_MEMBERS = 20_000
-"""Members of all objects of a body. A parser keeps the interpreter's lock until it is through: of
-half a million others waited for seconds. Arrays, and the octets of strings, are bound elsewhere."""
+"""Maximum members of all objects of a body. Parsers hold the GIL until they finish: half a million
+members blocked other requests for seconds. Other limits cover arrays and long strings."""
 
 MOST_ELEMENTS = 300_000
-"""Elements of all arrays and objects of a body whose arrays a parser makes objects of."""
+"""Maximum elements of all arrays and objects, for bodies that are parsed into Python objects."""
 MOST_ARRAYS = 20_000
-"""Arrays of such a body: one takes as long as some 20 numbers."""
+"""Maximum number of arrays of such a body: an array takes as long as about 20 numbers."""
 
 _DATA = re.compile(rb'"(?:d|\\u0064)(?:a|\\u0061)(?:t|\\u0074)(?:a|\\u0061)"')
-"""That key, whichever of its letters are escaped."""
+"""The key `data`, with any of its letters escaped."""
 _DATA_MARK = b"\x01"
-"""Stands for that key: an octet that no JSON has."""
+"""Replaces that key: a byte that cannot occur in JSON."""
 _LEVEL_OF_DATA = 3
-"""Nesting level of the objects with the data of tensors, which are in an array of the request."""
+"""Nesting level of the inputs, the objects in an array of the request that contain `data`."""
 
 _QUOTE = ord('"')
 _COLON = ord(":")
@@ -33,7 +33,7 @@ _BRACKET = ord("[")
 _FILLER = ord("_")
 _MARKS = b'[]{}"'
 _CHUNK = 1 << 16
-"""Octets processed together, so that intermediate results stay in the caches."""
+"""Bytes processed at a time, so that intermediate results stay in the CPU cache."""
 
 _FEW = 1 << 12
 
@@ -48,19 +48,20 @@ _STEPS.flags.writeable = False
 
 
 def check_depth(text: Buffer, limit: int) -> None:
-    """Raise InvalidBody where arrays and objects nest deeper than the limit (max_json_depth).
+    """Raise InvalidBody if arrays and objects nest deeper than the limit (max_json_depth).
 
-    Exact for all that a parser can reach; what follows the first fault of a text does not matter.
-    Brackets are counted first: so few cannot nest too deeply, and most texts have no more.
+    Exact up to the first syntax error of a text, which is as far as a parser gets. Brackets are
+    counted first: in most texts they are too few to exceed the limit.
     """
     if count_octets(text, b"[{") > limit and _deepest(bytes(text), limit) > limit:
         raise InvalidBody(f"the JSON is nested more than {limit} levels deep (max_json_depth)")
 
 
 def check_members(text: Buffer) -> None:
-    """Raise InvalidBody where objects have more members than MOST_MEMBERS, all together.
+    """Raise InvalidBody if the objects have more than MOST_MEMBERS members in total.
 
-    Exact for what is JSON. Colons are counted first: most texts have no more, those in strings too.
+    Exact for valid JSON. Colons are counted first: in most texts they are too few, even including
+    those in strings.
     """
     if len(text) <= MOST_MEMBERS or count_octets(text, b":") <= MOST_MEMBERS:
         return
@@ -73,20 +74,21 @@ def check_members(text: Buffer) -> None:
 
 
 def check_elements(text: Buffer) -> None:
-    """Raise InvalidBody where arrays have more elements than MOST_ELEMENTS, or there are too many.
+    """Raise InvalidBody if there are more than MOST_ELEMENTS elements or MOST_ARRAYS arrays.
 
-    For what a parser makes an object of each element of: it lets nobody else run meanwhile. Exact
-    for what is JSON; octets in strings are counted first, as most texts have too few of those too.
+    For text that a parser turns into an object per element while it holds the GIL. The counts are
+    exact for valid JSON. As a shortcut, commas and brackets are first counted including those in
+    strings: most texts have few enough even so.
     """
     if _may_have_too_many(text):
         _check_counts(_unquoted(bytes(text), _NO_ELEMENTS))
 
 
 def check_elements_around_data(text: Buffer) -> None:
-    """Raise InvalidBody as `check_elements` does, but for the data of the inputs of a request.
+    """Raise InvalidBody like `check_elements`, but ignore the data of a request's inputs.
 
-    They are the arrays at `data` of objects in an array of the request (V2 protocol): their reader
-    makes no object per element. Other arrays at that place are not made into objects.
+    The data are the arrays named `data` of objects in an array of the request (V2 protocol). Their
+    reader creates no object per element. The parser skips other arrays at that position.
     """
     if _may_have_too_many(text):
         plain = _unquoted(_DATA.sub(_DATA_MARK, bytes(text)), _NO_TENSORS)
@@ -100,7 +102,7 @@ def _may_have_too_many(text: Buffer) -> bool:
 
 
 def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
-    """Check the octets of a text that are in no string, or those of them that count."""
+    """Check the number of elements and arrays in JSON whose strings were removed."""
     elements = int(np.count_nonzero(plain == _COMMA)) + 1
     arrays = int(np.count_nonzero(plain == _BRACKET))
     for most, what, found in (
@@ -112,14 +114,14 @@ def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
 
 
 def _without_data(plain: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the octets that are not in the data of inputs."""
+    """Remove the data of inputs."""
     steps = _STEPS[plain]
-    # Enough for any text that is not refused for its depth before.
+    # 32 bits suffice: texts that nest too deeply were refused before.
     levels = np.cumsum(steps, dtype=np.int32)
     starts = np.flatnonzero((plain == _BRACKET) & (levels == _LEVEL_OF_DATA + 1))
     starts = starts[starts >= 2]
     starts = starts[(plain[starts - 1] == _COLON) & (plain[starts - 2] == ord(_DATA_MARK))]
-    # The object is in an array of the request, and not in another object.
+    # Keep only objects in an array of the request, not those in another object.
     around = np.flatnonzero((steps == 1) & (levels == _LEVEL_OF_DATA - 1))
     last = np.searchsorted(around, starts) - 1
     starts = starts[last >= 0]
@@ -138,7 +140,7 @@ def _members(text: bytes) -> int:
 
 
 def _unquoted(text: bytes, others: bytes) -> npt.NDArray[np.uint8]:
-    """Return the octets of a text that are not among `others`, quotes, or between quotes."""
+    """Return the bytes outside of strings that are not among `others`, without quotes."""
     marks = np.frombuffer(_marks(_without_escapes(text), others), dtype=np.uint8)
     is_quote = marks == _QUOTE
     found: npt.NDArray[np.uint8] = marks[~(np.logical_xor.accumulate(is_quote) | is_quote)]
@@ -146,7 +148,7 @@ def _unquoted(text: bytes, others: bytes) -> npt.NDArray[np.uint8]:
 
 
 def count_octets(text: Buffer, octets: bytes) -> int:
-    """Count how often any of a few octets occurs."""
+    """Count the occurrences of several bytes."""
     if len(text) < _FEW:
         copy = bytes(text)
         return sum(map(copy.count, octets))
@@ -158,7 +160,7 @@ def count_octets(text: Buffer, octets: bytes) -> int:
 
 
 def _deepest(text: bytes, enough: int) -> int:
-    """Return the greatest depth, or the first one beyond a limit."""
+    """Return the maximum depth, or the first one found above `enough`."""
     marks = memoryview(_marks(_without_escapes(text)))
     depth = deepest = 0
     quoted = np.False_
@@ -180,7 +182,7 @@ def _marks(text: bytes, others: bytes = _UNMARKED) -> bytes:
 
 
 def blank_strings(text: bytes) -> bytes:
-    """Return the text, as long as it was, with underscores for its strings and their quotes."""
+    """Return the text with all strings, including their quotes, replaced by underscores."""
     if b'"' not in text:
         return text
     octets = np.frombuffer(_without_escapes(text), dtype=np.uint8)
@@ -190,7 +192,7 @@ def blank_strings(text: bytes) -> bytes:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    # From the left, so that of `\\"` the backslashes belong together and the quote is real.
+    # From the left, so that in `\\"` the backslashes form a pair and the quote is real.
     if b"\\" not in text:
         return text
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -1,21 +1,23 @@
 """Large arrays of numbers, cut out of a JSON document before it is parsed.
 
-A parser that meets an array of megabytes holds the interpreter's lock until it is through, and the
-event loop waits for it. Here the arrays are found by the strings around them, a marker takes the
-place of each, and they are read in pieces. This only accepts: `None` says that a document is not
-plainly so, and its reader in one piece has the last word.
+A parser holds the GIL while it reads an array of megabytes, and blocks the event loop. This module
+therefore finds large arrays between strings, replaces each by a marker, and reads them in pieces.
+It only accepts: `None` means that a document is not regular enough, and the ordinary parser
+decides.
 
-Why what is accepted is JSON. A marker is a string that nobody can know beforehand. Where an array
-was cut out within a string, the marker ends that string, and no document is left. An array
-counts only where its marker is the value that is read. Of an array itself it is checked that
+Why accepted documents are valid JSON: a marker is a string that a client cannot predict. If an
+array is cut out of a string, the marker ends that string, and the document becomes invalid. An
+array counts only if its marker is the value that the reader finds. The array itself is checked as
+follows:
 
-1. its brackets and commas alone are nested in a regular way;
-2. the octet after `[` and the one before `]` belong to a number or are such a bracket;
-3. with blanks for the brackets it is a list of numbers, as many as (1) says.
+1. its brackets and commas alone are nested regularly;
+2. the byte after each `[` and before each `]` belongs to a number or is another such bracket;
+3. with its brackets replaced by blanks, it is a list of as many numbers as (1) implies.
 
-A list without lists in it needs (3) alone. Else, by (3), there is one number between two commas
-that follow each other. By (2) each innermost list begins and ends with a number. So those of an
-innermost list are as many as its commas say, and none is left for the places outside of them.
+For a flat list, (3) is sufficient. Otherwise, by (3), there is exactly one number between
+consecutive commas, and by (2) each innermost list begins and ends with a number. Each innermost
+list therefore has as many numbers as its commas imply, and no number is outside of the innermost
+lists.
 """
 
 import re
@@ -38,10 +40,10 @@ from xlaserve.tensors import (
 )
 
 LARGE_BYTES = 64 << 10
-"""Minimum distance of two strings for an array to be cut out."""
+"""Minimum length of text without quotes that is searched for an array."""
 
 _PIECE_BYTES = 128 << 10
-"""Bytes parsed with the interpreter's lock held: a fifth of a millisecond."""
+"""Bytes parsed at a time while holding the GIL: a fifth of a millisecond."""
 
 _OPENING, _CLOSING, _COMMA, _QUOTE = b'[],"'
 _ARRAY = re.compile(rb"\s*:\s*(?=\[)")
@@ -58,22 +60,22 @@ _MARKER_BYTES = 16
 
 @dataclass(slots=True)
 class Cut:
-    """A document without its large arrays."""
+    """A document whose large arrays were replaced by markers."""
 
     document: bytes
-    """With a string in place of each."""
+    """The document with a marker string in place of each array."""
     arrays: dict[bytes, memoryview]
-    """Keyed by the text of that string, quotes and all; taken out when they are read."""
+    """The arrays by marker, including its quotes; reading an array removes it."""
 
     def read(
         self, datatype: Datatype, shape: Shape | None, marker: bytes, max_levels: int
     ) -> Tensor | None:
-        """Read a marker's array, like `read_array`."""
+        """Read the array of a marker like `read_array`, and remove it."""
         return read_array(datatype, shape, self.arrays.pop(marker), max_levels)
 
 
 def cut_arrays(text: memoryview) -> Cut | None:
-    """Cut potentially large arrays out of a document; None if it has none."""
+    """Cut potentially large arrays out of a document; return None if there are none."""
     nonce = secrets.token_hex(_MARKER_BYTES).encode()
     parts: list[bytes | memoryview] = []
     arrays: dict[bytes, memoryview] = {}
@@ -93,9 +95,10 @@ def cut_arrays(text: memoryview) -> Cut | None:
 def read_array(
     datatype: Datatype, shape: Shape | None, array: memoryview, max_levels: int
 ) -> Tensor | None:
-    """Build an array of this shape, or of the one that the lists have, from JSON.
+    """Build an array from JSON, with the given shape or, if it is None, the shape of the lists.
 
-    None where it is not plainly a list of this many numbers, that fit, in so few levels of lists.
+    Returns None unless it is a regular list of the right number of valid numbers, nested at most
+    `max_levels` deep.
     """
     lengths = _nesting(array)
     if lengths is None or len(lengths) > min(max_levels, MAX_DIMENSIONS):
@@ -110,7 +113,7 @@ def read_array(
 
 
 def _without_strings(text: memoryview) -> list[tuple[int, int]]:
-    """Return the start of a long run without quotes after the first quote."""
+    """Return the bounds of long runs without quotes, after the first quote."""
     found: list[tuple[int, int]] = []
     last = -1
     for start in range(0, len(text), _PIECE_BYTES):
@@ -131,12 +134,12 @@ def _without_strings(text: memoryview) -> list[tuple[int, int]]:
 
 
 def _array(text: memoryview, start: int, end: int) -> slice | None:
-    """Return the bounds of the array after a key, if any; the end may be too far."""
+    """Return the bounds of the array after a key, or None; the end may be too far."""
     head = _ARRAY.match(bytes(text[start : min(end, start + _HEAD_BYTES)]))
     if head is None:
         return None
     first = start + head.end()
-    # What closes objects and lists around it is short; so is what follows up to the next key.
+    # Closing brackets after the array are few, and so is the text up to the next key.
     tail_start = max(first, end - _HEAD_BYTES)
     tail = bytes(text[tail_start:end])
     closing = tail.find(b"}")
@@ -145,13 +148,13 @@ def _array(text: memoryview, start: int, end: int) -> slice | None:
 
 
 def _nesting(array: memoryview) -> Sequence[int] | None:
-    """Return how long the lists of each level are; None where (1) or (2) does not hold."""
+    """Return the list lengths of each level, innermost first; None if (1) or (2) is violated."""
     flat = _flat_length(array)
     return _nested_lengths(array) if flat is None else (flat,)
 
 
 def _flat_length(array: memoryview) -> int | None:
-    """Return the number of elements of a flat list; None for any other."""
+    """Return the number of elements of a flat list, or None for any other."""
     commas = 0
     inner = array[1:-1]
     for start in range(0, len(inner), _PIECE_BYTES):
@@ -181,7 +184,7 @@ def _nested_lengths(array: memoryview) -> Sequence[int] | None:
 
 
 def _numbers(datatype: Datatype, shape: Shape, array: memoryview, *, flat: bool) -> Tensor | None:
-    """Build an array from a list of numbers, piece by piece; None where (3) does not hold."""
+    """Build an array from a list of numbers in pieces; return None if (3) is violated."""
     numbers = np.empty(element_count(shape), dtype=datatype.dtype)
     inner = array[1:-1]
     start = filled = 0
@@ -198,7 +201,7 @@ def _numbers(datatype: Datatype, shape: Shape, array: memoryview, *, flat: bool)
 
 
 def _end_of_piece(array: memoryview, start: int) -> int:
-    """Return the first comma after a piece, or the end."""
+    """Return the position of the first comma after a piece, or the end."""
     at = start + _PIECE_BYTES
     while at < len(array):
         comma = bytes(array[at : at + _HEAD_BYTES]).find(b",")

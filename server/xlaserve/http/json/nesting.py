@@ -1,23 +1,22 @@
-"""Nesting of lists in JSON, from their brackets and commas."""
+"""Nesting of JSON lists, determined from brackets and commas."""
 
 from xlaserve.tensors import TensorDataError
 
 UNSTRUCTURED = bytes(octet for octet in range(256) if octet not in b"[],")
-"""Everything but brackets and commas."""
+"""Every byte except brackets and commas."""
 
 
 def list_lengths(structure: bytes) -> list[int]:
-    """Return how long the lists are, innermost first.
+    """Return the length of the lists on each level, innermost first.
 
-    Raises TensorDataError if those of a level differ. An empty list cannot be told from one of a
-    single element here.
+    Raises TensorDataError if lists on the same level differ. An empty list counts as one element.
     """
     skeleton = structure.translate(None, UNSTRUCTURED)
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     lengths: list[int] = []
     first, closing = slice(depth, depth), depth
     for level in range(1, depth + 1):
-        # Where all is regular, this many brackets close the first list of the level.
+        # In regular nesting, the first run of this many brackets closes the level's first list.
         closing = skeleton.find(b"]" * level, closing)
         items = slice(depth - level + 1, closing + level - 1)
         length = (items.stop - items.start + 1) // (first.stop - first.start + 1)

@@ -1,4 +1,4 @@
-"""Metrics of generators: name, meaning and source of each."""
+"""Metrics of generators, with their help texts and sources."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LE = (*(f',le="{bound / 1e9:g}"' for bound in BOUNDS_NS), ',le="+Inf"')
 
 @dataclass(frozen=True, slots=True)
 class GenerationReading:
-    """A generator at the moment of a scrape, or several together."""
+    """The state of one generator, or the sum of several, during a scrape."""
 
     counts: GenerationCounts
     waiting: int
@@ -20,7 +20,7 @@ class GenerationReading:
 
     @classmethod
     def together(cls, readings: "Sequence[GenerationReading | None]") -> "GenerationReading | None":
-        """Return the sums over generators, or None."""
+        """Return the sums over generators, or None if there are none."""
         found = [reading for reading in readings if reading is not None]
         if not found:
             return None
@@ -28,13 +28,13 @@ class GenerationReading:
 
     @classmethod
     def sum_of(cls, found: "Sequence[GenerationReading]") -> "GenerationReading":
-        """Return the sums, of none too."""
+        """Return the sums over generators, zeros if there are none."""
         counts = GenerationCounts.sum_of([reading.counts for reading in found])
         return cls(counts, sum(reading.waiting for reading in found))
 
 
 def _times(times: Times) -> Iterable[Row]:
-    buckets = list(accumulate(times.buckets))  # a copy: its thread goes on
+    buckets = list(accumulate(times.buckets))  # a copy: the generator's thread goes on counting
     if not buckets[-1]:
         return []
     return [
@@ -132,7 +132,7 @@ OF_GENERATION: tuple[Family[GenerationReading], ...] = (
         lambda reading: one(reading.counts.host_ns / 1e9),
     ),
 )
-"""Families with rows for loaded generators alone."""
+"""Metrics per version, only for loaded generators."""
 
 
 def _usage(reading: GenerationReading) -> float:
@@ -158,4 +158,5 @@ OF_GENERATORS: tuple[Family[GenerationReading], ...] = (
         lambda reading: one(_usage(reading)),
     ),
 )
-"""One row each, without labels and in every server, as what picks a server of a pool reads them."""
+"""Sums over all generators without labels, always present: load balancers of server pools read
+them."""

@@ -1,4 +1,4 @@
-"""The metrics of models and versions: name, meaning and source of each."""
+"""Metrics of models and versions, with their help texts and sources."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,38 +20,38 @@ from xlaserve.serving.statistics import (
     VersionStatistics,
 )
 
-# --- of a model version ---
+# --- Model versions ---
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """Loads of several versions, as the statistics of one have them."""
+    """Load counts of several versions, with the same attributes as the statistics of one."""
 
     loads: int
     load_failures: int
     unloads: int
     load_seconds: float = 0.0
-    """Time of the last load that succeeded."""
+    """Duration of the last successful load."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReading:
-    """A model version at the moment of a scrape."""
+    """The state of a model version during a scrape."""
 
     totals: Totals
     statistics: VersionStatistics | LoadCounts
     instance: Instance | None
-    """None while it is not loaded, and of versions that share one series."""
+    """None if the version is not loaded, or for versions that share one series."""
     ready: int
-    """1 if it answers; of several versions, the number that do."""
+    """1 if the version is ready; for versions that share a series, the number of ready ones."""
     backlog: Backlog = NO_BACKLOG
-    """Empty while it is not loaded."""
+    """Empty while the version is not loaded."""
     generation: GenerationReading | None = None
-    """None unless it is a loaded generator."""
+    """None unless the version is a loaded generator."""
     executed: ExecutedRows | None = None
-    """None of versions that share one series."""
+    """None for versions that share one series."""
     failure: str = ""
-    """The reason of a failed last load; empty after a success."""
+    """Why the last load failed; empty after a success."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -64,16 +64,16 @@ _REASONS: Mapping[FailureReason, str] = MappingProxyType(
         FailureReason.INVALID: "OTHER",
     }
 )
-"""Triton's words."""
+"""Triton's labels for failure reasons."""
 
 LOAD_FAILURES = "xlaserve_model_load_failures_total"
-"""Has rows of models besides those of versions."""
+"""Also has rows for models without a known version."""
 
 FAILURE = "xlaserve_model_failure"
-"""Has rows of models besides those of versions."""
+"""Also has rows for models without a known version."""
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Powers of two, as the sizes of large batches are: see EXACT_ROWS of the statistics."""
+"""Powers of two, like the sizes of large batches; see EXACT_ROWS of the statistics."""
 
 REQUEST_SECONDS = "xlaserve_request_seconds"
 """The histogram whose buckets have exemplars."""
@@ -83,7 +83,7 @@ _ROWS_LE = tuple(f',le="{bound}"' for bound in BATCH_BOUNDS)
 
 
 def seconds_bound(number: int) -> str:
-    """Return the label of a bucket of the times of requests, by its number."""
+    """Return the `le` label of a bucket of the request duration histogram."""
     return (*_SECONDS_LE, _INFINITE)[number]
 
 
@@ -188,17 +188,17 @@ def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading]
 
 
 def _of_version(family: Family[VersionReading]) -> Family[VersionReading]:
-    """Return a family whose rows have the labels of their version first."""
+    """Prefix the rows of a family with the labels of the version."""
     return replace(family, labels=(*_VERSION_LABELS, *family.labels))
 
 
 def failure_rows(reason: str) -> Iterable[Row]:
-    """Return the row of a failure, whose text is cut; none without one."""
+    """Return the row of a failure with its truncated reason, or nothing if there is none."""
     return (("", f',reason="{escape(cut(reason, MAX_TEXT))}"', 1),) if reason else ()
 
 
 def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading]:
-    """Return a family of generators as one of all versions."""
+    """Adapt a family of generators to all versions."""
 
     def read(reading: VersionReading) -> Iterable[Row]:
         return () if reading.generation is None else family.read(reading.generation)
@@ -390,10 +390,10 @@ _ROWS: tuple[Family[VersionReading], ...] = (
 )
 
 OF_VERSIONS = tuple(map(_of_version, _ROWS))
-"""One row for each version in the registry, until its model's files are gone."""
+"""One row for each version in the registry, until the files of its model are deleted."""
 
 
-# --- of a model ---
+# --- Models ---
 
 
 OF_MODELS: tuple[Family[Model], ...] = (

@@ -7,12 +7,12 @@ from typing import Generic, TypeAlias, TypeVar
 Subject = TypeVar("Subject")
 
 Row: TypeAlias = tuple[str, str, float]
-"""A suffix of the name, labels that follow those of the subject, and the value."""
+"""Name suffix, labels that follow the subject's labels, and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Subject]):
-    """One metric: its name, its meaning, and the reader of its rows."""
+    """One metric: its name, its help text, and the function that reads its rows."""
 
     name: str
     kind: str
@@ -27,7 +27,7 @@ class Family(Generic[Subject]):
         return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
 
     def lines(self, labels: str, subject: Subject) -> list[str]:
-        """Return the rows of one subject, whose own labels are written already."""
+        """Return the rows of one subject; `labels` are its serialized labels."""
         name = self.name
         return [
             f"{name}{suffix}{{{labels}{more}}} {value}\n"
@@ -40,24 +40,24 @@ class Family(Generic[Subject]):
 def counter(
     name: str, help: str, read: Callable[[Subject], Iterable[Row]], *labels: str
 ) -> Family[Subject]:
-    """Return a metric that only grows."""
+    """Return a counter, which only increases."""
     return Family(name, "counter", help, read, labels)
 
 
 def gauge(
     name: str, help: str, read: Callable[[Subject], Iterable[Row]], *labels: str
 ) -> Family[Subject]:
-    """Return a metric that goes up and down."""
+    """Return a gauge, which may increase and decrease."""
     return Family(name, "gauge", help, read, labels)
 
 
 def histogram(name: str, help: str, read: Callable[[Subject], Iterable[Row]]) -> Family[Subject]:
-    """Return a metric with a count by bound."""
+    """Return a histogram, whose rows are counts by upper bound."""
     return Family(name, "histogram", help, read, ("le",))
 
 
 def escape(value: str) -> str:
-    r"""Write a label's value: backslash, quote and line feed are escaped, nothing else is."""
+    r"""Escape a label value: only backslash, quote and line feed."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

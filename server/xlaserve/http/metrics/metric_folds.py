@@ -1,4 +1,4 @@
-"""Merges the metrics of several workers: a table with a rule for each family."""
+"""Merging of the metrics of several workers, with a rule for each family."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from xlaserve.http.metrics.metric_family import Family, escape, gauge
 WORKER_LABEL = "worker"
 
 _LINES_AT_A_TIME = 1000
-"""Lines parsed before requests are served again: some 2 ms."""
+"""Lines parsed before the event loop serves requests: about 2 ms."""
 
 
 class Fold(Enum):
-    """Rule that merges workers' rows with the same name and labels."""
+    """Rule for merging the rows of several workers with the same name and labels."""
 
     SUM = "sum"
     MAX = "max"
     MIN = "min"
     EACH = "each"
-    """They stay, with a label that names the worker."""
+    """Rows are kept separate, with a label that names the worker."""
 
 
 FOLDS: Mapping[str, Fold] = MappingProxyType(
     {
-        # Of versions.
+        # Metrics of versions.
         "nv_inference_request_success": Fold.SUM,
         "nv_inference_request_failure": Fold.SUM,
         "nv_inference_count": Fold.SUM,
@@ -45,9 +45,9 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "nv_model_load_duration_secs": Fold.MAX,
         "xlaserve_request_seconds": Fold.SUM,
         "xlaserve_batch_size": Fold.SUM,
-        # It answers when all workers do.
+        # Ready only if all workers are ready.
         "xlaserve_model_ready": Fold.MIN,
-        # A worker counts its part of what all have mapped.
+        # Each worker counts its share of the mapped memory.
         "xlaserve_model_bytes": Fold.SUM,
         "xlaserve_model_device_bytes": Fold.SUM,
         "xlaserve_bucket_executions_total": Fold.SUM,
@@ -58,12 +58,12 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_model_on_demand_compilations_total": Fold.SUM,
         "xlaserve_bucket_compile_seconds": Fold.MAX,
         "xlaserve_bucket_execution_seconds": Fold.MIN,
-        # One load of a client is one in each worker; a worker that was replaced counts again.
+        # A client's load loads the model in every worker; a replaced worker starts counting anew.
         "xlaserve_model_loads_total": Fold.MAX,
         "xlaserve_model_load_failures_total": Fold.MAX,
         "xlaserve_model_unloads_total": Fold.MAX,
         "xlaserve_model_failure": Fold.MAX,
-        # Of generators.
+        # Metrics of generators.
         "xlaserve_generation_first_token_seconds": Fold.SUM,
         "xlaserve_generation_token_seconds": Fold.SUM,
         "xlaserve_generation_waiting": Fold.SUM,
@@ -84,9 +84,9 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_generators_waiting": Fold.SUM,
         "xlaserve_generators_running": Fold.SUM,
         "xlaserve_generators_cache_usage_ratio": Fold.MAX,
-        # Of models.
+        # Metrics of models.
         "xlaserve_requests_in_progress": Fold.SUM,
-        # Of the server.
+        # Metrics of the server.
         "xlaserve_capacity_bytes": Fold.SUM,
         "xlaserve_capacity_used_bytes": Fold.SUM,
         "xlaserve_device_capacity_bytes": Fold.SUM,
@@ -104,7 +104,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_held_waits_total": Fold.SUM,
         "xlaserve_refusals_total": Fold.SUM,
         "xlaserve_event_loop_lag_seconds": Fold.EACH,
-        # Of the machine: each worker reads the same.
+        # Metrics of the machine, the same in each worker.
         "nv_gpu_utilization": Fold.MAX,
         "nv_gpu_memory_total_bytes": Fold.MAX,
         "nv_gpu_memory_used_bytes": Fold.MAX,
@@ -125,7 +125,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_program_read_bytes_total": Fold.SUM,
         "xlaserve_program_writes_total": Fold.SUM,
         "xlaserve_program_written_bytes_total": Fold.SUM,
-        # Of each process (prometheus_client).
+        # Metrics of each process (prometheus_client).
         "process_virtual_memory_bytes": Fold.EACH,
         "process_resident_memory_bytes": Fold.EACH,
         "process_start_time_seconds": Fold.EACH,
@@ -134,12 +134,12 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "process_max_fds": Fold.EACH,
     }
 )
-"""The rule of every family that the server has."""
+"""The merging rule of each metric family of the server."""
 
 OF_CODE: Mapping[str, Fold] = MappingProxyType(
     {"counter": Fold.SUM, "histogram": Fold.SUM, "gauge": Fold.EACH}
 )
-"""Rules for metrics of models' code, by type: a gauge's meaning is unknown."""
+"""Rules for metrics of model code, by type: what a gauge means is unknown."""
 
 _COMBINE: Mapping[Fold, Callable[[float, float], float]] = MappingProxyType(
     {Fold.SUM: lambda one, other: one + other, Fold.MAX: max, Fold.MIN: min}
@@ -148,7 +148,7 @@ _COMBINE: Mapping[Fold, Callable[[float, float], float]] = MappingProxyType(
 
 @dataclass(slots=True)
 class _Folded:
-    """One family by now."""
+    """One family with the rows merged so far."""
 
     head: list[str]
     rule: Fold
@@ -171,15 +171,15 @@ class _Folded:
 
 
 class FoldedMetrics:
-    """Adds up the texts of workers in Prometheus' format."""
+    """Merges the workers' metrics in Prometheus' text format."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Folded] = {}
 
     def add(self, worker: str, text: str) -> Iterator[None]:
-        """Add what one worker has, and yield from time to time: others may have their turn.
+        """Add one worker's metrics; yields regularly so that the event loop can serve requests.
 
-        All rows of a family stand together, below its type, as the format demands.
+        The format requires all rows of a family to follow its type line.
         """
         head: list[str] = []
         family: _Folded | None = None
@@ -195,7 +195,7 @@ class FoldedMetrics:
                 family = self._families.setdefault(name, _Folded(head, rule))
                 head = []
             elif line and family is not None:
-                # A value of a label may hold spaces; that of the row has none.
+                # Label values may contain spaces; the row's value does not.
                 key, _, value = line.rpartition(" ")
                 family.add(worker, key, _number(value))
 
@@ -216,11 +216,11 @@ OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
         WORKER_LABEL,
     ),
 )
-"""Metrics of a merged answer that name each worker."""
+"""Per-worker metrics of a merged answer."""
 
 
 def of_workers(present: Mapping[str, bool]) -> str:
-    """Return the families of the table above."""
+    """Return the OF_WORKERS families in the text format."""
     rows = (line for family in OF_WORKERS for line in (family.head, *family.lines("", present)))
     return "".join(rows)
 
@@ -230,11 +230,11 @@ class MetricsSnapshot(NamedTuple):
 
     text: str
     exemplars: Mapping[str, tuple[float, str]]
-    """Time and text of each, by the name and labels of its row."""
+    """Time and text of each exemplar, by the name and labels of its row."""
 
 
 def newest(found: Iterable[Mapping[str, tuple[float, str]]]) -> dict[str, str]:
-    """Return the exemplars of all workers as they are written: the last one of each row."""
+    """Return the newest serialized exemplar of each row."""
     last: dict[str, tuple[float, str]] = {}
     for exemplars in found:
         for row, exemplar in exemplars.items():
@@ -250,7 +250,7 @@ def _number(text: str) -> float:
 
 
 def _with_worker(key: str, worker: str) -> str:
-    # Before the others: the bound of a bucket stays the last.
+    # As the first label, so that a bucket's bound remains the last.
     name, _, labels = key.removesuffix("}").partition("{")
     more = f",{labels}" if labels else ""
     return f'{name}{{{WORKER_LABEL}="{escape(worker)}"{more}}}'

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: statistics of every model version, memory, and the process."""
+"""Prometheus metrics of model versions, memory, and the process."""
 
 import asyncio
 import time
@@ -55,21 +55,22 @@ from xlaserve.storage.fetching import FetchCounts
 _log = structlog.get_logger("metrics")
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The media type of the text format."""
+"""Media type of the Prometheus text format."""
 
 _LOAD_FAILURES_AT = [family.name for family in OF_VERSIONS].index(LOAD_FAILURES)
 _FAILURE_AT = [family.name for family in OF_VERSIONS].index(FAILURE)
 SHARED_NAME = "other"
-"""The labels `model` and `version` of the one series of all versions beyond the limit."""
+"""Value of the labels `model` and `version` in the series shared by all versions above the
+limit."""
 
 DEFAULT_MAX_VERSIONS = 2000
 
 _VERSIONS_AT_A_TIME = 32
-"""Versions written before requests are served again."""
+"""Versions written before the event loop serves requests."""
 
 
 class Metrics:
-    """Writes all metrics in Prometheus' text format; holds none of them."""
+    """Writes all metrics in Prometheus' text format, reading them from their sources."""
 
     def __init__(
         self,
@@ -91,10 +92,10 @@ class Metrics:
         now_ns: Callable[[], int] = time.perf_counter_ns,
         others: Others = NOBODY,
     ) -> None:
-        """`of_code` are those that the code of models reports, `programs` those by their place.
+        """`of_code` has the metrics of model code, `programs` those of the compilation caches.
 
-        So many versions have series of their own, and so many models; the others share one.
-        `now_ns` is the clock of the stations.
+        At most `max_versions` versions, and as many models, have series of their own; the remaining
+        versions share one. `now_ns` is the clock of the stations.
         """
         self._now_ns = now_ns
         self._fetching = fetching
@@ -103,7 +104,7 @@ class Metrics:
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
         self._is_told = False
-        """Whether the log says that some share one."""
+        """Whether the warning about the shared series was logged."""
         self._registry = registry
         self._server = ServerReading(capacity, connections, watch, abandoned, mappings, stores)
         self._shared = shared
@@ -114,7 +115,7 @@ class Metrics:
         ProcessCollector(registry=self._process)
 
     def table(self) -> list[Route]:
-        """Return the row of `GET /metrics`."""
+        """Return the route of `GET /metrics`."""
         answer = Body(media_types=(METRICS_TYPE, OPENMETRICS_TYPE))
         return [
             Route(
@@ -129,7 +130,7 @@ class Metrics:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Answer with all metrics, as OpenMetrics with exemplars where the client prefers that."""
+        """Return all metrics, as OpenMetrics with exemplars if the client prefers that format."""
         offers = METRICS_TYPE.partition(";")[0], OPENMETRICS_TYPE.partition(";")[0]
         accepted = preferred(request.headers.get("Accept", ""), offers)
         headers = {"Vary": "Accept"}
@@ -153,12 +154,12 @@ class Metrics:
         return [*parts, generate(self._process).removesuffix(END), END]
 
     async def parts(self) -> list[bytes]:
-        """Return the text in pieces, one for each family."""
+        """Return the text in parts, one for each family."""
         texts = await self._texts()
         return [*(text.encode() for text in texts), generate_latest(self._process)]
 
     async def _of_all(self, *, is_open: bool) -> list[bytes]:
-        """Return the metrics of all workers, naming silent ones."""
+        """Return the merged metrics of all workers, with a gauge that names silent ones."""
         own = await self._snapshot({})
         asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
         folded = FoldedMetrics()
@@ -179,17 +180,17 @@ class Metrics:
         return MetricsSnapshot("".join(texts), exemplars)
 
     def _exemplars(self) -> Iterator[tuple[str, Exemplar]]:
-        """Yield them with the name and the labels of their rows."""
+        """Yield all exemplars with the name and labels of their rows."""
         for version in islice(every_version(self._registry), self._max_versions):
             for number, exemplar in version.statistics.exemplars.items():
                 bound = seconds_bound(number)
                 yield f"{REQUEST_SECONDS}_bucket{{{_labels(version)}{bound}", exemplar
 
     async def _texts(self) -> list[str]:
-        """Return the text of all but the process, in pieces.
+        """Return all metrics except those of the process, in parts.
 
-        Requests have their turn in between: the rows of one version are of one moment, those of
-        different versions are not.
+        The event loop serves requests meanwhile: the rows of one version are consistent with each
+        other, those of different versions need not be.
         """
         lines: list[list[str]] = [[family.head] for family in OF_VERSIONS]
         others: list[VersionReading] = []
@@ -221,7 +222,7 @@ class Metrics:
         return parts
 
     def _failed_models(self) -> Iterator[str]:
-        """Yield the rows of models that failed before a version of them was known."""
+        """Yield the rows of models that failed before any version was known."""
         for model in sorted(self._registry.failed.reasons)[: self._max_versions]:
             for one in failing(self._registry, model):
                 for _, reason, value in () if one.version else failure_rows(one.reason):
@@ -300,7 +301,7 @@ def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> No
 
 
 def together(readings: Sequence[VersionReading]) -> VersionReading:
-    """Return the sums of several versions, without an instance."""
+    """Return the sums over several versions, without an instance."""
     counts = [reading.statistics for reading in readings]
     return VersionReading(
         sum_of([reading.totals for reading in readings]),

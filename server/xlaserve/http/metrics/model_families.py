@@ -1,4 +1,4 @@
-"""The metrics that the code of models reports, as Prometheus reads them."""
+"""Metrics reported by model code, in Prometheus' format."""
 
 from collections.abc import Iterator
 from itertools import accumulate

@@ -14,14 +14,14 @@ from xlaserve.storage.fetching import FetchCounts
 
 @dataclass(frozen=True, slots=True)
 class ObservingReading:
-    """The state of the server itself."""
+    """Sources of the server's own metrics."""
 
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)
     dropped_records: Callable[[], int] | None = None
-    """None without an access log."""
+    """None if there is no access log."""
     dropped_spans: Callable[[], int] | None = None
-    """None where no spans are exported."""
+    """None if no spans are exported."""
     gpus: Callable[[], Sequence[GpuReading]] = tuple
 
 
@@ -44,7 +44,7 @@ def _counted(read: Callable[[], int] | None) -> Iterable[Row]:
 
 
 def _gpu(name: str, kind: str, text: str, quantity: str) -> Family[ObservingReading]:
-    """Return the metric of a quantity that NVML knows of each GPU."""
+    """Return the metric for a per-GPU quantity from NVML."""
 
     def read(reading: ObservingReading) -> Iterable[Row]:
         return [
@@ -78,7 +78,7 @@ _OF_GPUS = (
         "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
     ),
 )
-"""Triton's names, if it has one."""
+"""Named as in Triton where Triton has the metric."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     counter(

@@ -1,8 +1,8 @@
-"""Metrics in the OpenMetrics format 1.0.0, made of their text format, with exemplars of requests.
+"""Conversion of Prometheus' text format to OpenMetrics 1.0.0, with exemplars of requests.
 
-Names stay as they are, so that a scraper which changes the format has the same series: a counter
-whose name does not end in `_total`, as those of Triton, is of the type unknown (OpenMetrics 1.0.0,
-Counter).
+Names are unchanged, so that a scraper that switches formats continues the same series. A counter
+whose name does not end in `_total`, such as Triton's, therefore has the type unknown (OpenMetrics
+1.0.0, Counter).
 """
 
 import re
@@ -30,13 +30,13 @@ Exemplars: TypeAlias = Mapping[str, str]
 
 
 def exemplar_text(exemplar: Exemplar) -> str:
-    """Return an exemplar as appended to a row: 43 of at most 128 characters."""
+    """Return an exemplar as appended to a row; it uses 43 of at most 128 characters."""
     label = f'trace_id="{exemplar.trace_id:032x}"'
     return f" # {{{label}}} {exemplar.seconds} {exemplar.at:.3f}"
 
 
 def to_openmetrics(text: str, exemplars: Exemplars) -> str:
-    """Return families of the text format in this one."""
+    """Convert families from the Prometheus text format to OpenMetrics."""
     return "".join(f"{line}\n" for line in _lines(text.split("\n"), exemplars) if line)
 
 
@@ -60,6 +60,6 @@ def _lines(lines: Iterable[str], exemplars: Exemplars) -> Iterator[str]:
 
 
 def _bucket(found: "re.Match[str]", exemplars: Exemplars) -> str:
-    """Return the row of a bucket, whose bound is written as OpenMetrics wants it: 1.0 for 1."""
+    """Return the row of a bucket, with its bound as a float as OpenMetrics requires: 1.0, not 1."""
     bound = _written(float(found["le"]))
     return f'{found["start"]}{bound}"}} {found["value"]}{exemplars.get(found["row"], "")}'

@@ -1,4 +1,4 @@
-"""The metrics of the compilation cache: a directory, and a shared store."""
+"""Metrics of the compilation cache: a directory and a shared store."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,7 +11,7 @@ _PLACE = "place"
 def _of_each(
     read: Callable[[ProgramCounts], Mapping[str, float] | float],
 ) -> Callable[[Mapping[str, ProgramCounts]], Iterable[Row]]:
-    """Return a reader of a count by place or outcome."""
+    """Return a reader that yields a count by location or outcome."""
 
     def rows(places: Mapping[str, ProgramCounts]) -> Iterable[Row]:
         for place, counts in places.items():

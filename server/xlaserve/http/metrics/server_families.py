@@ -1,4 +1,4 @@
-"""The metrics of the server as a whole: its memory, its connections, its repository."""
+"""Metrics of the server as a whole: memory, connections and repository."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """Server-wide readings."""
+    """Sources of the server-wide metrics."""
 
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]
     watch: RepositoryWatches | None
-    """None where nothing is known of the repository."""
+    """None if the repository is not watched."""
     abandoned: AbandonedWork | None = None
-    """None where nothing can be abandoned."""
+    """None if no work can be abandoned."""
     mappings: Mappings = UNLIMITED
-    """Not counted where the system has none."""
+    """Not counted if the system has no limit."""
     stores: Callable[[], Mapping[str, str]] = dict
-    """Return the problem of each store by its URL, empty if it answers."""
+    """Returns the error of each store by its URL; empty if the store answers."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -146,4 +146,4 @@ OF_SHARED: tuple[Family[Shared], ...] = (
         lambda shared: one(shared.ledger.waited),
     ),
 )
-"""They have no row where nothing is counted."""
+"""Without rows if nothing is counted."""

@@ -1,1 +1,1 @@
-"""SageMaker's endpoints and bodies."""
+"""SageMaker's endpoints and request bodies."""

@@ -20,23 +20,23 @@ from xlaserve.tensors import (
 
 _VERSION = slice(6, 8)
 _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
-"""Version -> bytes of the length of the header."""
+"""Size in bytes of the header length field, by format version."""
 _MAX_HEADER_BYTES = 4096
-"""Bytes; numpy writes 118 to 246."""
+"""numpy writes headers of 118 to 246 bytes."""
 _LONGEST_SIZE = 18
-"""Digits of one dimension."""
+"""Maximum digits of one dimension."""
 
-# The header is a literal of Python. Looking for three fields is safer than reading all of that.
+# The header is a Python literal; searching for three fields is safer than evaluating it.
 _DTYPE = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[biufSUV][0-9]{1,6})['"]""")
 _ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9, ]*)\)""")
 
 
 def read_npy(datatype: Datatype, body: memoryview) -> Tensor:
-    """Return the array of a file, whose elements must be those of the datatype; a view of it.
+    """Return the array of a file as a view; its elements must match the datatype.
 
-    Text and byte strings are BYTES. Objects, which would be code, are refused.
-    Raises InvalidBody for what is no such file, and TensorDataError.
+    Text and byte strings become BYTES. Object arrays, which could execute code, are refused. Raises
+    InvalidBody if the file is malformed, and TensorDataError.
     """
     header, data = _split(body)
     found = [pattern.search(header) for pattern in (_DTYPE, _ORDER, _SHAPE)]
@@ -62,7 +62,7 @@ def write_npy(tensor: Tensor) -> list[Buffer]:
 
 
 def _unnamed(itemsize: int) -> str:
-    """Return the code of a dtype that numpy does not have: bytes without a name."""
+    """Return the code for a dtype that numpy does not have: raw bytes."""
     return f"V{itemsize}"
 
 

@@ -1,4 +1,4 @@
-"""Bare tensors as bodies: JSON, JSON lines, CSV, .npy files and images."""
+"""Plain tensors as request and response bodies: JSON, JSON lines, CSV, .npy and images."""
 
 import codecs
 import csv
@@ -68,24 +68,24 @@ _TRUTHS: Mapping[str, bool] = MappingProxyType(
 )
 _SHOWN = 200
 _OBJECT_BYTES = 64
-"""Punctuation and indentation of an object, or around a name in it, at most."""
+"""Maximum punctuation and indentation per object, and per name in it."""
 _LIST_CHARACTERS = len("[],")
 _STRICT = JsonRules(strict=True)
 
 _Read: TypeAlias = Callable[[TensorSpec, memoryview], tuple[Datatype, Tensor]]
-"""Takes a body apart for an input; raises InvalidBody or TensorDataError."""
+"""Decodes a body for an input; raises InvalidBody or TensorDataError."""
 
 
-# --- reading -----------------------------------------------------------------------------------
+# --- Reading -----------------------------------------------------------------------------------
 
 
 def read_plain_request(
     info: ModelInfo, model: str, media_type: str, body: memoryview
 ) -> InferRequest:
-    """Read a body that is the data of the only input of a model.
+    """Decode a body as the model's only input.
 
-    A row without the batch dimension is a batch of one. Nothing says that JSON is not nested too
-    deeply; the caller has checked. Raises UnsupportedMediaType and others of InvalidRequest.
+    A row without the batch dimension becomes a batch of one. The caller has checked the nesting
+    depth of JSON. Raises UnsupportedMediaType and other subclasses of InvalidRequest.
     """
     read = _READERS.get(IMAGE_TYPES if media_type.startswith("image/") else media_type)
     if read is None:
@@ -133,7 +133,7 @@ def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
 
 
 def _read_large(datatype: Datatype, body: memoryview) -> Tensor | None:
-    """Read a large, plain list of numbers; None for anything else."""
+    """Read a large, regular list of numbers; return None for anything else."""
     if not is_object(body):
         return read_array(datatype, None, body, MAX_DIMENSIONS)
     cut = cut_arrays(body)
@@ -149,7 +149,7 @@ def _read_large(datatype: Datatype, body: memoryview) -> Tensor | None:
 
 
 def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
-    """Take each line for a row: a list, or a single element."""
+    """Read each line as a row: a list, or a single element."""
     rows = []
     lines = bytes(body).splitlines()
     large = _read_long_lines(spec.datatype, lines) if len(body) > LARGE_BYTES else None
@@ -173,7 +173,7 @@ def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tenso
 
 
 def _read_long_lines(datatype: Datatype, lines: Sequence[bytes]) -> Tensor | None:
-    """Read lines that are long, plain lists of numbers, of one shape; None for any others."""
+    """Read lines that are long, regular lists of numbers of the same shape; else return None."""
     rows: list[Tensor] = []
     for line in lines:
         text = line.strip()
@@ -191,7 +191,7 @@ def _read_long_lines(datatype: Datatype, lines: Sequence[bytes]) -> Tensor | Non
 
 
 def _is_tensor(datatype: Datatype, line: bytes) -> bool:
-    """Tell whether the lists of a text are those of a tensor that has elements."""
+    """Tell whether the lists in a text are nested regularly and not empty."""
     try:
         return 0 not in list_sizes(datatype, line.strip())
     except TensorDataError:
@@ -199,7 +199,7 @@ def _is_tensor(datatype: Datatype, line: bytes) -> bool:
 
 
 def is_object(text: memoryview) -> bool:
-    """Tell whether JSON is an object, from its first characters."""
+    """Tell whether a JSON value is an object, from its first characters."""
     return bytes(text[:_SHOWN]).lstrip(WHITESPACE)[:1] == b"{"
 
 
@@ -218,12 +218,12 @@ def _flattened(value: object) -> tuple[Shape, list[object]]:
 
 
 def _read_csv(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
-    # Not by utf-8-sig, which passes a part of the mark over where nothing follows.
+    # Not the codec utf-8-sig, which drops an incomplete BOM at the end of the text.
     if bytes(body[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
         body = body[len(codecs.BOM_UTF8) :]
     if not bytes(body).strip():
         raise InvalidBody("expected rows of CSV, got blank lines")
-    # Read in pieces, so that the text needs no memory of its own.
+    # Decode incrementally to avoid a second copy of the text.
     text = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8", newline="")
     read = _read_texts if spec.datatype.dtype.kind in "bO" else _read_numbers
     try:
@@ -261,7 +261,7 @@ def _truth(cell: str) -> bool:
 
 
 def _shapes_of_rows(spec: TensorSpec, rows: int, columns: int) -> Iterator[Shape]:
-    """Yield interpretations of rows: as they are, flattened batch entries, or one entry."""
+    """Yield possible shapes of rows: as given, flattened batch entries, or a single entry."""
     yield rows, columns
     entry = spec.shape[1:]
     if -1 not in entry and prod(entry) == columns:
@@ -275,7 +275,7 @@ def _read_npy(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
 
 
 def _read_image(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
-    """Take the file as it is: the core decodes it for a model that takes images."""
+    """Keep the encoded file: the core decodes it for models that take images."""
     element = np.empty(1, dtype=np.object_)
     element[0] = bytes(body)
     return BYTES, element
@@ -295,16 +295,16 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
 PLAIN_TYPES = tuple(_READERS)
 
 
-# --- writing -----------------------------------------------------------------------------------
+# --- Writing -----------------------------------------------------------------------------------
 
 
 def most_plain_bytes(response: InferResponse, rules: JsonRules) -> Size:
-    """Return how many bytes the outputs take at most in JSON, lines of JSON or CSV."""
+    """Return the maximum size of the outputs in JSON, JSON lines or CSV."""
     size, texts = _OBJECT_BYTES, list[Tensor]()
     for output in response.outputs:
         shape = output.data.shape
         lists = sum(prod(shape[:axis]) for axis in range(len(shape) + 1))
-        # A row may be an object of all outputs.
+        # Each row may be an object with all outputs.
         name = ESCAPED_CHARACTERS * len(output.name.encode()) + _OBJECT_BYTES
         size += lists * _LIST_CHARACTERS + (1 + (shape[0] if shape else 0)) * name
         if output.datatype is BYTES:
@@ -343,12 +343,12 @@ def _listed(response: InferResponse, output: InferOutput, rules: JsonRules) -> A
     if output.datatype is BYTES:
         return _texts(response, output, rules).tolist()
     if output.datatype.kind is Kind.FLOAT:
-        # Floats without typed contents, such as BF16, have no Python numbers of their own.
+        # Floats without typed contents, such as BF16, cannot be written as Python numbers.
         data = data.astype(np.float32) if output.datatype.contents is None else data
         if rules.strict and not np.isfinite(data).all():
             form, action = "JSON (strict_json)", f"ask for {NPY_TYPE}"
             raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity", action)
-    # A single element is no array.
+    # Index with (): a single element is a number, not an array.
     return np.asarray(data, order="C")[()] if rules.strict else data.tolist()
 
 
@@ -372,7 +372,7 @@ def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules)
 
 
 def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
-    """Return each row's answer: its output, or an object of several."""
+    """Return each row's answer: the only output, or an object of several outputs."""
     values = {o.name: _listed(response, o, rules) for o in response.outputs}
     if len(values) == 1:
         (rows,) = values.values()
@@ -389,7 +389,7 @@ def _write_csv(info: ModelInfo, response: InferResponse, rules: JsonRules) -> li
     data = _texts(response, output) if output.datatype is BYTES else output.data
     rows = data if data.ndim > 1 else data.reshape(-1, 1)
     written = io.StringIO(newline="")
-    # The elements of numpy write themselves in as few digits as tell them apart.
+    # numpy scalars format themselves with the fewest digits that identify them.
     csv.writer(written, lineterminator="\n").writerows(map(str, row) for row in rows)
     return [written.getvalue().encode()]
 
@@ -436,12 +436,13 @@ def write_plain_response(
     media_type: str,
     rules: JsonRules = DEFAULT_RULES,
 ) -> HttpResponse:
-    """Write the outputs in a form that `choose_form` returned.
+    """Serialize the outputs in a form returned by `choose_form`.
 
-    Raises OutputNotInForm and OutputNotText for what it cannot hold, JSON by the rules.
+    Raises OutputNotInForm and OutputNotText for values that the form, or for JSON the rules,
+    forbid.
 
-    JSON is `{"predictions": ...}` as TensorFlow Serving answers: the only output as nested lists;
-    of several, an object for each row, or one in all where the model has no batches.
+    JSON is `{"predictions": ...}` as in TensorFlow Serving: nested lists for a single output; for
+    several outputs one object per row, or one object if the model has no batch dimension.
     """
     form = next(form for form in FORMS if form.media_type == media_type)
     return HttpResponse(content_type=media_type, parts=form.write(info, response, rules))
@@ -450,10 +451,10 @@ def write_plain_response(
 def choose_form(
     outputs: Sequence[TensorSpec], accept: str, *, default: str, others: Sequence[str] = ()
 ) -> str:
-    """Return the media type of an answer before anything is computed; raises NotAcceptable.
+    """Return the media type of an answer before inference runs; raises NotAcceptable.
 
-    What the client leaves open, the default decides, or JSON where that cannot hold the outputs.
-    `others` are media types that the caller can write besides the FORMS.
+    If the client has no preference, `default` is used, or JSON if `default` cannot represent the
+    outputs. `others` are further media types that the caller can write.
     """
     offers = (*[form.media_type for form in FORMS if form.can_hold(outputs)], *others)
     if accept in ("", ANY):

@@ -1,4 +1,4 @@
-"""The container contract of SageMaker: many models by url, or one, and invocations of both."""
+"""SageMaker's container contract: invocations of one model, or of many loaded by URL."""
 
 import re
 from base64 import b64decode, urlsafe_b64encode
@@ -58,7 +58,7 @@ _INVOKE_HEADERS = (
     ),
 )
 _EXAMPLE = {"instances": [list(range(16))]}
-"""For the example model `identity`."""
+"""Matches the example model `identity`."""
 _LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
 
 _SHOWN = 80
@@ -81,11 +81,11 @@ class Model(msgspec.Struct, rename="camel"):
 
 
 class ModelList(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A page of loaded models, by name."""
+    """A page of the loaded models, ordered by name."""
 
     models: list[Model]
     next_page_token: str = ""
-    """There where another page follows."""
+    """Present if another page follows."""
 
 
 class Health(msgspec.Struct):
@@ -103,7 +103,7 @@ def sagemaker_routes(
     default_accept: str = JSON_TYPE,
     json_rules: JsonRules = DEFAULT_RULES,
 ) -> list[Route]:
-    """Return the rows of the contract (SageMaker, Container Contract for Multi-Model Endpoints)."""
+    """Return the routes (SageMaker, Container Contract for Multi-Model Endpoints)."""
     handlers = SageMakerRoutes(
         container,
         engine,
@@ -116,7 +116,7 @@ def sagemaker_routes(
 
 
 class SageMakerRoutes:
-    """The handlers of the contract; each decides nothing."""
+    """The handlers of the contract, without any decisions of their own."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SageMakerRoutes:
         self._reader = InvocationReader(max_json_depth, default_accept)
 
     def model_rows(self) -> list[Route]:
-        """Return the rows that load, list and unload."""
+        """Return the routes that load, list and unload models."""
         return [
             Route(
                 "POST",
@@ -188,7 +188,7 @@ class SageMakerRoutes:
         ]
 
     def invocation_rows(self) -> list[Route]:
-        """Return the rows that infer, and the one that tells whether that would work."""
+        """Return the routes for invocations and health."""
         takes = (*PLAIN_TYPES, *BINARY_TYPES)
         answer = (*(form.media_type for form in FORMS), SAGEMAKER_BINARY_TYPE)
         rows = (
@@ -222,7 +222,7 @@ class SageMakerRoutes:
             ),
         ]
 
-    # --- models ---
+    # --- Models ---
 
     async def load(self, request: HttpRequest) -> HttpResponse:
         """Load a model and answer once it is ready (Load Model API)."""
@@ -241,7 +241,7 @@ class SageMakerRoutes:
         return json_response(ModelList([_model(m) for m in page.models], _token_of(page.last)))
 
     async def get(self, request: HttpRequest) -> HttpResponse:
-        """Show name and url of a loaded model (Get Model API)."""
+        """Show the name and URL of a loaded model (Get Model API)."""
         return json_response(_model(self._container.get(request.names["model"])))
 
     async def unload(self, request: HttpRequest) -> HttpResponse:
@@ -250,20 +250,20 @@ class SageMakerRoutes:
         await self._container.unload(request.names["model"])
         return json_response(Nothing())
 
-    # --- invocations ---
+    # --- Invocations ---
 
     async def ping(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the container is healthy; one without models is."""
+        """Tell whether the container is healthy, which it is even without models."""
         if self._container.healthy:
             return json_response(Health("Healthy"))
         return json_response(Health("Unhealthy"), HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def invoke(self, request: HttpRequest) -> HttpResponse:
-        """Run one inference on the model that the path names (Invoke Model API)."""
+        """Run one inference on the model named in the path (Invoke Model API)."""
         return await self._invoke(request.names["model"], request)
 
     async def invoke_default(self, request: HttpRequest) -> HttpResponse:
-        """Run one inference on the default model, or on the only one."""
+        """Run one inference on the default model, or on the only model."""
         return await self._invoke(self._container.default(), request)
 
     async def _invoke(self, model: str, request: HttpRequest) -> HttpResponse:
@@ -275,7 +275,7 @@ class SageMakerRoutes:
             read = partial(self._reader.read, info, model, request, body)
             asked = await self._threads.run(len(body), read)
             if len(text) < len(body):
-                # Of what is not text nothing was counted beforehand.
+                # The binary part was not charged in advance.
                 request.grow(made_bytes(asked.inference.inputs), "the tensors")
         if asked.form in BINARY_TYPES:
             parameters[BINARY_OUTPUT] = True
@@ -306,7 +306,7 @@ def _token_of(name: str) -> str:
 
 
 def _name_of(token: str) -> str:
-    """Return the name in a token; raises InvalidParameter for an unknown one."""
+    """Return the model name in a page token; raises InvalidParameter for an invalid token."""
     try:
         return b64decode(token, altchars=b"-_", validate=True).decode()
     except ValueError:

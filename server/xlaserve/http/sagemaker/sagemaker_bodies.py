@@ -1,4 +1,4 @@
-"""Bodies of SageMaker invocations, detected: V2 requests or plain tensors."""
+"""Bodies of SageMaker invocations: V2 requests or plain tensors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,8 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter, TensorSpec
 
 SAGEMAKER_BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-"""V2 with binary tensors where headers are lost: a parameter has the length of its JSON."""
+"""V2 with binary tensors for platforms that drop headers: a parameter has the length of the
+JSON."""
 
 BINARY_TYPES = (SAGEMAKER_BINARY_TYPE, BINARY_TYPE)
 _TEXT_TYPES = ("", JSON_TYPE, "text/csv", JSONLINES_TYPE)
@@ -37,9 +38,9 @@ PARAMETER_HEADERS: Mapping[str, str] = MappingProxyType(
         "X-Amzn-SageMaker-Custom-Attributes": "sagemaker_custom_attributes",
     }
 )
-"""Headers passed to a model as parameters of the request."""
+"""Headers passed to the model as request parameters."""
 _MAX_PARAMETER_CHARACTERS = 1024
-"""SageMaker's limit of the attributes' length."""
+"""SageMaker's maximum length of custom attributes."""
 
 _SHOWN = 80
 
@@ -47,7 +48,7 @@ _log = structlog.get_logger("sagemaker")
 
 
 class _Kind(msgspec.Struct):
-    """The members that tell a V2 request from bare tensors."""
+    """The members that distinguish a V2 request from plain tensors."""
 
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     instances: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -66,7 +67,7 @@ class Invocation:
 
 
 class InvocationReader:
-    """Reads the bodies of invocations."""
+    """Decodes the bodies of invocations."""
 
     def __init__(self, max_json_depth: int, default_accept: str) -> None:
         self._max_json_depth = max_json_depth
@@ -96,7 +97,7 @@ class InvocationReader:
         return Invocation(inference, form, is_v2=is_v2)
 
     def _is_v2(self, request: HttpRequest, body: memoryview) -> bool:
-        """Detect a V2 request among plain tensors; raises InvalidBody."""
+        """Distinguish a V2 request from plain tensors; raises InvalidBody."""
         if request.content_type in BINARY_TYPES:
             return True
         if request.content_type not in ("", JSON_TYPE):
@@ -110,12 +111,12 @@ class InvocationReader:
         try:
             kind = _KIND.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return True  # its reader says best what is wrong
+            return True  # the V2 reader reports the error best
         return kind.instances is msgspec.UNSET or kind.inputs is not msgspec.UNSET
 
 
 def v2_answer(body: InferBody) -> HttpResponse:
-    """Send an answer; its JSON length is in the Content-Type and in Triton's header."""
+    """Return a V2 answer, with its JSON length in the Content-Type and in Triton's header."""
     if body.header_length is None:
         return HttpResponse(parts=body.parts)
     return HttpResponse(
@@ -127,16 +128,16 @@ def v2_answer(body: InferBody) -> HttpResponse:
 
 
 def text_of(request: HttpRequest, body: memoryview) -> memoryview:
-    """Return the text part of a body, for parsing."""
+    """Return the part of a body that is parsed as text."""
     if request.content_type in BINARY_TYPES or HEADER_LENGTH in request.headers:
         return body[: _json_length(request)]
     return body if request.content_type in _TEXT_TYPES else body[:0]
 
 
 def _json_length(request: HttpRequest) -> int | None:
-    """Return how much of a V2 body is JSON; None for all of it.
+    """Return how many bytes of a V2 body are JSON; None if all are.
 
-    Binary data that says nothing of JSON has none.
+    A body of the plain binary type without a length contains no JSON.
     """
     length = read_header_length(request.headers.get(HEADER_LENGTH))
     if request.content_type != SAGEMAKER_BINARY_TYPE:
@@ -157,13 +158,13 @@ def _wanted(info: ModelInfo, inference: InferRequest) -> Sequence[TensorSpec]:
 
 
 def parameters_of(model: str, request: HttpRequest) -> dict[str, Parameter]:
-    """Return the platform's headers as parameters, and log them."""
+    """Return the platform's headers as request parameters, and log them."""
     found = {
         name: request.headers[header][:_MAX_PARAMETER_CHARACTERS]
         for header, name in PARAMETER_HEADERS.items()
         if header in request.headers
     }
-    # Broken UTF-8 is shown as it came, escaped.
+    # Escape invalid UTF-8.
     found = {name: text.encode(errors="backslashreplace").decode() for name, text in found.items()}
     if found:
         _log.info("invoked", model=model, **found)

@@ -1,4 +1,4 @@
-"""V2 inference without a coroutine: started, then answered at once or by callback."""
+"""V2 inference without a coroutine: answered immediately or by callback."""
 
 import asyncio
 from functools import partial
@@ -21,16 +21,16 @@ from xlaserve.serving.inference import InferRequest, InferResponse, Pending
 
 
 class Asked(NamedTuple):
-    """The target of a header block."""
+    """The inference target given by a header block."""
 
     model: str
     version: str
     length: int | None
-    """Bytes of JSON before binary tensors; None for a body that is all JSON."""
+    """Bytes of JSON before the binary tensors; None if the whole body is JSON."""
 
 
 class FastInfer:
-    """Answers small inference requests, which are decoded at once."""
+    """Answers small inference requests, which are decoded on the event loop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FastInfer:
         self._max_json_depth = max_json_depth
         self.json_rules = json_rules
 
-    # Positional, since a call by keywords takes twice as long.
+    # Positional arguments: a call with keywords takes twice as long.
     def begin(  # noqa: PLR0917
         self,
         asked: Asked,
@@ -57,7 +57,7 @@ class FastInfer:
         peer: Peer = NOBODY,
         opened_ns: int = 0,
     ) -> HttpResponse | Pending:
-        """Answer a body at once, or call back; raises like the handler."""
+        """Answer a body immediately or by callback; raises the same errors as the handler."""
         call = FastInferCall(self, asked, done, headers, peer)
         call.opened_ns = opened_ns
         name, version, length = asked
@@ -65,7 +65,8 @@ class FastInfer:
             self._gates.admit(call)
             record = call.record
             if record is not None:
-                # As `CallRecord.received`, for the one body; a method would double the cost.
+                # Inlined `CallRecord.received` for the only body: a method call would double the
+                # cost.
                 record.bytes_in = len(body)
                 record.received_ns = perf_counter_ns()
             found = self._engine.find(call, name, version)
@@ -75,7 +76,7 @@ class FastInfer:
         except ENDS:
             raise
         except BaseException as error:
-            call.end(error)  # it is counted as a failure of the model, if that was found
+            call.end(error)  # counts as a failure of the model, if the model was found
             attach(call.record, error)
             raise
         call.request = inference
@@ -92,7 +93,7 @@ class FastInfer:
     def answer_later(
         self, request: InferRequest, response: InferResponse, account: Account | None
     ) -> "asyncio.Task[HttpResponse]":
-        """Write a response in a thread."""
+        """Serialize a response in a thread."""
         write = partial(write_infer_answer, request, response, self.json_rules)
         made = most_json_bytes(response, request, self.json_rules)
         return asyncio.ensure_future(
@@ -101,24 +102,24 @@ class FastInfer:
 
 
 _SURELY_SHORT_BYTES = JOINED_BYTES // 32
-"""Tensors up to this size are short answers: an element takes at most six times as much in JSON."""
+"""Tensors up to this size give short answers: JSON expands an element at most sixfold."""
 _OF_MODEL = "POST /v2/models/{model}/infer"
 _OF_VERSION = "POST /v2/models/{model}/versions/{version}/infer"
 
 
 class FastInferCall(InferCall):
-    """An inference whose answer is handed to the connection."""
+    """An inference whose answer goes to the connection by callback."""
 
     request: InferRequest
     is_waited_for = False
-    """Whether the answer was announced for later."""
+    """Whether `begin` has returned, so that the answer must be passed to the callback."""
     answer_at_once: HttpResponse | BaseException | None = None
-    """An answer that came before."""
+    """The answer, if it was available before `begin` returned."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
     @property
     def method(self) -> str:  # type: ignore[override]
-        """Return the request line, which few observers read."""
+        """Return the request line; computed on demand, because few observers read it."""
         return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(
@@ -145,7 +146,8 @@ class FastInferCall(InferCall):
                 self._admit(answer)
             record = self.record
             if record is not None:
-                # As `CallRecord.sent`, for the one answer; a method would double the cost.
+                # Inlined `CallRecord.sent` for the only answer: a method call would double the
+                # cost.
                 record.bytes_out = answer.size
                 record.written_ns = perf_counter_ns()
         except ENDS:
@@ -176,7 +178,7 @@ class FastInferCall(InferCall):
         try:
             answer = writing.result()
             self._admit(answer)
-        except BaseException as error:  # whatever it is, the client waits
+        except BaseException as error:  # every error must be answered: the client waits
             self._tell(error)
             self.end(error)
         else:
@@ -186,7 +188,10 @@ class FastInferCall(InferCall):
             self.end()
 
     def _admit(self, answer: HttpResponse) -> None:
-        """Have memory for an answer, which its connection charges next; raises BudgetExhausted."""
+        """Check that memory for an answer is available; raises BudgetExhausted.
+
+        The connection charges the answer afterwards.
+        """
         account, size = self.peer.account, answer.size
         if account is not None and size > JOINED_BYTES and not account.allows(size):
             raise account.refusal("the answer", size)

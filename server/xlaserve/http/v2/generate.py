@@ -1,4 +1,4 @@
-"""The generate extension: a request and its answers as plain objects of JSON."""
+"""The generate extension: a request and its answers as flat JSON objects."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -26,7 +26,7 @@ _CONTENT_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
 _TAG = "inference"
 _ERRORS = (400, 404, 408, 413, 500, 501, 503, 507)
 _EXAMPLE = {"x": list(range(16))}
-"""For the example model `identity`."""
+"""Matches the example model `identity`."""
 
 
 class GenerateRoutes:
@@ -41,7 +41,7 @@ class GenerateRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """With `max_stream_bytes` of queued answers the model pauses."""
+        """The model pauses when `max_stream_bytes` of answers are queued."""
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth
@@ -49,7 +49,7 @@ class GenerateRoutes:
         self._max_stream_bytes = max_stream_bytes
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes of these handlers."""
         takes = Body(dict[str, Any], example=_EXAMPLE)
         rows = []
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -82,7 +82,7 @@ class GenerateRoutes:
         return rows
 
     async def generate(self, request: HttpRequest) -> HttpResponse:
-        """Answer once; raises NotOneAnswer for a model that gave another number of answers."""
+        """Answer once; raises NotOneAnswer if the model gave no answer or several."""
         call, is_text = await self._begin(request, whole=True)
         found: InferResponse | None = None
         async with aclosing(call.answers()) as answers:
@@ -97,7 +97,7 @@ class GenerateRoutes:
         return await self._write(call, found, is_text)
 
     async def generate_stream(self, request: HttpRequest) -> HttpResponse | HttpStream:
-        """Send each answer as an event, as it comes; as in Triton, errors of the model too."""
+        """Send each answer as an event when it arrives; errors are events too, as in Triton."""
         call, is_text = await self._begin(request)
         path = f"/v2/models/{call.model}/generate_stream"
         events = self._events(call, path, is_text)
@@ -114,11 +114,11 @@ class GenerateRoutes:
         return HttpStream(_CONTENT_TYPE, _opened(first, events))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
-        """Make the call of a request, which may get any number of answers."""
+        """Create the call of a request, which may receive any number of answers."""
         return EventCall(names, headers, peer, self._max_stream_bytes)
 
     async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:
-        """Begin a call, and tell whether its model takes and gives text."""
+        """Start a call; also tell whether its model takes and returns text."""
         name, version = request.names["model"], request.names.get("version", "")
         call = request.call
         assert isinstance(call, EventCall)
@@ -137,16 +137,16 @@ class GenerateRoutes:
     async def _write(self, call: EventCall, response: InferResponse, is_text: bool) -> HttpResponse:
         write = partial(write_generate_answer, response, self._json_rules, is_text=is_text)
         size, made = output_bytes(response), most_json_bytes(response, rules=self._json_rules)
-        # Its tensors are counted by the call.
+        # The call has already charged the tensors.
         return await self._threads.write(size, write, call.peer.account, made, is_counted=True)
 
     async def _events(
         self, call: EventCall, path: str, is_text: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a call, each when the one before it was sent.
+        """Yield the events of a call, each after the previous one was sent.
 
-        Raises the error of a call that fails before its first answer, so that it has its own
-        status. A last answer without outputs is no event.
+        Raises the error of a call that fails before its first answer, so that the answer has its
+        status. A last answer without outputs produces no event.
         """
         has_begun = False
         try:
@@ -169,7 +169,7 @@ class GenerateRoutes:
 async def _opened(
     first: bytes | None, events: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield all events, the first of which was already taken (None if there was none)."""
+    """Yield `first`, unless it is None, and then the remaining events."""
     async with aclosing(events):
         if first is not None:
             yield first
@@ -178,5 +178,5 @@ async def _opened(
 
 
 def _event(answer: HttpResponse) -> bytes:
-    """Write an answer that is an object of JSON, which holds no end of a line."""
+    """Serialize an answer as an event; its JSON object contains no line break."""
     return b"".join((b"data: ", *answer.parts, b"\n\n"))

@@ -32,7 +32,8 @@ from xlaserve.serving.inference import (
 from xlaserve.tensors import Buffer, Parameter, Shape, TensorDataError, TensorSpec, describe
 
 TEXT, TEXT_INPUT, TEXT_OUTPUT = "text", "text_input", "text_output"
-"""A tensor of language models, and the fields that clients of Triton have for it."""
+"""The text tensor of language models, and the request and response fields that Triton uses for
+it."""
 
 _ID = "id"
 _STOP = "stop"
@@ -46,13 +47,12 @@ _ENCODER = msgspec.json.Encoder()
 def read_generate_request(
     info: ModelInfo, model: str, version: str, body: memoryview, *, max_depth: int
 ) -> InferRequest:
-    """Read a request (generate extension, Generate Request JSON Object).
+    """Decode a request (generate extension, Generate Request JSON Object).
 
-    A field that is called as an input of the model is that tensor: a value by itself is one
-    element, and a list has the shape of the input, whose open size follows from the number of
-    elements. All others are parameters, also those in the object `parameters`; but `id` is that of
-    the request.
-    Raises InvalidBody, InvalidTensor and others of InvalidRequest, and nothing else.
+    A field with the name of a model input is that tensor: a bare value is one element, and a list
+    has the input's shape, whose variable dimension follows from the number of elements. All other
+    fields, and those in the object `parameters`, are parameters, except that `id` is the request
+    id. Raises only InvalidRequest and its subclasses, such as InvalidBody and InvalidTensor.
     """
     check_depth(body, max_depth)
     check_members(body)
@@ -76,7 +76,7 @@ def read_generate_request(
             parameters[name] = _value(value)
     stop = parameters.get(_STOP)
     if is_text and isinstance(stop, list):
-        # A parameter is no list: such a one is written as the model reads it.
+        # Parameters cannot be lists: encode this one as the JSON text that the model parses.
         parameters[_STOP] = _ENCODER.encode(stop).decode()
     return InferRequest(
         model, version, identity, tuple(tensors), parameters=read_parameters(parameters)
@@ -95,7 +95,7 @@ def _object(text: memoryview | msgspec.Raw) -> dict[str, msgspec.Raw]:
 def _fields(
     fields: Mapping[str, msgspec.Raw], inputs: Mapping[str, TensorSpec]
 ) -> Iterator[tuple[str, msgspec.Raw]]:
-    """Yield the fields of a request, those of the object `parameters` in its place."""
+    """Yield the fields of a request, with the object `parameters` flattened in place."""
     for name, value in fields.items():
         is_object = bytes(value).lstrip()[:1] == b"{"
         if name == _PARAMETERS and name not in inputs and is_object:
@@ -114,7 +114,7 @@ def _value(value: msgspec.Raw) -> Any:
 
 
 def _identity(value: Any) -> str:
-    # As a number too: clients of Triton send either.
+    # Accept numbers too: Triton's clients send either.
     if value is None or isinstance(value, str):
         return value or ""
     if type(value) is int:
@@ -150,19 +150,18 @@ def _shape(spec: TensorSpec, sizes: Shape, *, is_batched: bool) -> Shape:
 
 
 def has_text(info: ModelInfo) -> bool:
-    """Tell whether a model takes and gives text: it has `text_input` and `text_output` then."""
+    """Tell whether a model takes and returns text, as `text_input` and `text_output`."""
     return info.generation is not None and info.generation.is_text_offered
 
 
 def write_generate_answer(
     response: InferResponse, rules: JsonRules = DEFAULT_RULES, *, is_text: bool = False
 ) -> HttpResponse:
-    """Write an answer (generate extension, Generate Response JSON Object).
+    """Serialize an answer (generate extension, Generate Response JSON Object).
 
-    Each output is a field: its only element, or all of its elements in one list. With `is_text`
-    the output `text` is the field `text_output`.
-    Raises InvalidTensor for FP16 and BF16, OutputNotInForm and OutputNotText for what the rules
-    refuse, see `write_elements`.
+    Each output is a field: its only element, or a flat list of its elements. With `is_text`, the
+    output `text` becomes the field `text_output`. Raises InvalidTensor for FP16 and BF16, and
+    OutputNotInForm or OutputNotText for values that the rules forbid; see `write_elements`.
     """
     head: dict[str, Parameter] = {
         "model_name": response.model_name,
@@ -171,7 +170,7 @@ def write_generate_answer(
     if response.id:
         head[_ID] = response.id
     if isinstance(response, DetailedResponse):
-        # Fields too, but for those that are called as something else.
+        # Add the parameters as fields, unless the name is taken.
         taken = {"model_name", "model_version", _ID, *(o.name for o in response.outputs)}
         head |= {n: value for n, value in response.parameters.items() if n not in taken}
     parts: list[Buffer] = [_ENCODER.encode(head)[:-1]]

@@ -1,4 +1,4 @@
-"""Health over HTTP, for clients and probes (KServe: Server Live, Ready)."""
+"""Health endpoints for clients and probes (KServe: Server Live, Ready)."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -16,26 +16,27 @@ from xlaserve.serving.call import Operation
 STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
     {True: HTTPStatus.OK, False: HTTPStatus.BAD_REQUEST}
 )
-"""Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
+"""Status by readiness: 4xx if not ready (KServe compatible RESTful API, Server Ready, Model
+Ready)."""
 
 
 def health_response(
     said: object, status: HTTPStatus = HTTPStatus.OK, *, bodies: bool
 ) -> HttpResponse:
-    """Answer with a value, or with the status alone."""
+    """Answer with a JSON body, or with only the status."""
     return json_response(said, status) if bodies else HttpResponse(status, compressible=False)
 
 
 class HealthRoutes:
-    """Answers where HTTP is served, and where metrics are alone: a probe has no certificate."""
+    """The health handlers; the metrics port serves them too, for probes without a certificate."""
 
     def __init__(self, follower: RepositoryFollower, *, bodies: bool = True) -> None:
-        """Without `bodies` the status says it alone, as Triton's does."""
+        """Without `bodies`, only the status tells the result, as in Triton."""
         self._follower = follower
         self._bodies = bodies
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes of these handlers."""
         return [
             Route(
                 "GET",
@@ -63,7 +64,7 @@ class HealthRoutes:
         return health_response(Live(live=True), bodies=self._bodies)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the start is complete, as the readiness setting defines it, or why not."""
+        """Tell whether the server is ready, as the readiness setting defines it, or why not."""
         follower = self._follower
         if follower.server_ready:
             return health_response(Ready(ready=True), bodies=self._bodies)

@@ -1,4 +1,4 @@
-"""Inference requests from HTTP bodies: JSON, optionally followed by binary tensors."""
+"""Decoding of inference requests: JSON, optionally followed by binary tensors."""
 
 import re
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ from xlaserve.tensors import (
 )
 
 BINARY_OUTPUT = "binary_data_output"
-"""Request parameter: the default form of outputs, binary or JSON."""
+"""Request parameter for the default form of outputs, binary or JSON."""
 
 BINARY_DATA = "binary_data"
-"""Parameter of a requested output: whether it comes back binary."""
+"""Parameter of a requested output: whether it is returned as binary."""
 
 _BINARY_SIZE = "binary_data_size"
 _SHARED_MEMORY = "shared_memory_region"
@@ -48,7 +48,7 @@ _SHOWN_CHARACTERS = 80
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 _OF_64_BITS = range(-(2**63), 2**64)
-"""Signed and unsigned InferParameters of 64 bits."""
+"""Range of integer parameters: signed or unsigned 64 bits."""
 
 _NAMES = {type(None): "null", dict: "an object", list: "an array"}
 
@@ -70,7 +70,7 @@ class _Output(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """Other keys are ignored, `model_name` too: the path names the model."""
+    """Unknown keys are ignored, as is `model_name`: the path names the model."""
 
     inputs: list[_Input]
     id: str | None = None
@@ -90,7 +90,7 @@ class _ShortInput(msgspec.Struct):
 
 
 class _ShortRequest(msgspec.Struct):
-    """A `_Request` whose tensors are flat lists of numbers, and that asks for all outputs."""
+    """A `_Request` whose tensors are flat lists of numbers, without requested outputs."""
 
     inputs: list[_ShortInput]
     id: str | None = None
@@ -101,13 +101,13 @@ class _ShortRequest(msgspec.Struct):
 _SHORT_DECODER = msgspec.json.Decoder(_ShortRequest)
 _SHORT_BYTES = 1 << 12
 _LEVELS_AROUND_DATA = 3
-"""How deep the data of an input lies in a request."""
+"""Nesting level of an input's data in a request."""
 
 
 def read_header_length(text: str | None) -> int | None:
-    """Return the value of an Inference-Header-Content-Length header, or None.
+    """Return the value of the Inference-Header-Content-Length header, or None if it is absent.
 
-    Raises InvalidBody for anything but a few decimal digits (binary tensor data extension).
+    Raises InvalidBody unless the value is a few decimal digits (binary tensor data extension).
     """
     if text is None:
         return None
@@ -126,12 +126,12 @@ def read_infer_request(
     *,
     max_depth: int,
 ) -> InferRequest:
-    """Read an inference request (V2 protocol, Inference; binary tensor data extension).
+    """Decode an inference request (V2 protocol, Inference; binary tensor data extension).
 
-    So many bytes are JSON, and binary tensors follow in the order of their inputs; None says that
-    all is JSON, 0 that all is one tensor. Binary tensors are views of the body. Of a key that is
-    there twice the last counts; null counts as left out.
-    Raises InvalidBody, InvalidTensor and others of InvalidRequest, and nothing else.
+    `header_length` is the number of bytes of JSON, which binary tensors follow in the order of
+    their inputs. None means that the whole body is JSON, 0 that the whole body is one tensor.
+    Binary tensors are views of the body. The last of duplicate keys counts; null counts as absent.
+    Raises only InvalidRequest and its subclasses, such as InvalidBody and InvalidTensor.
     """
     if header_length is None and len(body) <= _SHORT_BYTES:
         short = _read_short(info, model, version, bytes(body), max_depth)
@@ -161,7 +161,7 @@ def read_infer_request(
     try:
         message = _decode(text)
     except InvalidBody:
-        # If it is for a NaN, which lies in a tensor, reading on says in which.
+        # A NaN in a tensor may be the cause: quote it, so that the reader's error names the tensor.
         finite = quote_not_finite(bytes(text))
         if finite is not None:
             reader.read(_decode(finite))
@@ -172,7 +172,7 @@ def read_infer_request(
 def _read_short(
     info: ModelInfo, model: str, version: str, text: bytes, max_depth: int
 ) -> InferRequest | None:
-    """Decode a short, regular request of floats; None for any other."""
+    """Decode a short, regular request of floats; return None for any other."""
     if text.count(b"[") + text.count(b"{") > max_depth:
         return None
     try:
@@ -192,7 +192,7 @@ def _read_short(
 
 
 def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferRequest | None:
-    """Decode a request whose large arrays are plain lists of numbers; None for any other."""
+    """Decode a request whose large arrays are plain lists of numbers; return None for any other."""
     cut = cut_arrays(text)
     if cut is None:
         return None
@@ -204,7 +204,7 @@ def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferReq
         request = reader.read(_decode(cut.document))
     except InvalidRequest:
         return None
-    # An array that nobody has read was not checked.
+    # A remaining array was not read, and therefore not validated.
     return None if cut.arrays else request
 
 
@@ -240,16 +240,16 @@ class _Tail:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the message of one request."""
+    """Converts the decoded JSON message of one request."""
 
     info: ModelInfo
     model: str
     version: str
     tail: _Tail | None
     cut: Cut | None = None
-    """Its large arrays, where the message was read without them."""
+    """Large arrays that were cut out before the message was decoded."""
     max_levels: int = 0
-    """Their nesting limit."""
+    """Nesting limit of those arrays."""
 
     def read(self, message: _Request) -> InferRequest:
         return InferRequest(
@@ -263,7 +263,7 @@ class _Reader:
 
     def _inputs(self, inputs: Sequence[_Input]) -> tuple[InferInput, ...]:
         alone = self.tail is not None and sum(map(_is_binary, inputs)) == 1
-        # One more than the model has is enough for the core to refuse the request.
+        # One input more than the model has is enough for the core to refuse the request.
         read = tuple([self._input(i, alone) for i in inputs[: len(self.info.inputs) + 1]])
         if len(read) == len(inputs) and self.tail is not None and self.tail.left:
             raise InvalidBody(
@@ -289,7 +289,7 @@ class _Reader:
     def _shared(
         self, datatype: Datatype, tensor: _Input, parameters: dict[str, Parameter]
     ) -> InferInput:
-        """Return an input without elements, to be read from shared memory."""
+        """Return an input without elements, to be read from shared memory later."""
         given = ["data"] * (tensor.data is not msgspec.UNSET)
         given += [_BINARY_SIZE] * (_BINARY_SIZE in parameters)
         if given:
@@ -346,7 +346,7 @@ class _Reader:
         return from_bytes(datatype, shape, taken)
 
     def _outputs(self, outputs: Sequence[_Output]) -> tuple[RequestedOutput, ...]:
-        # Again one more than the model has.
+        # Likewise, one output more than the model has is enough.
         if not outputs:
             return ()
         return tuple([self._output(o) for o in islice(outputs, len(self.info.outputs) + 1)])
@@ -367,9 +367,9 @@ def _is_binary(tensor: _Input) -> bool:
 def _binary_size(
     datatype: Datatype, shape: Sequence[int], parameters: dict[str, Parameter]
 ) -> int | None:
-    """Return how many bytes a binary tensor has, from the shape where nothing says (OVMS).
+    """Return the size of a binary tensor; without a size parameter, it follows from the shape.
 
-    None for BYTES of unknown size.
+    OpenVINO Model Server does the same. Returns None for BYTES without a size.
     """
     size = parameters.get(_BINARY_SIZE)
     if size is None:
@@ -388,9 +388,9 @@ def _read_request_parameters(parameters: _Parameters) -> dict[str, Parameter]:
 
 
 def read_parameters(parameters: _Parameters) -> dict[str, Parameter]:
-    """Return a parameter map as it is, or raise InvalidParameter for a value that none can have.
+    """Return the parameters unchanged, or raise InvalidParameter for an unsupported value.
 
-    That is null, an array or an object, and an integer of more than 64 bits (parameters extension).
+    Unsupported are null, arrays, objects, and integers of more than 64 bits (parameters extension).
     """
     if not parameters:
         return {}

@@ -1,4 +1,4 @@
-"""Inference responses as HTTP bodies: JSON, optionally followed by binary tensors."""
+"""Serialization of inference responses: JSON, optionally followed by binary tensors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ class InferBody(msgspec.Struct, frozen=True, gc=False):
     parts: list[Buffer]
     """Sent one after the other; binary tensors are views of contiguous arrays."""
     header_length: int | None
-    """Bytes of JSON at its start; None where all is JSON."""
+    """Bytes of JSON before the binary tensors; None if the whole body is JSON."""
 
 
 _Parameters: TypeAlias = Mapping[str, Parameter] | msgspec.UnsetType
@@ -64,26 +64,26 @@ _SHORT_NAMES = frozenset(
     row.name for row in DATATYPES.values() if row.contents is not None and row is not BYTES
 )
 _SHORT_ELEMENTS = 1 << 10
-"""Limit of elements of an output serialized together with its metadata."""
+"""Largest number of elements of an output that is serialized together with its metadata."""
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
-"""Size below which a copy is cheaper than separate pieces."""
+"""Size below which a copy is cheaper than separate parts."""
 MOST_OF_OTHERS = 25
-"""Characters of a number that Python writes, as one of a datatype that V2 has no contents for."""
+"""Maximum characters of a number written by Python, for datatypes without typed contents in V2."""
 _DESCRIBED_BYTES = 160
-"""JSON around the elements of an output, or around all outputs, without its texts and sizes."""
+"""JSON overhead per output, and for the response, without its texts and sizes."""
 _DIMENSION_CHARACTERS = 20
 
 
 def write_infer_response(
     request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
 ) -> InferBody:
-    """Write a response, each output in the form that the request asks for.
+    """Serialize a response, each output in the form that the request asks for.
 
-    Binary is an output whose own `binary_data` says so, or else the `binary_data_output` of the
-    request (binary tensor data extension). There is an `id` where the request has one.
-    Raises InvalidTensor for an output that must be binary and is wanted in JSON, OutputNotInForm
-    and OutputNotText for elements that the rules refuse; see `write_elements`.
+    An output is binary if its `binary_data` is true, or, by default, the request's
+    `binary_data_output` (binary tensor data extension). The `id` is that of the request, if any.
+    Raises InvalidTensor for an output that only binary can represent but JSON is requested, and
+    OutputNotInForm or OutputNotText for elements that the rules forbid; see `write_elements`.
     """
     detailed = response if isinstance(response, DetailedResponse) else None
     if not (request.outputs or request.parameters or detailed):
@@ -104,7 +104,7 @@ def write_infer_response(
             json.append(b",")
         parameters = of_outputs.get(output.name) or msgspec.UNSET
         if type(output) is not InferOutput:
-            json.append(_describe(output, parameters))  # it is in shared memory
+            json.append(_describe(output, parameters))  # the data is in shared memory
         elif wanted.get(output.name, default):
             tensors.append(to_bytes(output.datatype, output.data))
             size: Mapping[str, Parameter] = {_BINARY_SIZE: len(tensors[-1])}
@@ -119,7 +119,7 @@ def write_infer_response(
 
 
 def _write_short(response: InferResponse) -> bytes | None:
-    """Serialize a response of few numbers; None for any other."""
+    """Serialize a response of few numbers; return None for any other."""
     outputs: list[Mapping[str, object]] = []
     for output in response.outputs:
         data, kind = output.data, output.datatype.name
@@ -136,16 +136,16 @@ def _write_short(response: InferResponse) -> bytes | None:
         fields["id"] = response.id
     fields["outputs"] = outputs
     written = write_with_numbers(fields)
-    # NaN and infinities are written as null.
+    # NaN and infinities were written as null.
     return None if b"null" in written else written
 
 
 def write_infer_answer(
     request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
 ) -> HttpResponse:
-    """Write a response, with the length of its JSON where binary tensors follow.
+    """Serialize a response, with the JSON length in a header if binary tensors follow.
 
-    Raises as `write_infer_response` does.
+    Raises like `write_infer_response`.
     """
     body = write_infer_response(request, response, rules)
     if body.header_length is None:
@@ -155,9 +155,9 @@ def write_infer_answer(
 
 
 def output_bytes(response: InferResponse) -> int:
-    """Return how many bytes of tensors there are to write, or were to shared memory.
+    """Return the size of the output tensors, including those written to shared memory.
 
-    Of many elements of BYTES only the references count: these are long enough to tell that.
+    Only the references of large BYTES tensors are counted; they suffice to tell that it is large.
     """
     size = 0
     for output in response.outputs:
@@ -173,8 +173,9 @@ def most_json_bytes(
     request: InferRequest | None = None,
     rules: JsonRules = DEFAULT_RULES,
 ) -> Size:
-    """Return how many bytes the JSON of a response takes at most, and what counts for BYTES only
-    here. Numbers that a request wants to be binary take none.
+    """Return the maximum size of a response's JSON, plus that of otherwise uncounted BYTES.
+
+    Elements that the request wants as binary add no JSON.
     """
     default = request is not None and request.parameters.get(BINARY_OUTPUT) is True
     outputs = () if request is None else request.outputs
@@ -185,7 +186,8 @@ def most_json_bytes(
             continue
         is_binary = wanted.get(output.name, default)
         if output.datatype is BYTES:
-            # Those of few elements count in `output_bytes`, which is enough where they are packed.
+            # `output_bytes` counts BYTES tensors with few elements, which suffices if they are
+            # binary.
             if not is_binary or output.data.nbytes > _JOINED_BYTES:
                 texts.append(output.data)
         elif not is_binary:
@@ -194,7 +196,7 @@ def most_json_bytes(
 
 
 def _described_bytes(response: InferResponse) -> int:
-    """Return how many bytes there are around the elements, binary tensors or not."""
+    """Return the maximum size of the JSON around the elements, also for binary tensors."""
     texts = [response.model_name, response.model_version, response.id]
     size = (1 + len(response.outputs)) * _DESCRIBED_BYTES
     for output in response.outputs:
@@ -207,7 +209,7 @@ def _described_bytes(response: InferResponse) -> int:
 
 
 def texts_bytes(size: int, texts: Iterable[Tensor], rules: JsonRules) -> int:
-    """Return this many bytes, and those of texts: as they are, and as they are written."""
+    """Return `size` plus the maximum size of the texts, both as bytes and as JSON."""
     for array in texts:
         size += array.size * (ELEMENT_BYTES + QUOTED_CHARACTERS) + 2 * octets_of(array)
         size += (ESCAPED_CHARACTERS - 1) * escaped_octets(array, rules)
@@ -227,9 +229,9 @@ def _with_data(
 
 
 def elements_of(model: str, output: InferOutput, rules: JsonRules, action: str) -> list[Buffer]:
-    """Return the elements of an output as `write_elements` does; its errors name the output.
+    """Return the elements of an output like `write_elements`; its errors name the output.
 
-    `action` says how a client gets what JSON cannot hold.
+    `action` tells the client how to get values that JSON cannot represent.
     """
     try:
         return write_elements(output.datatype, output.data, rules)

@@ -46,17 +46,17 @@ _LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, 
 _EXAMPLE = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
 }
-"""For the example model `identity`."""
+"""Matches the example model `identity`."""
 
 _READ_SLOWLY = frozenset({Kind.TEXT, Kind.BOOLEAN})
-"""Kinds of datatypes whose binary tensors are read element by element."""
+"""Datatype kinds whose binary tensors are decoded element by element."""
 
 _TAG = "inference"
 _BODY_ERRORS = (400, 408, 413, 501)
 
 
 class InferenceRoutes:
-    """The handlers of the V2 protocol; each decides nothing."""
+    """The handlers of metadata and inference, without any decisions of their own."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class InferenceRoutes:
         self._json_rules = json_rules
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes of these handlers."""
         rows = [
             Route(
                 "GET",
@@ -119,7 +119,7 @@ class InferenceRoutes:
         return rows
 
     def _model_rows(self, model: str) -> list[Route]:
-        # A version that is no number.
+        # For a version that is not a number.
         bad_version = (400,) if "{version}" in model else ()
         return [
             Route(
@@ -180,28 +180,28 @@ class InferenceRoutes:
             ),
         ]
 
-    # --- metadata ---
+    # --- Metadata ---
 
     async def metadata(self, request: HttpRequest) -> HttpResponse:
-        """Return name, version and extensions."""
+        """Return the server's name, version and extensions."""
         description = self._description
         extensions = [*description.extensions, *self._engine.regions.extensions]
         return json_response(ServerMetadata(description.name, description.version, extensions))
 
     async def models(self, request: HttpRequest) -> HttpResponse:
-        """List the models that answer."""
+        """List the ready models."""
         rows = await self._control.of_all.index(ready=True)
         return json_response(ModelNames(sorted({row.name for row in rows})))
 
     async def model_ready(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether a model answers; an unknown one is 404."""
+        """Tell whether a model is ready; an unknown model is answered with 404."""
         name, version = _model(request)
         ready = await self._control.catalog.ready(name, version)
         said = ModelReady(name, ready)
         return health_response(said, STATUS_OF_READY[ready], bodies=self._health_bodies)
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
-        """Return ready versions, platform, tensors and parameters."""
+        """Return the ready versions, platform, tensors and parameters of a model."""
         name, version = _model(request)
         info, versions = self._control.catalog.describe(name, version)
         config = self._control.catalog.config(name, version).config
@@ -217,15 +217,15 @@ class InferenceRoutes:
         )
 
     async def config(self, request: HttpRequest) -> HttpResponse:
-        """Return the configuration (model configuration extension)."""
+        """Return the model configuration (model configuration extension)."""
         return json_response(config_json(self._control.catalog.config(*_model(request))))
 
     async def statistics(self, request: HttpRequest) -> HttpResponse:
-        """Return counts and durations of a model, or of all (statistics extension)."""
+        """Return counts and durations of one model or of all (statistics extension)."""
         name, version = request.names.get("model", ""), request.names.get("version", "")
         return json_response(statistics_json(await self._control.of_all.statistics(name, version)))
 
-    # --- inference ---
+    # --- Inference ---
 
     async def infer(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Run one inference on JSON or binary tensors (binary tensor data extension)."""
@@ -261,25 +261,25 @@ class InferenceRoutes:
     def _infer_events(
         self, call: EventCall, request: HttpRequest, inference: InferRequest
     ) -> HttpStream:
-        """Have each answer sent as an event; raises InvalidParameter for binary outputs."""
+        """Send each answer as an event; raises InvalidParameter for binary outputs."""
         refuse_binary(inference)
         call.grow = request.grow
         self._engine.begin(call, inference)
         path = f"/v2/models/{inference.model_name}/infer"
-        # The tensors of what waits to be sent are counted by the call.
+        # The call charges the tensors of queued answers.
         write = partial(self._write, inference, call.peer.account, is_counted=True)
         return HttpStream(EVENT_STREAM_TYPE, events(call, write, "POST", path))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
-        """Make the call of an inference, with one answer or, if the client accepts them, events."""
+        """Create an inference call: answered by events if the client accepts them, else once."""
         if wants_events(headers):
             return EventCall(names, headers, peer, self._max_stream_bytes)
         return call_of(Operation.INFER, names, headers, peer)
 
     def prepare(self, request: HttpRequest) -> Begin | None:
-        """Return the fast path of a model, which gives one answer.
+        """Return the fast path for an inference with one answer, or None for events.
 
-        Raises InvalidBody for a length that is none.
+        Raises InvalidBody for an invalid header length.
         """
         if isinstance(request.call, EventCall):
             return None
@@ -295,7 +295,7 @@ class InferenceRoutes:
 
 
 def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:
-    """Return the parsed bytes of a body: most binary tensors are views."""
+    """Return how many bytes of a body must be parsed: most binary tensors are views."""
     if json_size is None or any(spec.datatype.kind in _READ_SLOWLY for spec in info.inputs):
         return size
     return json_size

@@ -1,4 +1,4 @@
-"""Inference requests whose whole body is the one input of a model (binary tensor extension)."""
+"""Inference requests whose whole body is the model's only input (binary tensor extension)."""
 
 from collections.abc import Sequence
 from math import prod
@@ -15,12 +15,12 @@ _IMAGE_RANKS = range(3, 6)
 
 
 def read_raw_request(info: ModelInfo, model: str, version: str, body: memoryview) -> InferRequest:
-    """Take a body as the only input of the model; all outputs are to come back binary.
+    """Use a body as the model's only input; all outputs are returned as binary.
 
-    Its shape is that of the model, with one variable dimension found from the number of bytes. A
-    batch counts as 1 where another dimension is variable. For BYTES the body is the one element.
-    A JPEG or PNG that does not fit as it is becomes one element for a model that takes images.
-    Raises InvalidRequest where the model has other than one input, else InvalidTensor.
+    The shape is the model's; the number of bytes determines one variable dimension. The batch size
+    is 1 if another dimension is variable. For BYTES, the body is the only element. A JPEG or PNG
+    that does not fit the shape becomes one element, for models that take images. Raises
+    InvalidRequest if the model does not have exactly one input, or InvalidTensor.
     """
     if len(info.inputs) != 1:
         raise InvalidRequest(
@@ -60,7 +60,7 @@ def _one_element(shape: Sequence[int], body: memoryview) -> Tensor:
 
 
 def _shape(spec: TensorSpec, batched: bool, body: memoryview) -> Shape:
-    """Return the shape of the model with sizes for its variable dimensions."""
+    """Return the model's shape with sizes for its variable dimensions."""
     shape = list(spec.shape)
     if batched and shape.count(-1) > 1:
         shape[0] = 1

@@ -18,18 +18,18 @@ from xlaserve.serving.call import Api, Operation
 _TAG = "repository"
 _SHOWN = 80
 _PIECE = 1 << 20
-"""Characters of base64 that are decoded together; three octets for each four of them."""
+"""Number of base64 characters decoded at a time; four characters give three bytes."""
 
 
 class IndexRequest(msgspec.Struct):
-    """The filter of a list."""
+    """The filter of a repository index."""
 
     ready: bool = False
-    """Only versions that answer."""
+    """Whether to list only ready versions."""
 
 
 class IndexRow(msgspec.Struct, omit_defaults=True):
-    """A known version, or an unloaded model of the repository."""
+    """A known version, or an unloaded model in the repository."""
 
     name: str
     state: str
@@ -38,7 +38,7 @@ class IndexRow(msgspec.Struct, omit_defaults=True):
 
 
 class ControlRequest(msgspec.Struct):
-    """A load or an unload; see the model repository extension for its parameters."""
+    """A load or unload request; the model repository extension defines its parameters."""
 
     parameters: dict[str, Any] = {}
 
@@ -52,7 +52,7 @@ class RepositoryRoutes:
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers, with and without a repository name."""
+        """Return the routes of these handlers, with and without a repository name."""
         rows = []
         for repository in ("/v2/repository", "/v2/repository/{repository}"):
             rows.append(
@@ -133,7 +133,7 @@ def _parameters(asked: ControlRequest) -> dict[str, LoadParameter]:
 
 def _parameter(name: str, value: Any) -> LoadParameter:
     if name == CONFIG and isinstance(value, dict):
-        return msgspec.json.encode(value).decode()  # written by hand, as it reads in examples
+        return msgspec.json.encode(value).decode()  # accept an object too, as written in examples
     if name.startswith(FILE_PREFIX) and isinstance(value, str):
         return _decoded(name, value)
     if isinstance(value, bool | int | str):
@@ -145,7 +145,7 @@ def _decoded(name: str, text: str) -> bytes:
     if text.find("=", 0, -2) >= 0:
         raise InvalidParameter(name[:_SHOWN], "base64", "text behind its padding")
     try:
-        # By pieces: all of it would hold the interpreter's lock for as long.
+        # In pieces: decoding everything in one call would hold the GIL too long.
         pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
         return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The trace and logging extensions over HTTP: settings read and changed at run time."""
+"""The trace and logging extensions over HTTP, for settings that can change at run time."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ _LogValue: TypeAlias = bool | int | str | None
 
 
 class TraceSettings(msgspec.Struct):
-    """The trace settings; every value is a text, and the level a list of one."""
+    """The trace settings; every value is a string, and the level a list of strings."""
 
     trace_level: list[str] = []
     trace_rate: str = ""
@@ -45,7 +45,7 @@ class LogSettings(msgspec.Struct):
 
 
 class RuntimeSettingsRoutes:
-    """The handlers of both extensions."""
+    """The handlers of the trace and logging extensions."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RuntimeSettingsRoutes:
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes of these handlers."""
         rows = [
             Route(
                 "GET",
@@ -118,11 +118,11 @@ class RuntimeSettingsRoutes:
         return rows
 
     async def log(self, request: HttpRequest) -> HttpResponse:
-        """Return which records the log has."""
+        """Return the log settings."""
         return json_response(log_settings())
 
     async def change_log(self, request: HttpRequest) -> HttpResponse:
-        """Change which records the log has, and return that; null changes nothing."""
+        """Change log settings and return all of them; null leaves a setting unchanged."""
         asked: dict[str, _LogValue] = await self._read(request, dict[str, _LogValue])
         change = {name: value for name, value in asked.items() if value is not None}
         if change:
@@ -134,7 +134,7 @@ class RuntimeSettingsRoutes:
         return json_response(self._tracing.texts(self._model(request)))
 
     async def change_trace(self, request: HttpRequest) -> HttpResponse:
-        """Change the trace settings, and return them; null clears one."""
+        """Change trace settings and return all of them; null resets a setting."""
         model = self._model(request)
         asked: dict[str, _TraceValue] = await self._read(request, dict[str, _TraceValue])
         if asked:
@@ -146,7 +146,7 @@ class RuntimeSettingsRoutes:
         return json_response(self._tracing.texts(model))
 
     def _model(self, request: HttpRequest) -> str:
-        """Return the model that the path names; raises ModelNotFound or ModelNotReady."""
+        """Return the model named in the path, if any; raises ModelNotFound or ModelNotReady."""
         name = request.names.get("model", "")
         if name:
             self._engine.info(name)

@@ -26,7 +26,7 @@ class RegisterRequest(msgspec.Struct):
     """A region to register."""
 
     key: str
-    """The name of the shared memory, as `shm_open` takes it."""
+    """The name of the shared memory object, as for `shm_open`."""
     byte_size: _Count
     offset: _Count = 0
 
@@ -35,7 +35,7 @@ class RawHandle(msgspec.Struct):
     """A handle of CUDA memory."""
 
     b64: str
-    """A cudaIpcMemHandle_t in base64."""
+    """A base64-encoded cudaIpcMemHandle_t."""
 
 
 class CudaRegisterRequest(msgspec.Struct):
@@ -73,7 +73,7 @@ class SharedMemoryRoutes:
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes of these handlers."""
         cuda = {"raw_handle": {"b64": "A" * 88}, "device_id": 0, "byte_size": 64}
         example = {"key": "/input", "offset": 0, "byte_size": 64}
         rows = [
@@ -145,23 +145,23 @@ class SharedMemoryRoutes:
         return json_response(Nothing())
 
     async def status(self, request: HttpRequest) -> HttpResponse:
-        """List the regions, or the one that the path names."""
+        """List all regions, or only the one named in the path."""
         return json_response(
             [_row(r) for r in self._regions.status(request.names.get("region", ""))]
         )
 
     async def unregister(self, request: HttpRequest) -> HttpResponse:
-        """Unregister a region, or all."""
+        """Unregister the region named in the path, or all regions."""
         await self._regions.unregister_everywhere(
             request.call.peer, request.names.get("region", "")
         )
         return json_response(Nothing())
 
     async def register_cuda(self, request: HttpRequest) -> HttpResponse:
-        """Open a handle of CUDA memory under the name in the path."""
+        """Open a CUDA memory handle, and register it under the name in the path."""
         require_all_seen()
         if self._regions.driver is None:
-            raise Unsupported("CUDA shared memory")  # whatever the body says
+            raise Unsupported("CUDA shared memory")  # regardless of the body
         asked: CudaRegisterRequest = await self._read(request, CudaRegisterRequest)
         name, handle = request.names["region"], asked.raw_handle.b64
         try:
@@ -172,12 +172,12 @@ class SharedMemoryRoutes:
         return json_response(Nothing())
 
     async def status_cuda(self, request: HttpRequest) -> HttpResponse:
-        """List the regions of CUDA memory, or the one that the path names."""
+        """List all CUDA memory regions, or only the one named in the path."""
         found = self._cuda.status(request.names.get("region", ""))
         return json_response([CudaRegionRow(r.name, r.device, r.byte_size) for r in found])
 
     async def unregister_cuda(self, request: HttpRequest) -> HttpResponse:
-        """Unregister a region of CUDA memory, or all."""
+        """Unregister the CUDA memory region named in the path, or all of them."""
         self._cuda.unregister(request.call.peer, request.names.get("region", ""))
         return json_response(Nothing())
 

@@ -1,4 +1,4 @@
-"""Configuration and statistics of a model as JSON, in the spelling of Triton's endpoints."""
+"""Model configuration and statistics as JSON, with the field names of Triton's endpoints."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from xlaserve.serving.statistics import BatchStatistics, StatisticDuration, Tota
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-# --- configuration ---
+# --- Configuration ---
 
 
 def config_json(config: ServedConfig) -> dict[str, Json]:
-    """Return a configuration as proto-JSON: names as in the contract, 64-bit integers as numbers.
+    """Return a configuration as proto-JSON with proto field names and 64-bit integers as numbers.
 
-    Every field is there, but for messages that were not given.
+    All fields are present, except messages that were not set.
     """
     return _message(config.message())
 
@@ -54,7 +54,7 @@ def _one(field: Field, value: Any) -> Json:
 
 _NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 
-# --- statistics ---
+# --- Statistics ---
 
 
 class InferStatistics(msgspec.Struct):
@@ -71,7 +71,7 @@ class InferStatistics(msgspec.Struct):
 
 
 class MemoryUsage(msgspec.Struct):
-    """Bytes of a model in one memory."""
+    """Memory of a model in one memory pool, in bytes."""
 
     type: str
     id: int
@@ -79,14 +79,14 @@ class MemoryUsage(msgspec.Struct):
 
 
 class CompileStatistics(msgspec.Struct):
-    """Durations of compiling and executing one batch size: a member that only we have."""
+    """Durations of compiling and executing one batch size; an xlaserve extension."""
 
     batch_size: int
     sizes: list[int]
-    """Sizes of the open dimensions of the model besides the batch."""
+    """Sizes of the model's variable dimensions besides the batch."""
     compile_ns: int
     execution_ns: int
-    """One execution, the quickest of the warm-up."""
+    """Fastest execution during the warm-up."""
 
 
 class ModelStatistics(msgspec.Struct):
@@ -100,7 +100,7 @@ class ModelStatistics(msgspec.Struct):
     execution_count: int
     inference_stats: InferStatistics
     response_stats: dict[str, StatisticDuration]
-    """Empty: only for models that answer a request more than once."""
+    """Always empty; Triton fills it for decoupled models."""
     batch_stats: Sequence[BatchStatistics]
     memory_usage: list[MemoryUsage]
     compile_stats: list[CompileStatistics]
@@ -113,7 +113,7 @@ class Statistics(msgspec.Struct):
 
 
 def statistics_json(reports: Iterable[VersionReport]) -> Statistics:
-    """Return statistics in the members of Triton's answer, ready for msgspec to write."""
+    """Return statistics with the fields of Triton's answer, for msgspec to serialize."""
     return Statistics([_statistics(report) for report in reports])
 
 

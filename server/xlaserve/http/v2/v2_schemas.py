@@ -1,4 +1,4 @@
-"""The JSON of the V2 protocol as types, for encoding and for the OpenAPI document."""
+"""The JSON messages of the V2 protocol, for encoding and for the OpenAPI document."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ class Live(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, omit_defaults=True):
-    """Whether the server is ready, and else why not."""
+    """Whether the server is ready, and why not."""
 
     ready: bool
     reason: Annotated[
@@ -21,7 +21,7 @@ class Ready(msgspec.Struct, omit_defaults=True):
 
 
 class ModelReady(msgspec.Struct):
-    """Whether a model answers."""
+    """Whether a model is ready."""
 
     name: str
     ready: bool
@@ -36,23 +36,23 @@ class ServerMetadata(msgspec.Struct):
 
 
 class ModelNames(msgspec.Struct):
-    """The models that answer."""
+    """The ready models."""
 
     models: list[str]
 
 
 class TensorMetadata(msgspec.Struct, omit_defaults=True):
-    """One input or output of a model; -1 where any size is accepted."""
+    """An input or output of a model; -1 is a variable dimension."""
 
     name: str
     datatype: str
     shape: list[int]
     parameters: dict[str, str] = {}
-    """Its `content_type`, `format` and `labels`, if configured."""
+    """The configured `content_type`, `format` and `labels`."""
 
 
 class ModelMetadata(msgspec.Struct, omit_defaults=True):
-    """The metadata of a model, and the versions that answer."""
+    """The metadata of a model, and its ready versions."""
 
     name: str
     versions: list[str]
@@ -60,11 +60,11 @@ class ModelMetadata(msgspec.Struct, omit_defaults=True):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     parameters: dict[str, str] = {}
-    """Parameters of the configuration."""
+    """Parameters of the model configuration."""
 
 
 class RequestInput(msgspec.Struct, omit_defaults=True):
-    """One input tensor; its elements are in `data`, or follow the JSON."""
+    """One input tensor; its elements are in `data`, or binary after the JSON."""
 
     name: str
     shape: list[int]
@@ -81,7 +81,7 @@ class RequestOutput(msgspec.Struct, omit_defaults=True):
 
 
 class InferenceRequest(msgspec.Struct, omit_defaults=True):
-    """An inference."""
+    """An inference request."""
 
     inputs: list[RequestInput]
     id: str = ""
@@ -90,7 +90,7 @@ class InferenceRequest(msgspec.Struct, omit_defaults=True):
 
 
 class ResponseOutput(msgspec.Struct, omit_defaults=True):
-    """One output tensor; its elements are in `data`, or follow the JSON."""
+    """One output tensor; its elements are in `data`, or binary after the JSON."""
 
     name: str
     datatype: str
@@ -100,7 +100,7 @@ class ResponseOutput(msgspec.Struct, omit_defaults=True):
 
 
 class InferenceResponse(msgspec.Struct, omit_defaults=True):
-    """The answer to an inference."""
+    """The answer to an inference request."""
 
     model_name: str
     model_version: str

@@ -1,4 +1,4 @@
-"""Devices that models are compiled for on machines without them.
+"""Compilation of models for devices that this machine does not have.
 
-README.md beside this file says how, and how to add one.
+README.md in this directory explains how it works and how to add a target.
 """

@@ -1,4 +1,4 @@
-"""Compiles the programs of a load ahead, for devices that only the compiler knows."""
+"""Compiles the programs of a model's load for devices that only the compiler knows."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -42,7 +42,7 @@ class Ahead:
     compiler: Compiler
     module_bytes: int
     trials: tuple[Compiler, ...] = ()
-    """Compilers of the programs that a load tries declared rows with."""
+    """Compilers of the programs with which a load verifies declared row independence."""
 
     @staticmethod
     def read(
@@ -54,10 +54,10 @@ class Ahead:
         *,
         compilation: Compilation | None = None,
     ) -> "Ahead":
-        """Read a version directory, or a file that is a model, for a server that has `present`.
+        """Read a version directory or a model file, for a server with the devices `present`.
 
-        Raises InvalidModel as a load does. Rows that are only declared independent are not tried,
-        which takes an execution. With a `compilation` that has a cache, programs may be prepared.
+        Raises InvalidModel as a load does. Declared row independence is not verified, since that
+        takes an execution. `prepare` requires a `compilation` that has a cache.
         """
         if onnx_source.is_unconverted(path, config):
             raise InvalidModel(
@@ -66,7 +66,7 @@ class Ahead:
             )
         read = single_file.read if plain_artifact.find(path) else version_files.read
         version = read(path, config, platform, roots)
-        # A model may go to the CPU of a server with GPUs.
+        # A server with GPUs may place the model on the CPU.
         there = present if version.placement.platform == platform else None
         layout = sites.layout(version.placement, there)
         version.check_layout(layout)
@@ -81,7 +81,7 @@ class Ahead:
             version.signature,
             version.config,
             Prover(copies[0].site, Compilation()),
-            # It finds no difference.
+            # The prover's stand-in: collects the dimensions to try, and reports no difference.
             tried.append,
         )
         executables = Executables(lease, parameters.packing, compilation)
@@ -97,11 +97,11 @@ class Ahead:
         return self.compiler.work(self.plan.buckets.sizes)
 
     def lowered(self, place: Place) -> jax.stages.Lowered:
-        """Return a program's module, lowered for XLA."""
+        """Return a program lowered for XLA."""
         return self.compiler.lowered(*place)
 
     def prepare(self) -> Iterator[tuple[Place, float]]:
-        """Have every program of a load in the cache; yield the seconds of each compilation."""
+        """Compile every program of a load into the cache; yield the seconds of each compilation."""
         for place in self.work():
             yield place, self.compiler.prepare(*place)
         for trial in self.trials:
@@ -110,13 +110,13 @@ class Ahead:
                     yield place, trial.prepare(*place)
 
     def note(self, place: Place, footprint: Footprint) -> None:
-        """Include a compiled program's memory in the footprint."""
+        """Add a compiled program's memory to the model's footprint."""
         copy, rows, sizes = place
         copy.add(Program(_never_called, rows, sizes, inf, footprint=footprint))
 
     @property
     def memory(self) -> ModelMemory:
-        """Return a server's reservation for the recorded programs and the parameters."""
+        """Return what a server would reserve for the noted programs and the parameters."""
         return memory_of(self.copies, self.module_bytes)
 
 

@@ -1,7 +1,7 @@
-"""The process that compiles: `python -P -m xlaserve.offline.targets.child`.
+"""The compiler process: `python -P -m xlaserve.offline.targets.child`.
 
-It reads jobs from stdin and writes what became of them to stdout, a line of JSON for each, until
-stdin ends. Its environment is that of `environment.of`, its JAX that of no server.
+It reads jobs from stdin, one JSON object per line, and writes the results to stdout in the same
+way, until stdin ends. Its environment is that of `environment.of`; its JAX serves no requests.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -48,18 +48,18 @@ class Child:
         self._devices: dict[tuple[str, int], Sequence[Device]] = {}
 
     def compiled(self, job: Job) -> Compiled:
-        """Do a job, or say why it cannot be done."""
+        """Compile a job; failures are reported in the result."""
         try:
             target = kinds.named(job.target)
             return self.compile(job, target, dict(wheels.versions(target.platform)))
         except XlaserveError as error:
             return Compiled(job, problem=Problem(str(error)))
-        # What a compiler meets in a model has no class of its own.
+        # Compilers raise exceptions of many types.
         except Exception as error:
             return Compiled(job, problem=problem_of(error))
 
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
-        """Do a job; raises whatever the compiler does."""
+        """Compile a job; raises whatever the compiler raises."""
         present = self.opened(target, job.count)
         if generators.is_there(Path(job.path)):
             return self._generator(job, target, versions, present)
@@ -98,7 +98,7 @@ class Child:
         )
 
     def opened(self, target: Target, count: int) -> Sequence[Device]:
-        """Return this many devices of a target; raises DeviceUnavailable."""
+        """Open this many devices of a target; raises DeviceUnavailable."""
         key = target.name, count
         if key not in self._devices:
             self._devices[key] = open_devices(target, count)
@@ -107,7 +107,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """Compiles a job's programs, or finds their cached footprints."""
+    """Compiles a job's programs, or finds their footprints in the cache."""
 
     job: Job
     target: Target
@@ -201,7 +201,7 @@ def config_of(job: Job) -> ModelConfig:
 
 
 def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs until the end of input."""
+    """Compile jobs until the end of input."""
     for line in jobs:
         done = child.compiled(msgspec.json.decode(line, type=Job))
         answers.write(msgspec.json.encode(done) + b"\n")
@@ -209,8 +209,8 @@ def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
 
 
 def serve(make: Callable[[], Child]) -> None:
-    """Do the jobs that stdin has, and answer on stdout alone."""
-    # What plugins print is not for the one who reads the answers.
+    """Read jobs from stdin, and keep stdout for the answers alone."""
+    # Redirect the output of plugins to stderr.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         main(make(), sys.stdin.buffer, answers)
@@ -229,13 +229,13 @@ _OPERATIONS = tuple(
         r"Unexpected operand type for (?P<operation>\w+)",
     )
 )
-"""Patterns of errors of JAX's lowering, and of the compilers of CUDA and of TPUs behind it."""
+"""Matches errors of JAX's lowering, and of the CUDA and TPU compilers."""
 
 _LOCATION = re.compile(r"Suspected Python Code Location:\s+(?P<place>/[^\s:]+:\d+)")
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem behind an exception of a lowering or a compilation."""
+    """Extract the problem from an exception of lowering or compilation."""
     text = str(error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__

@@ -1,7 +1,7 @@
 """Compiles models for targets in concurrent child processes.
 
-A compiler may take long, or end its process; and what it reads of its environment is not what a
-server wants. So nothing is compiled here, and JAX is not imported.
+A compiler may run for a long time or crash, and needs environment variables that a server must not
+have. Therefore this process neither compiles nor imports JAX.
 """
 
 import sys
@@ -18,23 +18,22 @@ from xlaserve.runtime.devices import target_kinds as kinds
 from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.offline.targets.child")
-"""Command of the compiler process; -P keeps modules of the working directory from being imported.
-"""
+"""Command of a compiler process; -P prevents imports from the working directory."""
 
 MAX_CHILDREN = 2
-"""Each takes a core, and half a gigabyte before it compiles anything."""
+"""Each process uses a core, and half a gigabyte even before it compiles."""
 
 JOB_SECONDS = 1800.0
-"""Limit of all programs of one version."""
+"""Time limit for all programs of one version."""
 
 MAX_BYTES = 16 << 30
-"""Resident in each."""
+"""Resident memory limit of each process."""
 
 OnDone = Callable[[Compiled], None]
 
 
 class Compilers:
-    """Processes that compile, at most so many at once; they end with the block."""
+    """A pool of at most `most` compiler processes; leaving the context ends them."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Compilers:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """End the processes, also those that compile."""
+        """Kill all processes, including those that are compiling."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for lane in self._lanes:
             lane.end()
@@ -63,10 +62,10 @@ class Compilers:
             lane.stop()
 
     def compile(self, jobs: Iterable[Job], on_done: OnDone = lambda done: None) -> list[Compiled]:
-        """Return what became of each job, in their order; `on_done` is told in threads.
+        """Return the result of each job, in order; `on_done` is called in the pool's threads.
 
-        What a model is to blame for is a `problem` of the answer. Raises DeviceUnavailable for a
-        target that is none, has not so many devices, or whose wheels are missing.
+        Failures caused by a model become the result's `problem`. Raises DeviceUnavailable for a
+        target that is unknown, does not have as many devices, or whose wheels are missing.
         """
         asked = list(jobs)
         for job in asked:
@@ -90,7 +89,7 @@ class Compilers:
 
 
 class _Lane:
-    """One process at a time, for whatever target the job in hand is for."""
+    """One compiler process at a time, restarted if a job needs another environment."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._command = command
@@ -98,10 +97,10 @@ class _Lane:
         self._process: CompilerProcess | None = None
         self._ended = False
         self._starting = Lock()
-        """Held while a process is started: `end` finds every one."""
+        """Held while a process starts, so that `end` finds every process."""
 
     def compiled(self, job: Job) -> Compiled:
-        """Return the outcome of a job."""
+        """Compile a job, and return the result."""
         variables = environment.of(kinds.named(job.target), job.count, job.flags)
         if self._process is None or variables != self._process.variables:
             self.stop()
@@ -120,14 +119,14 @@ class _Lane:
         return msgspec.json.decode(answer, type=Compiled)
 
     def end(self) -> None:
-        """Stop starting jobs, and end running processes."""
+        """Start no further jobs, and kill the running process."""
         with self._starting:
             self._ended = True
             if self._process is not None:
                 self._process.kill()
 
     def stop(self) -> None:
-        """End the process and wait for its end; another may be started."""
+        """Stop the process and wait for its end; a later job starts another one."""
         if self._process is not None:
             self._process.stop()
         self._process = None

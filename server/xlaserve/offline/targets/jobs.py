@@ -1,4 +1,4 @@
-"""Requests to a process that compiles, and its answers: JSON, one line each."""
+"""Requests to a compiler process and its answers: one JSON object per line."""
 
 from dataclasses import dataclass, field
 
@@ -12,41 +12,42 @@ class Job:
 
     model: str
     path: str
-    """A version directory, or a file that is a whole model."""
+    """A version directory, or a self-contained model file."""
     target: str
     count: int = 1
     config_directory: str = ""
-    """Directory of its `config.json` or `config.pbtxt`; empty for none."""
+    """Directory of its `config.json` or `config.pbtxt`; empty if there is none."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """Parameters of a configuration that override the written ones."""
+    """Configuration parameters that override those in the file."""
     flags: tuple[str, ...] = ()
-    """XLA flags besides the target's."""
+    """XLA flags in addition to the target's."""
     options: XlaOptions = field(default_factory=XlaOptions)
-    """Server options; by default those of a default configuration."""
+    """XLA options of the server; by default those of default settings."""
     cache_directory: str = ""
-    """Directory where results are kept and found again (results.py); empty for none."""
+    """Directory of cached results (results.py); empty to cache none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """One executable, which the process that compiled it has dropped."""
+    """The result of compiling one executable, which the process has discarded."""
 
     key: str
-    """The hash of everything that it depends on."""
+    """Hash of everything that the executable depends on."""
     device: str
-    """The first of its devices, for the reservation: `cuda:0`."""
+    """The first of its devices, for the memory reservation: `cuda:0`."""
     rows: int
-    """0 for a model without a batch dimension, or where `sizes` begin with the rows."""
+    """Rows of a batch; 0 for a model without a batch dimension, or if `sizes` begins with the
+    rows."""
     sizes: tuple[int, ...]
-    """Sizes of open dimensions besides the batch."""
+    """Sizes of variable dimensions besides the batch."""
     footprint: Footprint
     compile_seconds: float
-    """0 where the result was found in the cache."""
+    """0 if the result was cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that a server would reserve for the model once it is loaded (ModelMemory)."""
+    """Bytes that a server would reserve for the loaded model (ModelMemory)."""
 
     parameters_bytes: int
     constants_bytes: int
@@ -54,19 +55,19 @@ class Reserved:
     executables_bytes: int
     per_device: dict[str, int]
     states_bytes: int = 0
-    """Bytes of the slots of a generator."""
+    """Bytes of a generator's slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a model does not load on a kind of device."""
+    """Why a model cannot be loaded on a kind of device."""
 
     reason: str
-    """One line."""
+    """The reason in one line."""
     operation: str = ""
     """The unsupported operation; empty for other failures."""
     location: str = ""
-    """The author's line, where the artifact says."""
+    """The author's source line, if the artifact records it."""
 
     def __str__(self) -> str:
         place = f" ({self.location})" if self.location else ""
@@ -82,11 +83,11 @@ class Compiled:
     reserved: Reserved | None = None
     max_batch_size: int = 0
     in_flight: int = 1
-    """Concurrent executions on one device."""
+    """Number of concurrent executions on one device."""
     parameters_bytes: int = 0
-    """Bytes of one copy per device, as arrays."""
+    """Bytes of one replica's parameters per device."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions that the compiler process used."""
+    """Package versions in the compiler process."""
     notice: str = ""
-    """Why requests would not be batched; empty if they would."""
+    """Why requests would not be batched; empty if they would be."""
     problem: Problem | None = None

@@ -1,4 +1,4 @@
-"""Records in a manifest the memory of its model on kinds of devices."""
+"""Records a model's memory on kinds of devices in its manifest."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,8 +14,8 @@ from xlaserve.offline.targets.jobs import Compiled, Job
 def record(path: Path, targets: Iterable[str], compilers: Compilers) -> list[Compiled]:
     """Compile a version directory for one device per target, and record the memory sizes.
 
-    Raises InvalidModel, and keeps nothing, where it does not lower for one of them; and
-    DeviceUnavailable as `Compilers.compile` does.
+    Raises InvalidModel, and records nothing, if compilation for one target fails; raises
+    DeviceUnavailable like `Compilers.compile`.
     """
     jobs = [Job(path.parent.name, str(path), target) for target in dict.fromkeys(targets)]
     found = compilers.compile(jobs)

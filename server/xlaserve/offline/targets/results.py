@@ -1,4 +1,4 @@
-"""The cache of compilation results: a directory, keyed by a hash of everything relevant."""
+"""A directory of cached footprints, keyed by a hash of everything relevant."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from xlaserve.files import files
 from xlaserve.runtime.programs.footprint import Footprint
 
 MAX_ENTRIES = 50_000
-"""Limit of entries, some 200 bytes each; the oldest are removed."""
+"""Maximum number of entries of about 200 bytes; the oldest are removed."""
 
 _FORMAT = 3
 _PRUNED_EVERY = 512
@@ -21,7 +21,7 @@ _SUFFIX = ".json"
 
 
 def key_of(module: bytes, target: str, versions: Mapping[str, str], flags: Sequence[str]) -> str:
-    """Return a result's key: the lowered module and the target."""
+    """Return the cache key of a lowered module for a target."""
     said = json.dumps([_FORMAT, target, sorted(versions.items()), list(flags)])
     digest = hashlib.sha256(said.encode())
     digest.update(module)
@@ -30,25 +30,25 @@ def key_of(module: bytes, target: str, versions: Mapping[str, str], flags: Seque
 
 @dataclass(slots=True)
 class Results:
-    """Footprints by key; without a directory nothing is stored."""
+    """Footprints by key; nothing is cached if there is no directory."""
 
     directory: Path | None
     _written: int = 0
 
     def get(self, key: str) -> Footprint | None:
-        """Return the cached result; None if missing or unreadable."""
+        """Return the cached footprint, or None if it is missing or unreadable."""
         if self.directory is None:
             return None
         try:
             return msgspec.json.decode(
                 (self.directory / f"{key}{_SUFFIX}").read_bytes(), type=Footprint
             )
-        # Whatever lies there is no reason not to compile.
+        # An unreadable entry must not prevent compilation.
         except (OSError, msgspec.MsgspecError, ValueError):
             return None
 
     def put(self, key: str, footprint: Footprint) -> None:
-        """Store a result; best effort."""
+        """Store a footprint; best effort."""
         if self.directory is None:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Opens the devices of a target in this process, one of the compiling ones."""
+"""Opens the devices of a target in a compiler process."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -17,9 +17,9 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm], as jax
 
 
 def open_devices(target: Target, count: int = 1) -> Sequence[Device]:
-    """Return this many devices of a target, known to the compiler alone; those of the CPU are real.
+    """Return `count` devices of a target, which exist only for the compiler, except CPUs.
 
-    To be called where the environment is that of `environment.of`. Raises DeviceUnavailable.
+    The process must have the environment of `environment.of`. Raises DeviceUnavailable.
     """
     name = target.topology(count)
     wheels.check(target)
@@ -34,7 +34,7 @@ def open_devices(target: Target, count: int = 1) -> Sequence[Device]:
             found = topologies.get_topology_desc(
                 platform=target.platform, topology_name=name, **target.options
             ).devices
-    # The plugins raise what they like, JaxRuntimeError and NotImplementedError among it.
+    # Plugins raise various exceptions, including JaxRuntimeError and NotImplementedError.
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DeviceUnavailable(

@@ -1,7 +1,7 @@
-"""The process that fills a compilation cache: `python -P -m xlaserve.offline.targets.warming PLAN`.
+"""The cache warming process: `python -P -m xlaserve.offline.targets.warming PLAN`.
 
-It is asked and answers as `child` is and does, in the same environment. PLAN is JSON: where the
-cache is, and how the servers that use it compile.
+Its environment, input and output are those of `child`. PLAN is a JSON object with the location of
+the cache, and the compiler options of the servers that will use it.
 """
 
 import sys
@@ -40,7 +40,7 @@ class WarmingChild(Child):
         )
 
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
-        """Have every program of a model's load in the cache; raises whatever the compiler does."""
+        """Compile a model's programs into the cache; raises whatever the compiler raises."""
         present = self.opened(target, job.count)
         assert self._compilation.cache is not None
         kind = str(present[0].device_kind)
@@ -66,7 +66,7 @@ class WarmingChild(Child):
     def _prepared(
         self, job: Job, target: Target, present: Sequence[Device]
     ) -> Iterator[CompiledProgram]:
-        """Have every program of a generator in the cache."""
+        """Compile every program of a generator into the cache."""
         model = generators.Ahead.of(Path(job.path), config_of(job), target.platform, present)
         kept = KeptPrograms(self._compilation, job.model, Path(job.path).name)
         for wanted in model.lowering.programs():

@@ -1,4 +1,4 @@
-"""The arguments of a process that fills a compilation cache. Needs no JAX."""
+"""The arguments of a cache warming process. Does not import JAX."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,12 @@ _MODULE = "xlaserve.offline.targets.warming"
 
 @dataclass(frozen=True, slots=True)
 class WarmingPlan:
-    """The cache that programs go to, and how the servers that use it compile."""
+    """The cache to fill, and the compiler options of the servers that will use it."""
 
     cache_directory: str
     cache_max_bytes: int
     server_flags: str
-    """XLA flags of the servers, as from `compilation.flags`."""
+    """XLA flags of the servers, in the form of `compilation.flags`."""
     options: XlaOptions = field(default_factory=XlaOptions)
 
     @property

@@ -1,4 +1,4 @@
-"""Checks whether the wheels that compile for a target are installed. Imports none of them."""
+"""Checks whether a target's compiler packages are installed, without importing them."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from xlaserve.runtime.devices.target_kinds import Target
 
 
 def check(target: Target) -> None:
-    """Raise DeviceUnavailable where a wheel is missing that compiles for a target."""
+    """Raise DeviceUnavailable if a wheel that compiles for the target is missing."""
     if missing := plugins.missing(target.platform, compiles=True):
         raise DeviceUnavailable(target.name, missing)
 
