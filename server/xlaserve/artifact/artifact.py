@@ -81,8 +81,8 @@ class _Abstract(Protocol):
 def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Exported:
     """Read and validate the computation that a manifest describes; raises InvalidModel.
 
-    Checks the file's hash, that JAX can compile the module, and that it makes no custom calls
-    except those listed above. The StableHLO file is preferred to the `jax.export` file.
+    Checks the file's hash, that JAX can compile the module, and that its custom calls are in
+    `_SAFE_CUSTOM_CALLS`. The StableHLO file is preferred to the `jax.export` file.
     """
     return read_keyed(directory, described, roots).exported
 

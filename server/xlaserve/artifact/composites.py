@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 
 MARK = "chlo."
-"""Occurs in the bytes of every module with such a composite."""
+"""A substring of every module that contains such a composite."""
 SCAN = "chlo.scan"
 _REDUCERS = frozenset(
     f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or")

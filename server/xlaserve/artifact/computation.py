@@ -53,7 +53,7 @@ _OPERATION = re.compile(r"operation '(?:vhlo\.)?([\w.]+)'")
 _REASON_CHARACTERS = 200
 
 _MAX_FRAMES = 64
-"""Limit of cached signatures, each of some kilobytes."""
+"""Maximum number of cached signatures, a few kilobytes each."""
 
 Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
 """The structure of arguments or results; each leaf is the index of an array."""

@@ -57,7 +57,7 @@ class Foreseen:
 
 
 def programs(described: Manifest, serving: Serving) -> Foreseen:
-    """Predict a load's programs; parameters of an invalid configuration are ignored."""
+    """Predict a load's programs; invalid batch sizes are replaced by the default ones."""
     config, most = serving.config, described.max_batch_size
     sizes = _sizes(described, config)
     combinations = prod(map(len, sizes.values()))

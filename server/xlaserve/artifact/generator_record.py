@@ -56,7 +56,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The contents of `generator.json`, in this order."""
+    """The fields of `generator.json`, in the order in which they are written."""
 
     format_version: int
     kind: str

@@ -36,8 +36,8 @@ KIND = "jax_export"
 """The only supported kind of manifest."""
 
 FORMAT_VERSION = 6
-"""Current format version. Version 6 added stepped models, 5 sizes per target, 4 row verdicts, 3
-compiled shapes, and 2 the StableHLO file."""
+"""Current format version. Added in 2: the StableHLO file; in 3: compiled shapes; in 4: row
+verdicts; in 5: sizes per target; in 6: stepped models."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -96,7 +96,7 @@ class Manifest:
     its own. None without a batch dimension, and in older manifests."""
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
-    """Measured memory by the name of the target."""
+    """Measured memory per kind of device, by target name."""
     steps: Steps | None = None
     """Set for a model that runs in steps; None for one that answers in one execution."""
 
@@ -156,7 +156,7 @@ class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON form of the manifest, in this order."""
+    """The JSON fields of the manifest, in the order in which they are written."""
 
     format_version: int
     kind: str

@@ -36,7 +36,8 @@ ESTIMATING = "xlaserve.runtime.estimating"
 """The module that estimates temporaries; it imports JAX."""
 
 LIMIT_ESTIMATED_BYTES = 4 << 20
-"""A larger module contains constants, which would have to be read twice."""
+"""Maximum size of a module to estimate. A larger one contains constants, which would have to be
+read twice."""
 
 MAX_ESTIMATES = 64
 """Maximum number of cached estimates."""
@@ -167,7 +168,7 @@ def _is_taken(described: Manifest, index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The key of a cached estimate, which has the module's hash instead of the module."""
+    """The key of a cached estimate; it contains the module's hash, not the module."""
 
     sha256: str
     read: Callable[[], bytes | bytearray] = field(compare=False)

@@ -1,4 +1,4 @@
-"""Detects modules exported in training mode, by the layers that leave traces in them."""
+"""Detects modules exported in training mode, by the layers found in them."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -73,7 +73,7 @@ def read(data: bytes | bytearray, name: str) -> Wrapped:
     """Parse a file; raises InvalidModel."""
     try:
         return _wrapped(_Table(memoryview(data), _number(memoryview(data), "<I", 0)), name)
-    # In other bytes, offsets lead outside the file or to invalid text.
+    # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
 
@@ -89,7 +89,7 @@ def shapes(data: bytes | bytearray, name: str) -> list[str]:
             for table in root.tables(field)
             for text in table.texts(_Aval.SHAPE)
         ]
-    # In other bytes, offsets lead outside the file or to invalid text.
+    # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
 
@@ -118,7 +118,7 @@ def _wrapped(root: "_Table", name: str) -> Wrapped:
 
 
 def _abstracts(root: "_Table", field: int, indexes: int) -> tuple[Abstract, ...]:
-    # Since April 2026 each is stored once, and arguments and results refer to it by index.
+    # Since April 2026 each distinct shape and dtype is stored once, and referred to by index.
     unique = [_abstract(table) for table in root.tables(_Exported.UNIQUE_AVALS)]
     if found := root.numbers(indexes, "<I"):
         return tuple(unique[index] for index in found)

@@ -307,7 +307,7 @@ def _export(
 
 def _python_call(model: Callable[..., object], *arguments: object) -> str | None:
     """Return the JAX function through which a model calls Python, or None if it does not."""
-    with suppress(Exception):  # an exception of the author's code, which is reported instead
+    with suppress(Exception):  # fails like the export, whose error is reported
         return next(_python_calls(jax.make_jaxpr(model)(*arguments)), None)
     return None
 
@@ -479,7 +479,7 @@ def _check_close(
                 f"{describe(left.dtype.name, left.shape)}, got "
                 f"{describe(right.dtype.name, right.shape)}"
             )
-        # Relative and absolute.
+        # Used as both the relative and the absolute tolerance.
         tolerance = TOLERANCES.get(spec.datatype.name, 0.0)
         left, right = left.astype(np.float64), right.astype(np.float64)
         if not np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True):

@@ -60,7 +60,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row of the report."""
+    """The outcome for one version, a row of the report."""
 
     path: Path
     result: Result

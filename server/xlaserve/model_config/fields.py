@@ -33,7 +33,7 @@ _Files: TypeAlias = Callable[[Any], Iterable[str]]
 """Returns the file names in a field's value."""
 
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
-"""Tells whether a non-default value requests anything."""
+"""Tells whether a value other than the default would change the server's behavior."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ _NOT_WARMED = frozenset({"ensemble_scheduling", "sequence_batching"})
 
 
 def _only_batches(message: inference.ModelConfig) -> bool:
-    """Tell whether dynamic batching has no queue policy, priorities or ordering."""
+    """Tell whether dynamic batching is configured without policies, priorities and ordering."""
     _, batching = betterproto.which_one_of(message, "scheduling_choice")
     if not isinstance(batching, inference.ModelDynamicBatching):
         return False

@@ -118,7 +118,7 @@ class BestEffortStream(io.TextIOBase):
                 return data, True
         return data, False
 
-    # --- queue; requires the lock ---
+    # --- queue (the caller holds the lock) ---
 
     def _enqueue(self, data: memoryview) -> bool:
         if self._queued_bytes + len(data) > _MOST_QUEUED_BYTES:

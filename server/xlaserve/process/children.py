@@ -45,7 +45,7 @@ def stay_deaf() -> None:
     For a process that runs user code, which may start child processes and stop them by a signal.
     """
     for number in FOR_THE_SERVER:
-        # A handler that does nothing: children would inherit SIG_IGN.
+        # Not SIG_IGN, which child processes would inherit.
         signal.signal(number, _nothing)
     forking = _Forking()
     os.register_at_fork(

@@ -33,7 +33,7 @@ def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
 
 
 def limit_processor(seconds: float) -> None:
-    """Let SIGXCPU end this process after so many more CPU seconds; 0 removes the limit."""
+    """Let SIGXCPU end this process after `seconds` more of CPU time; 0 removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = resource.RLIM_INFINITY
     if seconds:

@@ -30,7 +30,7 @@ class SharedSocket:
         self.listening = listening
         self.may_accept = not waits
         """Whether this process may accept connections: from `open` to `shut`."""
-        # The event loop polls this descriptor, which is readable when the socket inside it is.
+        # The event loop polls this epoll descriptor, to which `open` adds the socket.
         self._poll = select.epoll() if waits else None
 
     def open(self) -> None:
@@ -52,7 +52,7 @@ class SharedSocket:
         self.listening.setblocking(flag)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its peer's address; or raise BlockingIOError."""
+        """Return a connection and its peer's address, or raise BlockingIOError if none waits."""
         if not self.may_accept:
             raise BlockingIOError
         return self.listening.accept()
@@ -99,7 +99,7 @@ class Predecessor:
         return self._sockets.get(setting)
 
     async def changes(self) -> BinaryIO | None:
-        """Return the file of changes that clients have made; the predecessor then accepts no more.
+        """Return the predecessor's record of changes by clients; it accepts no further changes.
 
         Returns None if the predecessor does not support this. Raises ConnectionError if it gives no
         valid reply.

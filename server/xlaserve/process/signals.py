@@ -20,7 +20,7 @@ _ONCE_SECONDS = 1.0
 """Stop signals within this time count as one. Process managers may signal both a group and its
 parent, or send SIGINT and SIGTERM; the second signal must not abort the drain."""
 _SIGNALLED = 128
-"""Shells report a process killed by signal N with this exit status plus N."""
+"""Shells report a process killed by signal N as exit status 128 + N."""
 _INIT = 1
 """Process id of a container's first process, for which signals have no default action."""
 

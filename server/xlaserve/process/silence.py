@@ -8,7 +8,7 @@ from pathlib import Path
 LOOKS = 20
 """Number of checks within the time that a process has to answer."""
 _SILENT_PART = 5
-"""After this fraction (1/n) of that time the process is unready and gets no work."""
+"""After a fifth of that time the process counts as unready and gets no work."""
 STOPPED_SECONDS = 2.0
 """Seconds that a process may be stopped (SIGSTOP) before it is replaced."""
 

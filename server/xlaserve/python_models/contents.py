@@ -104,7 +104,7 @@ class Contents:
         return str(found)
 
     def _chosen(self, given: Mapping[str, Parameters], tensor: str) -> str:
-        """Return the content type of a tensor, or an empty string if neither source sets it."""
+        """Return a tensor's content type, or an empty string if neither source sets it."""
         found = given[tensor].get(CONTENT_TYPE) if tensor in given else None
         return str(found or self._configured.get(f"{CONTENT_TYPE}.{tensor}", ""))
 

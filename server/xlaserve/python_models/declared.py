@@ -15,7 +15,7 @@ from xlaserve.tensors import DATATYPES, describe
 def agreed(config: ModelConfig, model: Any) -> Signature:
     """Return the signature of a model; raises InvalidModel if configuration and class disagree.
 
-    Where one of them is silent, the other decides.
+    A value that one of them omits is taken from the other.
     """
     batch = _batch(config, model)
     return from_config(

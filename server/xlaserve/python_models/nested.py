@@ -117,7 +117,7 @@ class _Many(Nested):
 
 
 MakeChange: TypeAlias = Callable[[Change, Collection[str]], Awaitable[None]]
-"""Loads or unloads a model. Its second argument is the models whose requests wait for that."""
+"""Loads or unloads a model; the second argument names the models whose requests wait for it."""
 
 
 class NestedCalls:
@@ -214,7 +214,7 @@ class NestedCalls:
             try:
                 instance = self._engine.resolve(model, version)[1]
             except (ModelNotFound, ModelNotReady):
-                pass  # False, which is also recorded as a dependency of the answer
+                pass  # not ready, which `note` records below
             except ENDS:
                 raise
             except BaseException as error:

@@ -25,7 +25,7 @@ class CodeReadiness:
         self._asked: Future[bool] | None = None
 
     def ask(self) -> "Future[bool]":
-        """Return the pending or a new call's result; the future never raises."""
+        """Return the future of the pending call, or of a new one; it never raises."""
         if self._asked is None or self._asked.done():
             self._asked = asked = Future[bool]()
             title = f"python {self._name} is_ready"

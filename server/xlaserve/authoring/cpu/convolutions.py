@@ -27,7 +27,8 @@ MAX_COLUMN_POSITIONS = 64
 convolution takes 1.8 times as long for 7 x 7 pixels of 512 channels, but no longer for 14 x 14 of
 256."""
 MIN_COLUMN_FEATURES = 64
-"""Minimum number of channels for that; fewer were not measured."""
+"""Minimum number of channels for computing a convolution as one matrix product; fewer were not
+measured."""
 MIN_WINOGRAD_CHANNELS = 96
 """Minimum number of channels in image and result for Winograd's algorithm: with fewer, transforming
 both takes longer than the saved multiplications."""

@@ -16,7 +16,7 @@ _ODD = (
     -7.27769817e-18,
 )
 _EVEN = (1.0, 1.16153636e-01, 1.54324038e-03, 4.09268225e-06)
-"""Coefficients of polynomials in x squared: x * odd / even is tanh(x/2) / 2.
+"""Coefficients of the polynomials P (`_ODD`) and Q (`_EVEN`) in x**2: x * P / Q is tanh(x/2) / 2.
 
 Least-squares fit over x in [0, -LEAST_EXPONENT], with weights that minimize the maximum error
 (Lawson's algorithm) and linearize the quotient (Sanathanan-Koerner). The maximum relative error is

@@ -68,7 +68,7 @@ class ChildRequest:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Send an answer; after a non-final one, wait until the server asks for more."""
+        """Send an answer; after a non-final one, the request is not writable until `go_on`."""
         self.is_writable = last
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 

@@ -40,7 +40,7 @@ _MOST_PAUSE_SECONDS = 30.0
 early."""
 
 _WORDS = frozenset(("again", "end", "later"))
-"""Messages from the process named after the ModelRequest method to call."""
+"""Kinds of messages that call the ModelRequest method of the same name."""
 
 
 class _ToBeEnded(Exception):
@@ -59,7 +59,7 @@ class _Group:
     """Requests that the process knows to be cancelled."""
     is_freed: bool = False
     is_together: bool = False
-    """Whether the process executes them as one batch."""
+    """Whether the process executes the requests as one batch."""
 
 
 class ProcessCopy:
@@ -207,7 +207,7 @@ class ProcessCopy:
         return reason
 
     def _listen(self, process: RunningProcess, services: Services) -> str:
-        """Handle messages until the process fails to load; return its error text."""
+        """Handle messages until an exception ends the loop; return the text of a failed load."""
         looked = time.monotonic()
         while True:
             try:

@@ -89,7 +89,8 @@ class Pipe:
         if total > LIMIT_TENSOR_BYTES:
             limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
             raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
-        said = msgspec.Raw(msgspec.msgpack.encode(header))  # may raise, so before `write`
+        # Encode before `write` allocates memory in the slab, because encoding may raise.
+        said = msgspec.Raw(msgspec.msgpack.encode(header))
         writer, reader, place = self.writer, self.reader, None
         dropped = () if reader is None else reader.dropped()
         if writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:

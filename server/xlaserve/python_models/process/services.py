@@ -36,7 +36,7 @@ class Services:
         heard: Callable[[], None],
         lines: ProcessLog,
     ) -> None:
-        """`find` returns a request that has not ended; `heard` is called after each call."""
+        """`find` returns a request that has not ended; `heard` is called when a call completes."""
         self._host = beginning.host
         self._beginning = beginning
         self._send = send
