@@ -96,7 +96,7 @@ class Manifest:
     its own. None without a batch dimension, and in older manifests."""
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
-    """Measured memory per kind of device, by target name."""
+    """Memory per kind of device, by target name."""
     steps: Steps | None = None
     """Set for a model that runs in steps; None for one that answers in one execution."""
 

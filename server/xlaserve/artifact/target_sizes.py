@@ -1,7 +1,8 @@
-"""A model's measured memory per kind of device, as recorded in its manifest.
+"""A model's memory per kind of device, as recorded in its manifest.
 
-A load reserves this much memory if it is recorded, and an estimate otherwise. After the load the
-measured size counts, so a wrong record does no more harm than a wrong estimate.
+The sizes come from compiling for the target. A load reserves this much memory if it is recorded,
+and an estimate otherwise. After the load the measured size counts, so a wrong record does no more
+harm than a wrong estimate.
 """
 
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def check(recorded: Recorded, parameters_bytes: int) -> None:
 
 
 def holds(config: ModelConfig, max_batch_size: int) -> bool:
-    """Tell whether a load with this configuration compiles the programs that were measured.
+    """Tell whether a load with this configuration compiles the recorded programs.
 
     `max_batch_size` is the manifest's.
     """

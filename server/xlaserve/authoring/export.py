@@ -80,7 +80,7 @@ class Exportable:
     """Whether each row of a batch is computed independently of the others. None leaves that to a
     proof; if it fails on all platforms, max_batch_size becomes 0. True declares what cannot be
     proved; a trial checks it, and the export fails if the trial or the proof refutes it. With False
-    nothing is padded or batched, and up to 64 batch sizes are compiled."""
+    nothing is padded or batched, and every batch size is compiled, at most 64."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     """Sizes of open dimensions to compile with the load, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
@@ -107,8 +107,8 @@ class Exportable:
         """Export to the version directory `<model>/<version>` and return it.
 
         Runs the artifact on random inputs and compares it with `fn`. The directory is written
-        atomically. `on_notice` is called with each restriction: why requests are not batched, or
-        which platforms are missing; by default these are logged. `steps` is set by
+        atomically. `on_notice` is called with each restriction, such as a platform that is missing
+        or the reason why requests are not batched; by default these are logged. `steps` is set by
         ExportableStream. Raises InvalidModel, or FileExistsError unless `overwrite`.
         """
         target = Path(path)

@@ -50,7 +50,7 @@ _GIVEN = "_given_by_a_text"
 
 
 class BadConfig(ValueError):
-    """An invalid configuration; `text` converts it into InvalidModel.
+    """An invalid configuration; `model_config.text` converts it into InvalidModel.
 
     Callers add the position with `within` as the error propagates.
     """

@@ -55,7 +55,7 @@ class CodeChanges:
         return found
 
     def _thread_for(self, model: str) -> AbstractContextManager[None]:
-        """While the model is loading, let its load's thread run the requested load."""
+        """While the model is loading, allow one more concurrent load: its own load waits."""
         known = self._registry.find(model)
         states = [] if known is None else [one.state for one in known.versions.values()]
         if State.LOADING in states or State.RELOADING in states:
