@@ -65,7 +65,7 @@ def _described(name: str, said: Any) -> Described:
             f"or a jax.ShapeDtypeStruct, got {pair!r}"
         )
     datatype, shape = pair
-    # V2 names, and values that are not dtypes, are kept and validated later.
+    # V2 names such as FP32, and invalid values, are kept here and validated later.
     with suppress(TypeError):
         dtype = None if datatype in DATATYPES else jax.numpy.dtype(datatype)
         row = None if dtype is None else datatype_of(dtype)

@@ -142,7 +142,7 @@ class ModelConfig:
     labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Class labels of each output, by index; read from the label files."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
-    """Configured fields that have no effect, by the table in `fields`; logged with the load."""
+    """Configured fields that have no effect (see `fields.FIELDS`); logged with the load."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
     """The whole configuration, including ignored fields; None if there is no configuration file."""
 

@@ -118,7 +118,7 @@ class OutputCheck:
         return (rows, *spec.shape[1:]) if self._batched and rows is not None else spec.shape
 
     def _converted(self, spec: TensorSpec, value: object) -> Any:
-        # JAX arrays and lists may have to be copied; avoiding that is up to the author.
+        # JAX arrays and lists may be copied here, unlike numpy arrays.
         try:
             if spec.datatype is BYTES and isinstance(value, list | tuple):
                 return np.array(value, np.object_)
