@@ -1,1 +1,1 @@
-"""The files of a model version: manifest, computation, weights and signature."""
+"""The files of a model version: manifest, StableHLO module, weights and signature."""

@@ -1,4 +1,4 @@
-"""A model's computation, as an artifact of `jax.export`: read, checked, kept from foreign code."""
+"""Reads a model's `jax.export` artifact, validates it, and rejects unsafe custom calls."""
 
 import hashlib
 import re
@@ -35,12 +35,12 @@ from xlaserve.files.roots import ANYWHERE, Roots
 from xlaserve.tensors import Datatype, Shape, TensorSpec, datatype_of, describe
 
 BATCH_DIMENSION = "b"
-"""The name of the symbolic dimension that export gives the batch."""
+"""Name of the symbolic batch dimension in exported models."""
 
 _PAIRS = ": give its real and imaginary parts one more dimension, of size 2, in the function"
 
 _SHOWN_ELEMENTS = 16
-"""Most elements of a constant; the text of a module leaves longer ones out."""
+"""Constants with more elements are omitted from a module's text."""
 
 _SAFE_CUSTOM_CALLS = re.compile(
     "|".join(
@@ -52,15 +52,15 @@ _SAFE_CUSTOM_CALLS = re.compile(
             r"Eigh|Qr|ProductOfElementaryHouseholderReflectors|LuDecomposition",
             # Random numbers.
             r"(cu|hip)_threefry2x32_ffi",
-            # Hints to the compiler, and operations that StableHLO has no word for yet.
+            # Compiler hints, and operations that StableHLO lacks.
             r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_device_placement",
             r"ApproxTopK|AllocateBuffer|shape_assertion",
             r"stablehlo\.dynamic_\w+",
         )
     )
 )
-# Not in it, though jax.export lets them through: kernels of the model's own (Pallas), which may
-# touch any device memory, and calls into TensorFlow. Callbacks into Python never come this far.
+# Not listed, though jax.export permits them: custom kernels (Pallas), which can access any device
+# memory, and calls into TensorFlow. jax.export itself rejects Python callbacks.
 
 _CUSTOM_CALL = re.compile(
     r'custom_call @(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[\w.$-]+))'
@@ -79,22 +79,22 @@ class _Abstract(Protocol):
 
 
 def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Exported:
-    """Read and check the computation that a manifest describes; raises InvalidModel.
+    """Read and validate the computation that a manifest describes; raises InvalidModel.
 
-    It is the one that was exported (its hash is), JAX can compile it, and it calls nothing outside
-    XLA but the kernels of the list above. What JAX reads for years is read, where it is there.
+    Checks the file's hash, that JAX can compile the module, and that its custom calls are in
+    `_SAFE_CUSTOM_CALLS`. The StableHLO file is preferred to the `jax.export` file.
     """
     return read_keyed(directory, described, roots).exported
 
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An artifact, with the key that equal computations share."""
+    """An artifact with its key, which is equal for equal computations."""
 
     key: str
     exported: Exported
     file_hash: str = ""
-    """Hash of a file that is the module alone, or empty."""
+    """Hash of the StableHLO file, or an empty string if there is none."""
 
 
 def read_keyed(
@@ -103,7 +103,7 @@ def read_keyed(
     roots: Roots = ANYWHERE,
     known: Callable[[str], Exported | None] = lambda key: None,
 ) -> Keyed:
-    """Read what `read` does; `known` may have it, by its key, without the module, checked then."""
+    """Read like `read`. `known` returns a validated artifact for a key, or None."""
     record = described.files.get(ARTIFACT)
     data = _read_file(directory, ARTIFACT, record, roots) if record else bytearray()
     if described.durable is None:
@@ -118,7 +118,7 @@ def read_keyed(
 
 
 def keyed(exported: Exported) -> Keyed:
-    """Return an artifact in `jax.export`'s format, with a key that ignores lines and names."""
+    """Return a `jax.export` artifact with its key, which ignores source locations and names."""
     outline = (
         exported.calling_convention_version,
         exported.platforms,
@@ -140,14 +140,14 @@ def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> 
 
 
 def from_computation(computation: Computation, jax_version: str) -> Exported:
-    """Turn a StableHLO computation into a callable; raises InvalidModel."""
+    """Convert a StableHLO computation into an artifact that can be called; raises InvalidModel."""
     try:
         exported = to_artifact(computation)
         module = _module(exported)
         _check_signature(exported, module)
     except InvalidModel:
         raise
-    # JAX has no error of its own for what it does not know.
+    # JAX has no exception class for unreadable modules.
     except Exception as error:
         raise _unreadable(STABLEHLO, jax_version, computation.module, error) from error
     check_custom_calls(module.text, STABLEHLO)
@@ -189,33 +189,33 @@ def _abstract(text: str) -> Abstract:
 
 
 def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT) -> Exported:
-    """Deserialize an artifact to a callable; raises InvalidModel.
+    """Deserialize a `jax.export` artifact; raises InvalidModel.
 
-    One that JAX refuses, as it does after half a year, is read without it. `jax_version` is that of
-    the JAX that wrote it, where that is known.
+    JAX only reads artifacts of the last six months; older ones are parsed here. `jax_version` is
+    the JAX version that wrote the artifact, if known.
     """
     _check_dimensions(data, jax_version, name)
     try:
         exported = jax.export.deserialize(data)
         text = _module(exported).text
-    except Exception as refusal:  # see above
+    except Exception as refusal:  # JAX has no exception class for unreadable modules
         exported, text = _deserialize_refused(data, jax_version, name, refusal)
     check_custom_calls(text, name)
     return exported
 
 
 def is_read_by_jax(data: bytearray) -> bool:
-    """Tell whether the JAX that runs reads the bytes of an artifact without our help."""
+    """Tell whether the installed JAX can read the bytes of an artifact without our parser."""
     try:
         _check_dimensions(data)
         _module(jax.export.deserialize(data))
-    except Exception:  # whatever JAX raises
+    except Exception:  # JAX may raise any exception
         return False
     return True
 
 
 def _check_dimensions(data: bytearray, jax_version: str = "", name: str = ARTIFACT) -> None:
-    """Raise InvalidModel where JAX would compute too much in reading the shapes of an artifact."""
+    """Raise InvalidModel if an artifact's shapes would take JAX too long to parse."""
     try:
         texts = wrapper.shapes(data, name)
     except InvalidModel as error:
@@ -238,7 +238,7 @@ def _deserialize_refused(
         return exported, _module(exported).text
     except InvalidModel:
         raise _unreadable(name, jax_version, module, refusal) from refusal
-    except Exception as error:  # see above
+    except Exception as error:  # JAX has no exception class for unreadable modules
         raise _unreadable(name, jax_version, module, error) from error
 
 
@@ -254,7 +254,7 @@ def _unreadable(name: str, jax_version: str, module: bytes, error: Exception) ->
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """The description of a module that needs no compilation."""
+    """The signature and the text of a StableHLO module."""
 
     text: str
     takes: list[str]
@@ -265,7 +265,8 @@ def _module(exported: Exported) -> _Module:
     with parsed(exported.mlir_module_serialized) as module:
         main: Any = ir.SymbolTable(module.operation)["main"]
         return _Module(
-            # Without constants, which would be text twice their size, written in all threads' time.
+            # Large constants are omitted: as text they take twice their size, and printing holds
+            # the GIL.
             str(module.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS)),
             [str(tensor) for tensor in main.type.inputs],
             [str(tensor) for tensor in main.type.results],
@@ -273,12 +274,12 @@ def _module(exported: Exported) -> _Module:
 
 
 def _check_signature(exported: Exported, module: _Module) -> None:
-    """Raise InvalidModel when a module is not of the arguments and results that it is said to be.
+    """Raise InvalidModel if a module's signature differs from its manifest's.
 
-    XLA would say so too, in its own words and later.
+    XLA would report it later, and less clearly.
     """
     kept = [exported.in_avals[index] for index in exported.module_kept_var_idx]
-    # Before the arguments comes the number of the platform.
+    # The first argument is the platform index if there are several platforms.
     takes = module.takes[len(exported.platforms) > 1 :]
     for kind, found, avals in (
         ("takes", takes, kept),
@@ -302,7 +303,7 @@ def _few(types: Sequence[str]) -> str:
 
 
 def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
-    """Raise InvalidModel if a StableHLO module calls foreign code not known as safe."""
+    """Raise InvalidModel if a StableHLO module makes a custom call that is not known to be safe."""
     for match in _CUSTOM_CALL.finditer(text):
         target = next(group for group in match.groups() if group is not None)
         if not _SAFE_CUSTOM_CALLS.fullmatch(target):
@@ -325,9 +326,9 @@ def check(
     *,
     sized: bool = False,
 ) -> None:
-    """Raise InvalidModel when artifact, manifest and weights do not describe the same function.
+    """Raise InvalidModel unless artifact, manifest and weights describe the same function.
 
-    `sized`: dimensions besides the batch may be open, a configuration says their sizes.
+    With `sized`, other dimensions may be open too: the configuration gives their sizes.
     """
     check_runs(exported, platform)
     _check_trees(exported, described)
@@ -339,7 +340,7 @@ def check(
 
 
 def check_runs(exported: Exported, platform: str, name: str = ARTIFACT) -> None:
-    """Raise InvalidModel when an artifact is not for one device of this platform alone."""
+    """Raise InvalidModel unless an artifact can run on a single device of this platform."""
     if platform not in exported.platforms:
         raise InvalidModel(
             f"{name} was exported for {', '.join(exported.platforms)}, "
@@ -422,9 +423,9 @@ def specs_of(
     *,
     sized: bool = False,
 ) -> tuple[TensorSpec, ...]:
-    """Describe arguments or results as V2 does; raises InvalidModel that names the tensor.
+    """Return the V2 specs of arguments or results; raises InvalidModel that names the tensor.
 
-    `batch` is the name of the symbolic dimension that all start with, None where none may be open.
+    `batch` is the name of their symbolic first dimension, or None if that must be fixed.
     """
     specs: list[TensorSpec] = []
     for name, aval in zip(names, avals, strict=True):
@@ -436,7 +437,7 @@ def specs_of(
 
 def datatype_of_aval(kind: str, name: str, aval: _Abstract) -> Datatype:
     """Return the datatype of an argument or a result; raises InvalidModel that names the tensor."""
-    # JAX has dtypes that numpy knows nothing of: the keys of random numbers.
+    # JAX has dtypes that are not numpy's, such as random keys.
     datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
     if datatype is None:
         raise unnamed(kind, name, aval.dtype)
@@ -444,7 +445,7 @@ def datatype_of_aval(kind: str, name: str, aval: _Abstract) -> Datatype:
 
 
 def unnamed(kind: str, name: str, dtype: Any) -> InvalidModel:
-    """Return the error for a dtype of JAX that V2 has no datatype for, such as FP8 or int4."""
+    """Return the error for a JAX dtype that has no V2 datatype, such as FP8 or int4."""
     advice = ""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         advice = _PAIRS
@@ -456,13 +457,13 @@ def unnamed(kind: str, name: str, dtype: Any) -> InvalidModel:
 def _wider(dtype: Any) -> str:
     if jnp.issubdtype(dtype, jnp.integer):
         return "INT8 or UINT8"
-    return "FP32" if str(dtype) == "float8_e8m0fnu" else "FP16 or FP32"  # its range
+    return "FP32" if str(dtype) == "float8_e8m0fnu" else "FP16 or FP32"  # FP16 has a smaller range
 
 
 def _shape(
     what: str, dimensions: Sequence[object], batch: str | None, *, sized: bool = False
 ) -> Shape:
-    """Return the shape with -1 for the batch; raises InvalidModel for other open dimensions."""
+    """Return the shape with -1 for open dimensions; raises InvalidModel if one may not be open."""
     shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
     problem = ""
     if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
@@ -492,7 +493,7 @@ def _first_line(error: Exception) -> str:
 def key_of(module: bytes, outline: object) -> str:
     """Return a computation's key: a hash of its module and its calling convention.
 
-    There are no parameters in it, and no word of a file: it follows from what is compiled.
+    Parameters and file names are not part of the key.
     """
     digest = hashlib.sha256(repr(outline).encode())
     digest.update(module)

@@ -1,16 +1,16 @@
-"""The container of a serialized module: sections of MLIR bytecode."""
+"""Finds a section in MLIR bytecode, the container of a serialized module."""
 
 _MAGIC = b"ML\xefR"
 _STRINGS = 0
-"""The id of the section with all names: of operations, functions, files, attributes."""
+"""Id of the section with all strings: names of operations, functions, files and attributes."""
 _IS_ALIGNED = 0x80
 _WIDEST = 8
 
 
 def names_in(module: bytes) -> bytes:
-    """Return the part of a module that has its names: a search need not pass over its constants.
+    """Return the string section of a module, so that a search can skip its constants.
 
-    All of it where it is no bytecode of this form.
+    Returns the whole module if it is not MLIR bytecode of a known form.
     """
     try:
         return _section(module, _STRINGS)
@@ -19,11 +19,11 @@ def names_in(module: bytes) -> bytes:
 
 
 def _section(module: bytes, wanted: int) -> bytes:
-    """Return a section's bytes; raises IndexError or ValueError for another format."""
+    """Return a section's bytes; raises IndexError or ValueError for an unknown format."""
     if not module.startswith(_MAGIC):
         raise ValueError("no bytecode of MLIR")
     _, at = _number(module, len(_MAGIC))
-    at = module.index(0, at) + 1  # who wrote it
+    at = module.index(0, at) + 1  # the producer's name
     while True:
         kind = module[at]
         length, at = _number(module, at + 1)
@@ -38,7 +38,7 @@ def _section(module: bytes, wanted: int) -> bytes:
 
 
 def _number(module: bytes, at: int) -> tuple[int, int]:
-    """Read a number, whose first byte says by its lowest set bit how many follow, and the end."""
+    """Decode a PrefixVarInt; return its value and the position after it."""
     first = module[at]
     if not first:
         return int.from_bytes(module[at + 1 : at + 1 + _WIDEST], "little"), at + 1 + _WIDEST

@@ -1,12 +1,12 @@
-"""Composites as operations that every version of JAX can compile.
+"""Replaces composites by operations that every supported JAX version can compile.
 
-From 0.12 on JAX writes cumulative reductions of fixed size for GPUs as a composite with a region,
-for which StableHLO has a word from 1.18 on. It writes a window for the other platforms, and wrote
-one for all of them before. Functions such as erfc it writes as a composite too, and one of open
-shapes is refused by every JAX before when it fills sizes in: their decompositions are called.
+From 0.12 on JAX lowers cumulative reductions of fixed size on GPUs to a composite with a region,
+which needs StableHLO 1.18. For other platforms, and in older versions for GPUs too, it lowers them
+to reduce_window. Functions such as erfc also become composites. Older JAX versions cannot refine
+their dynamic shapes, so these composites are replaced by calls of their decompositions.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 
 MARK = "chlo."
-"""Found in the bytes of every module with such a composite."""
+"""A substring of every module that contains such a composite."""
 SCAN = "chlo.scan"
 _REDUCERS = frozenset(
     f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or")
@@ -27,14 +27,14 @@ _REDUCERS = frozenset(
 
 
 _DEEPEST = 8
-"""Limit of nested composites."""
+"""Limit of the nesting of composites."""
 
 
 def without_composites(module: Any) -> None:
-    """Replace the composites of a module that older versions of JAX cannot compile.
+    """Replace the composites of a module that older JAX versions cannot compile.
 
-    A scan becomes the window that says the same, and one of open shapes a call of what it is
-    composed of; any other stays.
+    A scan becomes an equivalent reduce_window, and a composite of open shapes a call of its
+    decomposition; other composites are kept.
     """
     scans = _composites(module, _is_cumulative)
     for operation in scans:
@@ -48,7 +48,7 @@ def without_composites(module: Any) -> None:
         if not opened:
             break
     if scans or count:
-        # Functions without callers.
+        # Remove functions that have no callers left.
         PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
 
 
@@ -71,7 +71,7 @@ def _is_open(operation: Any) -> bool:
 
 
 def _call(module: Any, operation: Any, number: int) -> None:
-    """Replace a composite by a call of its decomposition, with concrete sizes."""
+    """Replace a composite by a call of its decomposition, cloned for this call."""
     name = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
     function = ir.SymbolTable(module.operation)[name]
     with operation.location:
@@ -99,7 +99,7 @@ def _is_cumulative(operation: Any) -> bool:
         and not ir.BoolAttr(_said(operation)["is_reverse"]).value
         and not list(operation.results[1].uses)
         and _number(init) is not None
-        # One operation of element and carry, which is returned.
+        # The body is one operation on element and carry, and a return.
         and len(body) == 2
         and body[0].name in _REDUCERS
     )
@@ -110,7 +110,7 @@ def _said(operation: Any) -> Any:
 
 
 def _number(init: Any) -> Any:
-    """Return the initial number of the carry; None if it is not constant."""
+    """Return the initial value of the carry as a scalar, or None if it is not one."""
     if not init.type.shape:
         return init
     owner = getattr(init.owner, "operation", None)
@@ -132,7 +132,7 @@ def _replace(operation: Any) -> None:
             [x],
             [_number(init)],
             window_dimensions=ir.DenseI64ArrayAttr.get(window.tolist()),
-            # On Python 3.11, types do not say that an array is a buffer.
+            # On Python 3.11 the stubs do not accept an array as a buffer.
             padding=ir.DenseElementsAttr.get(padding),  # type: ignore[call-overload, unused-ignore]
         )
         number = ir.RankedTensorType.get([], x.type.element_type)

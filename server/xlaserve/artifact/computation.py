@@ -1,10 +1,10 @@
-"""A function of arrays in StableHLO with its calling convention: the form that lasts.
+"""A StableHLO function with its calling convention, the long-term form of a model.
 
-What `jax.export` writes is read by JAX for half a year. StableHLO promises five years, so that is
-what is kept, and the JAX that runs gets an artifact of its own made around it.
+JAX reads `jax.export` artifacts for six months, while StableHLO is readable for five years. So
+exports contain StableHLO, from which the installed JAX's own artifact is built at load time.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
@@ -38,25 +38,25 @@ READ_FROM: Mapping[str, str] = MappingProxyType(
         "1.18.0": "0.11.2",
     }
 )
-"""Versions of StableHLO that are written, the first of them that can express all of a function,
-with the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
+"""StableHLO versions that exports may use, each with the first JAX that reads it. An export uses
+the lowest one that can express the function. Jax 0.6.2 is of June 2025."""
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0", "1.16.0")
-"""Versions readable by every supported JAX. Modules of others do not last."""
+"""Versions readable by every supported JAX; models in other versions are not portable."""
 
 _HINT = "sdy.sharding_rule"
-"""Attribute of a custom call with its sharding."""
+"""Sharding attribute of custom calls."""
 
 _SHOWN_ELEMENTS = 16
-"""Most elements of a constant in a text; longer ones are left out."""
+"""Constants with more elements are omitted from a module's text."""
 
 _OPERATION = re.compile(r"operation '(?:vhlo\.)?([\w.]+)'")
 _REASON_CHARACTERS = 200
 
 _MAX_FRAMES = 64
-"""Limit of cached kinds of arguments and results, some kilobytes each."""
+"""Maximum number of cached signatures, a few kilobytes each."""
 
 Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
-"""Arguments or results; each leaf is the position of its array."""
+"""The structure of arguments or results; each leaf is the index of an array."""
 
 _VERSION = re.compile(rb"ML\xefR\x0dStableHLO_v([0-9.]+)\0")
 _T = TypeVar("_T")
@@ -68,32 +68,32 @@ class Abstract:
 
     dtype: str
     shape: str
-    """Sizes and expressions of symbolic dimensions as JAX writes them: `b, 784`."""
+    """Dimensions as JAX prints them, sizes or symbolic expressions: `b, 784`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A function for one device, without side effects."""
+    """A pure function for one device."""
 
     module: bytes
-    """A portable artifact of StableHLO, which is called as `jax.export` calls its own."""
+    """A StableHLO portable artifact with the calling convention of `jax.export`."""
     calling_convention: int
-    """The version of the calling convention, as `jax.export` numbers it."""
+    """Version of the calling convention, as `jax.export` numbers it."""
     platforms: tuple[str, ...]
     """Platforms, in the order of the module's platform index."""
     arguments: tuple[Abstract, ...]
     results: tuple[Abstract, ...]
     unused: tuple[int, ...]
-    """Positions of the arguments that the module does not take."""
+    """Indices of the arguments that the module does not take."""
     is_open: bool
-    """Whether the module leaves shapes or the platform open until it is compiled."""
+    """Whether shapes or the platform are only fixed when the module is compiled."""
     takes: Tree
-    """`((argument, ...), {})`"""
+    """Structure of the arguments: `((argument, ...), {})`."""
     returns: Tree
 
 
 def of_artifact(exported: Exported) -> Computation:
-    """Extract the durable parts of an artifact for one device, with its module unchanged."""
+    """Extract the computation of an artifact for one device, with its module unchanged."""
     count = len(exported.in_avals)
     return Computation(
         module=exported.mlir_module_serialized,
@@ -109,15 +109,15 @@ def of_artifact(exported: Exported) -> Computation:
 
 
 def lasting(exported: Exported) -> Computation:
-    """Extract the durable parts of an artifact, in StableHLO that old and new JAX read."""
+    """Extract the computation of an artifact, in the oldest StableHLO that can express it."""
     computation = of_artifact(exported)
     return dataclasses.replace(computation, module=portable(computation.module))
 
 
 def to_artifact(computation: Computation) -> Exported:
-    """Return a computation as an artifact of the JAX that runs; raises whatever JAX raises."""
-    # Its class has fields that only JAX may know, others with every version: what has the same
-    # arguments and results is exported, and the rest of it replaced.
+    """Return a computation as an artifact of the installed JAX; raises whatever JAX raises."""
+    # The class has fields private to JAX, which change between versions. So an artifact with the
+    # same signature is exported, and its other fields are replaced.
     with jax.enable_x64(True):
         frame = _frame(computation)
     kept = set(range(len(computation.arguments))) - set(computation.unused)
@@ -132,30 +132,30 @@ def to_artifact(computation: Computation) -> Exported:
 
 
 def to_file(exported: Exported, computation: Computation) -> bytes:
-    """Return an artifact as `jax.export` writes it, with the module of the computation."""
-    # Older versions of JAX read that longer than what a newer one puts there itself.
+    """Return an artifact in `jax.export`'s format, with the computation's module."""
+    # Older JAX versions can read this module, but not the one that a newer JAX writes.
     return bytes(
         dataclasses.replace(exported, mlir_module_serialized=computation.module).serialize()
     )
 
 
 def _frame(computation: Computation) -> Exported:
-    """Return an artifact with a computation's arguments and results only."""
+    """Return an artifact that has a computation's signature, and an empty body."""
     bare = dataclasses.replace(computation, module=b"")
-    # What was traced hangs on to the artifact, and that stays in caches of JAX when the model is
-    # gone: more than a megabyte for each load. What was read has nothing but its fields.
+    # Deserialize, because a traced artifact refers to its trace, which JAX's caches keep after the
+    # model is unloaded: more than a megabyte per load.
     return jax.export.deserialize(bytearray(_frame_file(_Outline(repr(bare), bare))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """A computation without its module, compared by its text: trees have no hash."""
+    """A computation without its module, hashed and compared by its text, as trees cannot be."""
 
     text: str
     computation: Computation = dataclasses.field(compare=False)
 
 
-# To trace one takes a fifth of the load of a small model, and many models are alike.
+# Tracing takes a fifth of the load of a small model, and many models have equal signatures.
 @lru_cache(_MAX_FRAMES)
 def _frame_file(outline: _Outline) -> bytes:
     computation = outline.computation
@@ -182,7 +182,7 @@ def _struct(abstract: Abstract, scope: SymbolicScope) -> jax.ShapeDtypeStruct:
 
 
 def planted(tree: Tree, leaves: Sequence[_T]) -> Any:
-    """Return a tree with the leaves at their positions."""
+    """Return a tree with each index replaced by its leaf."""
     if tree is None:
         return None
     if isinstance(tree, int):
@@ -193,29 +193,30 @@ def planted(tree: Tree, leaves: Sequence[_T]) -> Any:
     return tuple(branches) if isinstance(tree, tuple) else branches
 
 
-# --- StableHLO ---------------------------------------------------------------------------------
+# --- StableHLO serialization -------------------------------------------------------------------
 
 
 @contextmanager
 def parsed(module: bytes) -> Iterator[Any]:
-    """Read a portable artifact for the length of a block; yields its module of MLIR.
+    """Within this context, parse a portable artifact; yields its MLIR module.
 
-    Raises whatever JAX raises for one that the JAX which runs cannot read.
+    Raises whatever JAX raises if the installed version cannot read the artifact.
     """
     with mlir.make_ir_context() as context:
         yield stablehlo.deserialize_portable_artifact(context, module)
 
 
 def text_of(module: bytes) -> str:
-    """Print a portable artifact without its larger constants; raises as `parsed` does."""
+    """Print a portable artifact, without large constants; raises what `parsed` does."""
     with parsed(module) as whole:
         return str(whole.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
 
 
 def portable(module: bytes) -> bytes:
-    """Write a portable artifact again in the oldest of our versions of StableHLO that can say it.
+    """Serialize a portable artifact again, in the oldest version in `READ_FROM` that suffices.
 
-    One that none of them can say stays as it is: `not_lasting` tells. Raises as `parsed` does.
+    Returns the artifact unchanged if none does, which `not_lasting` explains. Raises what `parsed`
+    does.
     """
     with _plain(module) as whole:
         for version in READ_FROM:
@@ -227,14 +228,14 @@ def portable(module: bytes) -> bytes:
 
 
 def is_lasting(module: bytes) -> bool:
-    """Tell whether every JAX that a server runs on reads a portable artifact."""
+    """Tell whether every supported JAX version can read a portable artifact."""
     return stablehlo_version(module) in STABLEHLO_VERSIONS
 
 
 def not_lasting(module: bytes, written_by: str = "") -> str:
-    """Explain which JAX versions can read a portable artifact; empty if all can.
+    """Explain which JAX versions can read a portable artifact; an empty string if all can.
 
-    `written_by` is the version of the JAX that wrote it, the one that runs where it is empty.
+    `written_by` is the JAX version that wrote it, by default the installed one.
     """
     if is_lasting(module):
         return ""
@@ -247,7 +248,7 @@ def not_lasting(module: bytes, written_by: str = "") -> str:
 
 
 def _obstacle(module: bytes) -> str:
-    """Name the obstacle to writing a portable artifact for an older StableHLO version."""
+    """Return the reason why a portable artifact needs a newer StableHLO version."""
     heard: list[str] = []
 
     def hear(diagnostic: Any) -> bool:
@@ -266,7 +267,7 @@ def _obstacle(module: bytes) -> str:
 
 
 def neutral(module: bytes) -> bytes:
-    """Strip source names and lines from a portable artifact, for comparisons."""
+    """Return a portable artifact without source locations and names, for comparisons."""
     with _plain(module) as whole:
         strip = PassManager.parse("builtin.module(strip-debuginfo)", whole.context)
         strip.run(whole.operation)
@@ -275,23 +276,23 @@ def neutral(module: bytes) -> bytes:
 
 
 def is_same(left: bytes, right: bytes) -> bool:
-    """Tell whether two portable artifacts are the same computation, in whatever version."""
+    """Tell whether two portable artifacts are the same computation, in any StableHLO version."""
     with _plain(left) as one, _plain(right) as other:
         return _comparable(one) == _comparable(other)
 
 
 @contextmanager
 def _plain(module: bytes) -> Iterator[Any]:
-    """Read a portable artifact as `parsed` does, without what only new versions of StableHLO say.
+    """Parse like `parsed`, and remove or replace features of new StableHLO versions.
 
-    JAX says of linear algebra how it may be split over devices, and an artifact here is for one.
+    The removed attribute is the sharding rule of linear algebra, which one device does not need.
     """
     with parsed(module) as whole:
         if _HINT.encode() in module:
             whole.operation.walk(_without_hint)
         if composites.MARK.encode() in module:
             composites.without_composites(whole)
-        # It would write to stderr what it cannot say, where that is no failure.
+        # Failing to serialize is expected here, so keep MLIR from reporting it on stderr.
         heard = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
         with heard:
             yield whole
@@ -304,11 +305,11 @@ def _without_hint(operation: Any) -> Any:
 
 
 def _comparable(module: Any) -> bytes:
-    """Return bytes that are equal for equal modules."""
+    """Serialize a module so that equal modules give equal bytes."""
     try:
         return _serialized(module, newest_stablehlo())
     except ValueError:
-        # Operations that StableHLO does not have: of no version, so as they are in memory.
+        # It has operations outside StableHLO, which no version can express.
         written = BytesIO()
         module.operation.write_bytecode(written)
         return written.getvalue()
@@ -319,15 +320,15 @@ def _serialized(module: Any, version: str) -> bytes:
 
 
 def stablehlo_version(module: bytes) -> str:
-    """Return the StableHLO version of a portable artifact; empty if unknown."""
+    """Return the StableHLO version of a portable artifact, or an empty string if unknown."""
     found = _VERSION.match(module)
     return found[1].decode() if found else ""
 
 
 def too_new(module: bytes, written_by: str) -> str:
-    """Explain that a portable artifact is too new for the running JAX; empty if it is not.
+    """Explain that a portable artifact is too new for the installed JAX; else an empty string.
 
-    `written_by` is the version of the JAX that wrote it, empty where that is not known.
+    `written_by` is the JAX version that wrote it, or an empty string if unknown.
     """
     version, newest = stablehlo_version(module), newest_stablehlo()
     if not version or _numbers(version) <= _numbers(newest):
@@ -342,5 +343,5 @@ def _numbers(version: str) -> list[int]:
 
 
 def newest_stablehlo() -> str:
-    """Return the newest StableHLO version that the running JAX reads."""
+    """Return the newest StableHLO version that the installed JAX reads."""
     return str(stablehlo.get_current_version())

@@ -1,12 +1,12 @@
-"""Custom calls: functions of jaxlib that programs call by name, made ready before they do.
+"""Prepares the functions of jaxlib that programs call by name (custom calls).
 
-XLA refuses a program that calls a name which nobody has registered. It does not see a function that
-is registered and not ready: those of LAPACK are null pointers until `initialize` has looked them up
-in SciPy, and calling one ends the process. JAX does that while it lowers, so a process that only
-deserializes programs never would.
+XLA rejects a program that calls an unregistered name, but does not notice a registered function
+that is not initialized. LAPACK functions are null pointers until `initialize` has looked them up in
+SciPy, and calling one crashes the process. JAX initializes them while lowering, which a process
+that only deserializes programs never does.
 """
 
-# Much of jaxlib is typed, but not all that is called here.
+# Some of the jaxlib functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import importlib
@@ -23,7 +23,7 @@ CPU, CUDA = "cpu", "cuda"
 
 
 class UnknownCustomCall(Exception):
-    """A program calls a function that this process does not have; its text names it."""
+    """A program calls a function that this process does not have; the text names it."""
 
     def __init__(self, target: str, platform: str) -> None:
         super().__init__(
@@ -37,13 +37,13 @@ class Library:
 
     module: str
     platform: str
-    """The platform that its functions run on."""
+    """Platform that the functions run on."""
     mark: bytes = b""
     """Part of the name of each function that needs initialization."""
     initialize: str = ""
-    """The function that initializes them, as a path in the module; empty if none does."""
+    """Attribute path of the initializing function, or an empty string if none is needed."""
     parts: tuple[str, ...] = ()
-    """Extension modules with the names of its functions, if it registers them at import."""
+    """Extension modules that list the functions, if jaxlib registers them at import."""
 
 
 LIBRARIES = (
@@ -56,27 +56,27 @@ LIBRARIES = (
     Library("gpu_rnn", CUDA, parts=("_cuda_rnn", "_hip_rnn")),
     Library("gpu_triton", CUDA, parts=("_cuda_triton", "_hip_triton")),
 )
-"""Every module of jaxlib that registers functions."""
+"""All modules of jaxlib that register functions."""
 
 _HOST = "Host"
-"""XLA's name of the CPU."""
+"""XLA's name for the CPU."""
 _PLATFORMS = {"gpu": CUDA}
-"""Platforms by the names that devices give them, where these differ."""
+"""Registration platforms by XLA's platform name, where they differ."""
 _FOREIGN = re.compile(r"lapack_\w+|\w+_ffi|(cu|hip)(hybrid)?_\w+")
-"""Names of jaxlib's functions; others are XLA's own."""
+"""Names of jaxlib's functions; all others belong to XLA."""
 
 _CUSTOM_CALL = b"\x12\x0bcustom-call"
-"""The opcode (field 2) of an HloInstructionProto."""
+"""Serialized opcode (field 2) of a custom call in an HloInstructionProto."""
 _PARAMETER = b"\x12\x09parameter"
-"""Marks a parameter of the other form: every program has one."""
+"""Serialized opcode of a parameter. Every program has one, unless its encoding differs."""
 _TARGET = 28
-"""The field of its target; fields are ordered by number."""
+"""Number of the field with the call target; fields are sorted by number."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @cache
 def register() -> None:
-    """Register the functions of every library. JAX leaves some until it is asked for them."""
+    """Register the functions of every library; JAX registers some only when they are first used."""
     for library in LIBRARIES:
         module = _module(library)
         for platform, functions in _registrations(module).items():
@@ -87,8 +87,8 @@ def register() -> None:
 def make_ready(program: bytes, platform: str) -> None:
     """Prepare the custom calls of a serialized program; raises UnknownCustomCall.
 
-    LAPACK is looked up for the first program that calls it, which takes some 0.3 seconds of a core:
-    too long for every start of a server.
+    LAPACK is initialized with the first program that calls it. That takes some 0.3 seconds of CPU
+    time, too long for every start of a server.
     """
     register()
     is_readable = _PARAMETER in program
@@ -107,7 +107,7 @@ def targets_of(program: bytes) -> frozenset[str]:
 
 
 def is_missing(target: str) -> bool:
-    """Tell whether a function of LAPACK is one that the jaxlib which runs does not have."""
+    """Tell whether a target is a LAPACK function that the installed jaxlib does not have."""
     return target.startswith("lapack_") and target not in _known(CPU)
 
 
@@ -128,10 +128,10 @@ def _registrations(module: Any) -> dict[str, list[tuple[str, Any, int]]]:
 
 
 def _known(platform: str) -> frozenset[str]:
-    """Return the names known on a platform; none if they cannot be listed."""
+    """Return the names registered for a platform, or an empty set if they cannot be listed."""
     register()
     if platform == CPU:
-        # Other code may register more at any time, and libraries come with the backend.
+        # Other code may register functions at any time, and the backend's libraries register some.
         return _names_of(CPU).union(xla_client.custom_call_targets(_HOST))
     return _names_of(_PLATFORMS.get(platform, platform))
 
@@ -149,7 +149,7 @@ def _names_of(platform: str) -> frozenset[str]:
     return frozenset(names)
 
 
-# --- programs as XLA writes them ---
+# --- parsing of serialized programs ---
 
 
 def _targets(program: bytes) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _targets(program: bytes) -> Iterator[str]:
 
 
 def _target_behind(program: bytes, at: int) -> bytes | None:
-    """Return the custom call's target if an opcode ends here; None otherwise."""
+    """Return the custom call's target if an opcode ends at this position; otherwise None."""
     try:
         while True:
             key, at = _varint(program, at)
@@ -186,7 +186,7 @@ def _target_behind(program: bytes, at: int) -> bytes | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a position, and the position after it."""
+    """Decode the varint at a position; return its value and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

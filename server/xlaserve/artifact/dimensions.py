@@ -1,7 +1,7 @@
-"""Texts of symbolic dimensions, checked by a bounded grammar before JAX evaluates them.
+"""Checks symbolic dimensions against a bounded grammar before JAX parses them.
 
-JAX computes while it parses: `s^200000000` takes a minute and gigabytes. No other module hands
-texts to `jax.export.symbolic_shape`.
+JAX evaluates while it parses: `s^200000000` takes a minute and gigabytes. Only this module calls
+`jax.export.symbolic_shape`.
 
     shape      = [ expression { "," expression } [ "," ] ]
     expression = [ "+" | "-" ] term { ("+" | "-") term }
@@ -11,7 +11,7 @@ texts to `jax.export.symbolic_shape`.
     operation  = "floordiv" | "mod" | "max" | "min"
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re
@@ -25,22 +25,22 @@ from jax.export import SymbolicScope
 from xlaserve.errors import InvalidModel
 
 MAX_CHARACTERS = 4096
-"""Length of one shape's text."""
+"""Maximum length of a shape's text."""
 
 MAX_DEPTH = 32
-"""Limit of nested operations."""
+"""Limit of nested parentheses."""
 
 MAX_TERMS = 512
-"""Limit of terms of one dimension after expansion."""
+"""Maximum number of terms in a dimension, after expansion."""
 
 MAX_DEGREE = 32
-"""Factors of one term."""
+"""Maximum number of factors in a term."""
 
 MAX_BITS = 128
-"""Limit of bits of a number computed from one dimension."""
+"""Maximum size of any number in a dimension's evaluation, in bits."""
 
 MAX_TERMS_OF_ALL = 16_384
-"""Limit of symbolic terms of one artifact's dimensions."""
+"""Maximum number of symbolic terms in all dimensions of an artifact."""
 
 _OPERATIONS = frozenset({"floordiv", "mod", "max", "min"})
 _TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[^\W\d]\w*)|(?P<sign>[-+*^(),]))")
@@ -50,7 +50,7 @@ _RELATION = re.compile(r">=|<=|==")
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Upper bounds of an expression after JAX has expanded it."""
+    """Upper bounds for an expression after JAX has expanded it."""
 
     terms: int = 1
     degree: int = 0
@@ -74,7 +74,7 @@ class _Size:
         )
 
     def operation(self, other: "_Size") -> "_Size":
-        """Bound the size of a simplified operation: either expression's."""
+        """Bound the size of an operation such as max, which JAX may simplify to either operand."""
         return _Size(
             self.terms + other.terms, self.degree + other.degree + 1, self.bits + other.bits + 1
         )
@@ -83,9 +83,9 @@ class _Size:
 def symbolic(
     text: str, scope: SymbolicScope | None = None, *, constraints: Sequence[str] = ()
 ) -> tuple[Any, ...]:
-    """Return the dimensions of a shape: integers, or expressions of JAX in the given scope.
+    """Parse the dimensions of a shape: integers, or JAX expressions in the given scope.
 
-    Raises InvalidModel for a text beyond the grammar or its bounds, and where JAX refuses it.
+    Raises InvalidModel for a text outside the grammar or its bounds, or that JAX rejects.
     """
     check([text, *(side for one in constraints for side in _RELATION.split(one))])
     try:
@@ -95,7 +95,7 @@ def symbolic(
 
 
 def check(texts: Iterable[str]) -> None:
-    """Raise InvalidModel unless all shapes of one artifact follow the grammar within its bounds."""
+    """Raise InvalidModel unless all shapes of an artifact are within the grammar and its bounds."""
     total = sum(_Parser(text).terms() for text in texts)
     if total > MAX_TERMS_OF_ALL:
         raise InvalidModel(
@@ -104,7 +104,7 @@ def check(texts: Iterable[str]) -> None:
 
 
 class _Parser:
-    """Reads one shape; nothing is computed but bounds."""
+    """Parses one shape and computes its bounds, without evaluating it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -115,7 +115,7 @@ class _Parser:
         self._kind, self._token = self._next()
 
     def terms(self) -> int:
-        """Return the terms of symbolic dimensions; raises InvalidModel."""
+        """Return the number of terms in symbolic dimensions; raises InvalidModel."""
         count = 0
         while self._kind:
             found = self._bounded(self._expression())
@@ -181,14 +181,14 @@ class _Parser:
                 raise self._error(f"it may come to more than {most} {what}")
         return size
 
-    # --- tokens ---
+    # --- tokenizer ---
 
     def _number(self) -> int:
         if self._kind != "number":
             raise self._error(f"expected a number at {self._here()}")
         text = self._token
         self._advance()
-        # Digits beyond are not converted, which takes time of its own.
+        # Converting a very long number would be slow; any number above the limit will do.
         return int(text) if len(text) <= MAX_BITS else 1 << MAX_BITS + 1
 
     def _take(self, sign: str) -> None:

@@ -1,4 +1,4 @@
-"""MLIR's name of each dtype of JAX, and the bytes of one element."""
+"""Maps JAX dtypes to MLIR type names and element sizes."""
 
 import re
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ _NAMES = MappingProxyType(
         "complex128": "complex<f64>",
     }
 )
-"""Names other than abbreviations of the dtypes'."""
+"""MLIR names that do not follow from the dtype's name."""
 
 _NOTHING = "float0"
-"""The dtype of an integer's derivative, without elements."""
+"""The dtype of a derivative with respect to an integer; its elements have no size."""
 
 _SMALL_FLOAT = re.compile(r"float(\d+)_(\w+)")
 
 
 def name_of(dtype: str) -> str:
-    """Return MLIR's name of a dtype: `f32`, `ui8`, `f8E4M3FN`."""
+    """Return the MLIR name of a dtype: `f32`, `ui8`, `f8E4M3FN`."""
     if dtype in _NAMES:
         return _NAMES[dtype]
     if small := _SMALL_FLOAT.fullmatch(dtype):
@@ -41,4 +41,4 @@ ITEMSIZES: Mapping[str, int] = MappingProxyType(
         if one != _NOTHING
     }
 )
-"""Bytes of an element in memory, by MLIR's type name; at least one."""
+"""Size of an element in memory in bytes, by MLIR type name; at least one."""

@@ -1,4 +1,4 @@
-"""Predicts a load's programs from manifest and configuration, without JAX."""
+"""Predicts which programs a load will compile, without importing JAX."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,47 +17,47 @@ from xlaserve.row_proofs.verdict import Independence
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The facts of serving that determine a model's memory."""
+    """The serving conditions that determine a model's memory."""
 
     platform: str = "cpu"
     config: ModelConfig = field(default_factory=ModelConfig)
     replicas: int = 1
-    """Replicas per device."""
+    """Number of replicas per device."""
     in_background: bool = False
-    """Whether a load leaves most batch sizes for later."""
+    """Whether most batch sizes are compiled after the load."""
     patience_seconds: float | None = None
-    """Time limit of the estimate of temporaries, or None."""
+    """Time limit for estimating temporaries; None for no limit."""
 
     @property
     def is_accelerator(self) -> bool:
-        """Tell whether it is on no CPU."""
+        """Tell whether the platform is not the CPU."""
         return self.platform != "cpu"
 
     @property
     def in_flight(self) -> int:
-        """Return the maximum of concurrent executions per device."""
+        """Return the maximum number of concurrent executions per device."""
         return self.replicas * (IN_FLIGHT if self.is_accelerator else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """The programs of a load."""
+    """The programs that a load will compile."""
 
     count: int
     rows: int
-    """The most of one of them."""
+    """The largest batch size."""
     sizes: Mapping[str, int]
     """The largest size of each other open dimension, by name."""
 
     def shape(self, named: Sequence[str]) -> tuple[int, ...]:
-        """Return the largest shape of an input with named open sizes."""
+        """Return the largest shape of an input, given its dimensions as sizes or names."""
         return tuple(
             int(size) if size.isdecimal() else self.sizes.get(size, self.rows) for size in named
         )
 
 
 def programs(described: Manifest, serving: Serving) -> Foreseen:
-    """Return a load's programs; a refused configuration counts as none."""
+    """Predict a load's programs; invalid batch sizes are replaced by the default ones."""
     config, most = serving.config, described.max_batch_size
     sizes = _sizes(described, config)
     combinations = prod(map(len, sizes.values()))
@@ -75,9 +75,9 @@ def programs(described: Manifest, serving: Serving) -> Foreseen:
 
 
 def _is_exact(described: Manifest, config: ModelConfig) -> bool:
-    """Tell whether each row count has its own program, by the export's verdict.
+    """Tell whether each batch size needs its own program, according to the manifest.
 
-    The verdict of a manifest is no proof; for a guess it is good enough.
+    The manifest's verdict is unverified, which is sufficient for a prediction.
     """
     verdict = described.verdict
     if described.batch_independent or buckets.BATCH_INDEPENDENT in config.parameters:

@@ -1,4 +1,4 @@
-"""The `generator.json` of a version directory: the description of an exported generator."""
+"""The `generator.json` of a version directory, which describes an exported generator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ CHUNK = "chunk.jaxexp"
 WEIGHTS = "params.safetensors"
 
 SLOTS, LENGTH = -1, -2
-"""Sizes in the shape of an array of the cache that a configuration decides."""
+"""Placeholders in cache shapes for sizes that the configuration decides."""
 
 KIND = "generator"
 FORMAT_VERSION = 1
@@ -31,14 +31,14 @@ _RANK = 8
 
 
 class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One array of the cache."""
+    """One array of the generator's cache."""
 
     dtype: str
     shape: list[int]
-    """Shape, with SLOTS and LENGTH as placeholders."""
+    """The shape, in which SLOTS and LENGTH are placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
-        """Return the shape for numbers of slots and positions."""
+        """Return the shape for these numbers of slots and positions."""
         sizes = {SLOTS: slots, LENGTH: length}
         return tuple(sizes.get(size, size) for size in self.shape)
 
@@ -51,32 +51,32 @@ class File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def record(self) -> FileRecord:
-        """Return the record in its checked form."""
+        """Return the record in the form that `files` checks."""
         return FileRecord(self.bytes, self.sha256)
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Contents of the file, in written order."""
+    """The fields of `generator.json`, in the order in which they are written."""
 
     format_version: int
     kind: str
     jax_version: str
-    """Versions of JAX and xlaserve that wrote the export: `written_by.Writer`."""
+    """JAX and xlaserve versions that wrote the export, encoded by `written_by.Writer`."""
     platforms: list[str]
     vocab: int
     max_length: int
     stop_tokens: list[int]
     parameters: list[str]
-    """Names of tensors in the weights file, in the order of the arguments of both programs."""
+    """Names of the tensors in the weights file, in the argument order of both programs."""
     cache: list[Array]
     donated: dict[str, list[int]]
-    """Positions of the arguments that a program may overwrite, by its file. An artifact does not
-    keep that when it is called: the server states it again."""
+    """Indices of the arguments that each program may overwrite, by its file name. Calling an
+    artifact drops this information, so the server specifies it again."""
     files: dict[str, File]
 
 
 class _Start(msgspec.Struct):
-    """Fields needed to validate the others."""
+    """The fields that must be checked before the others can be decoded."""
 
     format_version: int
     kind: str
@@ -84,7 +84,7 @@ class _Start(msgspec.Struct):
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> Record:
-    """Read and check the description of a version directory; raises InvalidModel."""
+    """Read and validate the description of a generator; raises InvalidModel."""
     data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
     try:
         start = msgspec.json.decode(data, type=_Start)
@@ -106,7 +106,7 @@ def _check_start(start: _Start) -> None:
 
 
 def write(directory: Path, record: Record) -> None:
-    """Write the description; the same one always gives the same bytes."""
+    """Write the description; equal descriptions give equal bytes."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=2)
     files.write_atomically(directory / FILE_NAME, [text, b"\n"])
 

@@ -1,4 +1,4 @@
-"""The key of loads that need the same memory, whatever they are called."""
+"""Computes a key that is equal for loads that need the same memory."""
 
 import hashlib
 from dataclasses import replace
@@ -10,10 +10,10 @@ from xlaserve.model_config.config import ModelConfig, VersionPolicy
 
 
 def load_key(path: Path, config: ModelConfig, roots: Roots) -> str | None:
-    """Return a key of a load's computation, sizes and placement, from headers alone. Blocks.
+    """Hash a load's computation, sizes and placement, from headers alone. Blocks.
 
-    The hash of the computation is the one that the manifest has of its file; None where there is no
-    manifest. Raises InvalidModel for one that cannot be read.
+    Uses the hash of the computation in the manifest; returns None if there is no manifest. Raises
+    InvalidModel if the manifest cannot be read.
     """
     if not (path / manifest.FILE_NAME).exists():
         return None

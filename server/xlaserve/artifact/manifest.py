@@ -21,24 +21,23 @@ from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.tensors import TensorSpec, datatype_named
 
 FILE_NAME = "model.json"
-"""The name of a manifest in its version directory."""
+"""File name of a manifest."""
 
 ARTIFACT = "model.jaxexp"
-"""The name of the serialized `jax.export.Exported`."""
+"""File name of the serialized `jax.export.Exported`."""
 
 STABLEHLO = "model.stablehlo"
-"""Name of the StableHLO file, which is readable for years."""
+"""File name of the StableHLO module, which stays readable for years."""
 
 WEIGHTS = "params.safetensors"
-"""The name of the file of parameters."""
+"""File name of the parameters."""
 
 KIND = "jax_export"
-"""The only kind of model with a manifest."""
+"""The only supported kind of manifest."""
 
 FORMAT_VERSION = 6
-"""The current format version. Version 6 added stepped models, 5 sizes for targets, 4 row verdicts,
-3 shapes, and 2 the durable part.
-"""
+"""Current format version. Added in 2: the StableHLO file; in 3: compiled shapes; in 4: row
+verdicts; in 5: sizes per target; in 6: stepped models."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -48,17 +47,17 @@ MAX_DIMENSION = (1 << 31) - 1
 
 
 class Durable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts needed to call the function in the StableHLO file."""
+    """The calling convention of the StableHLO file."""
 
     calling_convention: int
-    """Its version, as `jax.export` numbers it."""
+    """Version of the calling convention, as `jax.export` numbers it."""
     is_open: bool
-    """Whether the module leaves shapes or the platform open until it is compiled."""
+    """Whether shapes or the platform are only fixed when the module is compiled."""
     arguments: tuple[str, ...]
-    """The parameters, then the inputs: `float32[b, 784]`, with symbolic dimensions."""
+    """Parameters, then inputs, as `float32[b, 784]` with symbolic dimensions."""
     results: tuple[str, ...]
     unused: tuple[int, ...]
-    """Positions of the arguments that the module does not take."""
+    """Indices of the arguments that the module does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +68,48 @@ class Manifest:
     """Inputs, in the order of the artifact's arguments."""
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The default; a model configuration may override it. 0 where requests are not batched."""
+    """Default that a model configuration may override; 0 if requests are not batched."""
     parameters: tuple[str, ...]
-    """Names of tensors in the weights file, in the order of the artifact's arguments."""
+    """Names of the tensors in the weights file, in the order of the artifact's arguments."""
     parameters_bytes: int
     files: Mapping[str, FileRecord]
     platforms: tuple[str, ...]
     jax_version: str
-    """JAX version of the export; older and newer ones may not read it."""
+    """JAX version of the export; other versions may be unable to read `model.jaxexp`."""
     exported_at: str
-    """RFC 3339, in UTC."""
+    """Time of the export, RFC 3339 in UTC."""
     written_by: str = ""
-    """The build of xlaserve that wrote it; empty in older files."""
+    """The xlaserve version that wrote the manifest, or an empty string in older files."""
     durable: Durable | None = None
-    """None without a StableHLO file, only with the file of `jax.export`."""
+    """None without a StableHLO file."""
     batch_independent: bool | None = None
-    """The author's declaration of rows: whether each is computed from itself alone. None where that
-    is left to the proof."""
+    """The author's declaration whether each row is computed independently of the others. None
+    leaves that to an analysis."""
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Compiled sizes of open dimensions besides the batch, by name."""
+    """Compiled sizes of open dimensions other than the batch, by name."""
     max_on_demand_shapes: int = 0
-    """Limit of programs kept for other sizes, compiled on demand."""
+    """Maximum number of other sizes that are compiled on demand."""
     verdict: Verdict | None = None
-    """Verdict on the rows at export time, for information only: each load makes its own proof. None
-    without a batch dimension, and in manifests of older formats.
-    """
+    """Result of the export's row-independence analysis, for information only, since each load runs
+    its own. None without a batch dimension, and in older manifests."""
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
-    """Sizes on kinds of devices, by the names of targets."""
+    """Memory per kind of device, by target name."""
     steps: Steps | None = None
-    """None for a model that answers once."""
+    """Set for a model that runs in steps; None for one that answers in one execution."""
 
     @property
     def known(self) -> "tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]":
-        """Return the inputs and outputs for clients, without those internal to steps."""
+        """Return the inputs and outputs that clients see, without the internal ones of steps."""
         if self.steps is None:
             return self.inputs, self.outputs
         return self.steps.known(self.inputs), self.steps.known(self.outputs)
 
     @property
     def named_shapes(self) -> tuple[tuple[str, ...], ...]:
-        """Return the input shapes as texts, open sizes by name."""
+        """Return the input shapes as text, with the names of open dimensions."""
         if self.durable is None:
             return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
         arguments = self.durable.arguments[len(self.parameters) :]
@@ -120,12 +118,12 @@ class Manifest:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of the inputs is open."""
+        """Tell whether the first dimension of all inputs is open."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property
     def defaults(self) -> Mapping[str, str]:
-        """Return its shapes as default parameters of a configuration."""
+        """Return the shape options as default `parameters` of a model configuration."""
         said: dict[str, str] = {}
         if self.batch_independent is not None:
             said["batch_independent"] = str(self.batch_independent).lower()
@@ -158,7 +156,7 @@ class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The fields as they are written, in this order."""
+    """The JSON fields of the manifest, in the order in which they are written."""
 
     format_version: int
     kind: str
@@ -181,7 +179,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Kind(msgspec.Struct):
-    """Fields needed to validate the others."""
+    """The fields that must be checked before the others can be decoded."""
 
     format_version: int
     kind: str
@@ -189,7 +187,7 @@ class _Kind(msgspec.Struct):
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> Manifest:
-    """Read and check the manifest of a version directory; raises InvalidModel."""
+    """Read and validate the manifest of a version directory; raises InvalidModel."""
     data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
     try:
         start = msgspec.json.decode(data, type=_Kind)
@@ -201,9 +199,9 @@ def read(directory: Path, roots: Roots = ANYWHERE) -> Manifest:
 
 
 def write(directory: Path, manifest: Manifest) -> FileRecord:
-    """Write the manifest; the same manifest always gives the same bytes."""
+    """Write the manifest; equal manifests give equal bytes."""
     document = _to_document(manifest)
-    _from_document(document)  # nothing is written that could not be read
+    _from_document(document)  # never write an invalid manifest
     text = msgspec.json.format(msgspec.json.encode(document), indent=2)
     return files.write_atomically(directory / FILE_NAME, [text, b"\n"])
 
@@ -281,7 +279,7 @@ def _to_document(manifest: Manifest) -> _Document:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Return the lowest format version for a manifest, for older servers."""
+    """Return the lowest format version that can express a manifest, for older servers."""
     if manifest.steps is not None:
         return FORMAT_VERSION
     if manifest.sizes:
@@ -342,7 +340,7 @@ def _check_files(manifest: Manifest) -> None:
     found = set(manifest.files)
     if manifest.durable is not None:
         expected.add(STABLEHLO)
-        found.add(ARTIFACT)  # which may be missing then: nothing is loaded from it
+        found.add(ARTIFACT)  # optional, because the StableHLO file is loaded instead
     if found != expected:
         raise _invalid(f"expected the files {sorted(expected)}, got {sorted(manifest.files)[:8]}")
     if manifest.parameters_bytes < 0:

@@ -1,6 +1,6 @@
-"""The ONNX or torch.export model of a version directory: its file, and its hash.
+"""Finds the ONNX or torch.export model of a version directory, and hashes its files.
 
-Needs neither JAX nor the package onnx, so that a model that was converted before loads without.
+Needs neither JAX nor the onnx package, so that a cached conversion loads without them.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from xlaserve.files.roots import ANYWHERE, Roots
 from xlaserve.model_config.config import ModelConfig
 
 DEFAULT_FILE = "model.onnx"
-"""The name of the model in its version directory, unless `default_model_filename` has another."""
+"""Default file name of a model; `default_model_filename` overrides it."""
 
 SUFFIX = ".onnx"
 
 PT2_FILE = "model.pt2"
-"""Name of a torch.export program in a version directory without an ONNX model."""
+"""File name of a torch.export program, used if there is no ONNX model."""
 
 PT2_SUFFIX = ".pt2"
 SUFFIXES = (SUFFIX, PT2_SUFFIX)
@@ -47,27 +47,27 @@ Sizes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
-    """A model of ONNX or torch.export, with its configured shapes."""
+    """An ONNX or torch.export model, with its configured input shapes."""
 
     path: Path
     """The model's file; external data is in the same directory."""
     is_alone: bool
-    """Whether the model was named itself, and not its version directory."""
+    """Whether the version is a single file instead of a directory."""
     sizes: Sizes
-    """Configured input sizes, -1 for an open one; empty if not configured."""
+    """Configured shape of each input, -1 for an open dimension; empty if none are configured."""
     is_unbatched: bool
-    """Whether the configuration says `max_batch_size: 0`."""
+    """Whether the configuration has `max_batch_size: 0`."""
 
     @property
     def is_pt2(self) -> bool:
-        """Tell from its name whether it is a torch.export program."""
+        """Tell whether the file is a torch.export program, by its suffix."""
         return self.path.suffix == PT2_SUFFIX
 
 
 def find(version: Path, config: ModelConfig) -> OnnxSource | None:
-    """Return the model of a version directory, or of a file, or None.
+    """Return the ONNX or torch.export model of a version, or None if there is none.
 
-    Raises InvalidModel for a `default_model_filename` that leads out of the directory.
+    Raises InvalidModel for a `default_model_filename` outside the directory.
     """
     path = _path(version, config)
     if path is None:
@@ -76,7 +76,7 @@ def find(version: Path, config: ModelConfig) -> OnnxSource | None:
 
 
 def is_unconverted(version: Path, config: ModelConfig) -> bool:
-    """Tell whether a version is an unimported model of ONNX or torch.export."""
+    """Tell whether a version is an ONNX or torch.export model that has not been imported."""
     was_imported = (version / manifest.FILE_NAME).exists()
     return not was_imported and find(version, config) is not None
 
@@ -87,15 +87,15 @@ def _path(version: Path, config: ModelConfig) -> Path | None:
     path = version / inside(config.default_model_filename or DEFAULT_FILE)
     if not config.default_model_filename and not os.path.lexists(path):
         path = version / PT2_FILE
-    # onnxruntime takes a directory of this name, with the model and its external data.
+    # For onnxruntime, this may be a directory with the model and its external data.
     is_directory = path.is_dir() and not path.is_symlink()
     found = path / DEFAULT_FILE if is_directory else path
-    # One that is not there, or no file, is found out where it is opened.
+    # A broken link or a non-file is reported when it is opened.
     return found if os.path.lexists(found) else None
 
 
 def inside(name: str) -> str:
-    """Return a `default_model_filename`; raises InvalidModel outside of its directory."""
+    """Return the file name; raises InvalidModel if it is outside the version directory."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
         raise InvalidModel(
@@ -105,7 +105,7 @@ def inside(name: str) -> str:
 
 
 def _sizes(config: ModelConfig) -> Sizes:
-    """Return the configured input shapes."""
+    """Return the configured shape of each input."""
     batch = (-1,) if config.max_batch_size else ()
     return {
         tensor.name: (*batch, *_given(config, tensor.name, tensor.dims)) for tensor in config.inputs
@@ -126,9 +126,9 @@ def key(
     roots: Roots = ANYWHERE,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> str:
-    """Return a hash of the model's files, its configuration and the converter. Blocks.
+    """Hash the model's files, its configuration and the converter. Blocks.
 
-    Raises InvalidModel for a file that cannot be read or leads out of the roots.
+    Raises InvalidModel for a file that cannot be read, or that is outside the roots.
     """
     digest = hashlib.sha256()
     said = (sorted(source.sizes.items()), source.is_unbatched, source.path.name)
@@ -136,7 +136,7 @@ def key(
     digest.update(_hash(source.path, limit_bytes, roots, check_cancelled))
     for file in _beside(source.path, deep=not source.is_alone):
         digest.update(f"{file.relative_to(source.path.parent)}\0".encode(errors="surrogateescape"))
-        # What lies beside a model that was named itself may be other models, of any size.
+        # The neighbors of a single file may be other, large models: use their metadata.
         digest.update(
             repr(_mark(file)).encode()
             if source.is_alone
@@ -146,7 +146,7 @@ def key(
 
 
 def marks(source: OnnxSource) -> object:
-    """Return the identities of its files; raises InvalidModel for a missing one."""
+    """Return the metadata of the model's files; raises InvalidModel if the model is missing."""
     path = source.path
     try:
         mark = mark_of(path.stat())
@@ -156,7 +156,7 @@ def marks(source: OnnxSource) -> object:
 
 
 def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
-    """Yield files that may hold tensors of a model."""
+    """Yield other files that may contain the model's external data."""
     for root, directories, names in os.walk(path.parent):
         directories[:] = sorted(directories) if deep else ()
         for name in sorted(names):
@@ -188,7 +188,7 @@ def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[
 def _converter() -> tuple[str, ...]:
     """Return the versions of the converter and its packages, and a hash of its code."""
     code = hashlib.sha256()
-    # That of .pt2 files takes parts of that of ONNX.
+    # The .pt2 importer uses parts of the ONNX importer.
     importers = (_PACKAGE / "importers" / name for name in ("onnx", "pt2"))
     readers = (file for folder in importers for file in sorted(folder.rglob("*.py")))
     for path in (*map(_PACKAGE.joinpath, _WRITERS), *readers):

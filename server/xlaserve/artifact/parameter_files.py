@@ -1,6 +1,6 @@
-"""Parameters from other programs' files, in place of those declared with the model.
+"""Reads parameters from files of other programs, such as checkpoints.
 
-Each array is found by the path of its leaf, `layers/0/weight` or `layers.0.weight`.
+Arrays are matched by the path of their leaf, `layers/0/weight` or `layers.0.weight`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from xlaserve.tensors import Tensor, datatype_of, describe
 
 _SHOWN_NAMES = 8
 _ORBAX_ITEM = "default"
-"""The directory of the one item of a step, as orbax's CheckpointManager writes it."""
+"""Subdirectory of a step in which orbax's CheckpointManager stores a single item."""
 
 
 def read(source: str) -> Mapping[str, Tensor]:
@@ -41,10 +41,10 @@ def read(source: str) -> Mapping[str, Tensor]:
 
 
 def filled(params: object, source: str) -> object:
-    """Replace the arrays of a parameter tree by those of a source.
+    """Replace the arrays of a parameter tree with those of a source.
 
-    Its own arrays, which may be shapes alone (`jax.ShapeDtypeStruct`), say what is expected. Raises
-    InvalidModel that names the leaf, what was expected, and what was found.
+    The tree's own arrays, which may be `jax.ShapeDtypeStruct`, give the expected shapes and dtypes.
+    Raises InvalidModel that names the leaf, and the expected and actual shapes.
     """
     arrays = read(source)
     found, tree = jax.tree_util.tree_flatten_with_path(params)
@@ -55,7 +55,7 @@ def filled(params: object, source: str) -> object:
         if not _is_array(leaf):
             leaves.append(leaf)
             continue
-        # One that is there twice (tied) may be stored once.
+        # A tied array occurs twice in the tree, but may be stored once.
         key = _key(name)
         key = key if key in arrays else taken.get(id(leaf), key)
         taken.setdefault(id(leaf), key)
@@ -90,7 +90,7 @@ def _checked(
             f"parameter '{name}': expected {wanted}, {source} has none of this path, it has "
             f"{_few(sorted(arrays))}"
         )
-    # numpy writes the datatypes that it does not have as bytes without a name.
+    # numpy stores dtypes that it does not know, such as bfloat16, as unnamed bytes (`V2`).
     row = datatype_of(leaf.dtype)
     if row is not None and not row.has_buffer and array.dtype == np.dtype(f"V{row.itemsize}"):
         array = array.view(leaf.dtype)
@@ -105,12 +105,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(f"'{name[:100]}'" for name in names[:_SHOWN_NAMES]) + more or "no array"
 
 
-# --- the sources -------------------------------------------------------------------------------
+# --- file formats ------------------------------------------------------------------------------
 
 
 def _of_npz(path: Path) -> dict[str, Tensor]:
     try:
-        # Nothing is unpickled: an array of objects is refused.
+        # Without pickle, an array of objects raises an error.
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as error:
@@ -133,10 +133,10 @@ def _of_orbax(path: Path) -> dict[str, Tensor]:
     try:
         with orbax.PyTreeCheckpointer() as checkpointer:
             stored = checkpointer.metadata(place).item_metadata.tree
-            # Whole arrays on the host, whatever devices they were sharded over.
+            # Restore unsharded arrays on the host, whatever devices they were saved from.
             whole = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), stored)
             restored = checkpointer.restore(place, restore_args=whole)
-    # Orbax has no error of its own for this.
+    # Orbax has no exception class of its own.
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise InvalidModel(
@@ -156,4 +156,4 @@ _READERS: Mapping[str, tuple[str, Callable[[Path], dict[str, Tensor]]]] = Mappin
         "orbax": ("DIR", _of_orbax),
     }
 )
-"""Kinds of sources, with the function that reads their arrays by path."""
+"""The supported formats, each with its argument and its reader."""

@@ -1,4 +1,4 @@
-"""Any pytree of parameters as a flat list of named arrays, and back again."""
+"""Flattens a pytree of parameters into named arrays, and restores the tree."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,42 +16,42 @@ from xlaserve.tensors import Tensor
 _NARROW = {np.dtype(wide): narrow for wide, narrow in (("i8", "i4"), ("u8", "u4"), ("f8", "f4"))}
 
 ROOT_NAME = "params"
-"""Name of parameters that are a single array instead of a tree."""
+"""Name of the parameter if the tree is a single array."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """The source of one leaf of the tree."""
+    """How one leaf of the tree is restored."""
 
     index: int | None
-    """Index of its array; None for a leaf without one."""
+    """Index of the leaf's array; None if the leaf is not an array."""
     key_impl: str | None = None
-    """For a random key, whose array has its words: the generator."""
+    """Generator of a random key, whose words are stored in the array; otherwise None."""
     constant: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Arrays of a pytree by name, in order, and the structure of the tree."""
+    """The arrays of a pytree by name, in order, with the structure of the tree."""
 
     arrays: Mapping[str, Tensor]
-    """Arrays by path, as in `layers/0/weight`; tied ones are stored once."""
+    """Arrays by path, such as `layers/0/weight`. A tied array is stored once."""
     weak_types: tuple[bool, ...]
-    """Whether each array has a weak type, like Python numbers."""
+    """Whether each array has a weak type, as Python numbers have."""
     _slots: tuple[_Slot, ...]
     _assemble: Callable[[Sequence[object]], object]
 
     def unflatten(self, arrays: Sequence["jax.Array | Tensor"]) -> object:
-        """Return the tree with these arrays, possibly tracers, in place of the stored ones."""
+        """Return the tree with its arrays replaced by these, which may be tracers."""
         return self._assemble([_leaf(slot, arrays) for slot in self._slots])
 
 
 def flatten(params: object, *, x64: bool) -> Parameters:
-    """Name every array of a pytree; leaves that are no arrays stay what they are.
+    """Name every array of a pytree; other leaves are kept as constants.
 
-    Without `x64` 64-bit arrays are narrowed, as jit does it. Random keys become their words.
-    Raises InvalidModel where two paths give the same name, the dtype is no number's, or there is a
-    shape alone.
+    Without `x64`, 64-bit arrays are narrowed to 32 bits, as jit does. A random key is stored as its
+    words. Raises InvalidModel if two paths have the same name, if a dtype is not numeric, or if an
+    array has no values (`jax.ShapeDtypeStruct`).
     """
     arrays: dict[str, Tensor] = {}
     weak_types: list[bool] = []

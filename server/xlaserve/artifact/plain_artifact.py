@@ -1,4 +1,4 @@
-"""A plain `jax.export` file: alone, or in a version directory without a manifest."""
+"""Finds a plain `jax.export` file: alone, or in a directory without a manifest."""
 
 from pathlib import Path
 
@@ -10,22 +10,22 @@ from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
 
 EXPORTED_NAME = "model"
-"""Name of every exported function."""
+"""Name of the exported function in every artifact that xlaserve writes."""
 
 SUFFIX = Path(manifest.ARTIFACT).suffix
 
 NAMES = "names.json"
-"""Optional file of array names: `{"inputs": ["image"], "outputs": ["scores"]}`."""
+"""Optional file with tensor names: `{"inputs": ["image"], "outputs": ["scores"]}`."""
 
 _LIMIT_BYTES = 1 << 20
 _OF_EXPORTS = (manifest.FILE_NAME, manifest.STABLEHLO, manifest.WEIGHTS)
 
 
 class Names(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Names of a function's array arguments and results, in JAX's order."""
+    """Names of a function's arguments and results, in JAX's flattened order."""
 
     inputs: list[str] | None = None
-    """None for the names that its tree gives."""
+    """None derives the names from the function's pytrees."""
     outputs: list[str] | None = None
 
 
@@ -33,10 +33,10 @@ FROM_TREE = Names()
 
 
 def find(path: Path) -> Path | None:
-    """Return the artifact at a path or in its version directory; None for other models.
+    """Return the artifact of a version, which is a file or a directory; None for other models.
 
-    In a directory it is `model.jaxexp`, or the only file of that suffix. Beside other files of
-    `xlaserve export` it is no model: its parameters are in them.
+    In a directory it is `model.jaxexp`, or the only file with that suffix. A directory that also
+    has other files of `xlaserve export` is not a plain artifact: the parameters are in those files.
     """
     if path.is_file():
         return path if path.suffix == SUFFIX else None
@@ -48,7 +48,7 @@ def find(path: Path) -> Path | None:
 
 
 def read_names(directory: Path, roots: Roots = ANYWHERE) -> Names:
-    """Return the names that a version declares for its plain file; raises InvalidModel."""
+    """Return the contents of a version's `names.json`, if any; raises InvalidModel."""
     if not (directory / NAMES).exists():
         return FROM_TREE
     data = files.read_checked(directory, NAMES, limit_bytes=_LIMIT_BYTES, roots=roots)

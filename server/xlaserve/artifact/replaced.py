@@ -1,7 +1,7 @@
-"""Versions that a migration has replaced, kept until the new one has been loaded.
+"""Backups of the versions that a migration replaces, kept until the new version has loaded.
 
-MODEL/.replaced/1 is version 1 as it was, and `1.sha256` beside it the hash of what took its place:
-if that has changed, something else has replaced it, and the backup is of no use.
+MODEL/.replaced/1 is the old version 1, and `1.sha256` the hash of its replacement. If version 1 no
+longer has that hash, it was replaced again, and the backup is obsolete.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ _log = structlog.get_logger("replaced")
 
 
 def place_of(path: Path) -> Path:
-    """Return the backup location of a version directory or file."""
+    """Return the location of the backup of a version directory or file."""
     parent = path.parent
-    # Not in a version directory, all of whose files are the model's.
+    # Not inside the version directory, where every file belongs to the model.
     if path.suffix and parent.name.isdecimal():
         return parent.parent / DIRECTORY / parent.name / path.name
     return parent / DIRECTORY / path.name
@@ -37,8 +37,8 @@ def place_of(path: Path) -> Path:
 def keep(path: Path, successor: Path) -> bool:
     """Back up a version directory or file before `successor` replaces it.
 
-    If `path` is itself the result of a migration, the older backup stays. Return whether there is
-    a backup. Raises OSError.
+    If `path` is itself the result of a migration, the older backup is kept. Returns True. Raises
+    OSError.
     """
     place = place_of(path)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +54,9 @@ def keep(path: Path, successor: Path) -> bool:
 
 
 def put_back(path: Path) -> bool:
-    """Restore the backup of a version directory or file; false without one.
+    """Restore the backup of a version directory or file; return False if there is none.
 
-    Nothing is exchanged where something else than that migration wrote it since. Raises OSError.
+    Also returns False if the version has changed since the migration. Raises OSError.
     """
     place = place_of(path)
     if not place.exists() or not _is_of(place, path):
@@ -70,7 +70,7 @@ def put_back(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove the backups of a migration once the new version was loaded; best effort."""
+    """Remove the backups of a version after the migrated one has loaded; best effort."""
     directory = path.parent / DIRECTORY
     if not directory.is_dir():
         return
@@ -82,10 +82,7 @@ def forget(path: Path) -> None:
 
 
 def kept_below(path: Path) -> Sequence[Path]:
-    """Return the backed-up version directories and files at or below a path.
-
-    Sorted.
-    """
+    """Return the version directories and files at or below a path that have a backup, sorted."""
     found = []
     roots = [path.parent / DIRECTORY, path.parent.parent / DIRECTORY]
     for root in dict.fromkeys((*roots, *path.rglob(DIRECTORY))):
@@ -98,7 +95,7 @@ def kept_below(path: Path) -> Sequence[Path]:
 
 
 def copy(path: Path, target: Path) -> None:
-    """Make a second directory of the same files, or a second file. None of them is changed."""
+    """Copy a file or directory, using hard links where possible."""
     if path.is_dir():
         shutil.copytree(path, target, symlinks=True, copy_function=_linked)
     else:
@@ -108,13 +105,13 @@ def copy(path: Path, target: Path) -> None:
 def _linked(source: Path | str, target: Path | str) -> object:
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # of another user's file, or where the file system has no links
+    except OSError:  # another user's file, or a file system without hard links
         return shutil.copy2(source, target, follow_symlinks=False)
     return target
 
 
 def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield backups of a version directory, or of its file, with their original path."""
+    """Yield the backups of a version directory, or of its files, with their original path."""
     yield directory / path.name, path
     for mark in (directory / path.name).glob(f"*{_MARK}"):
         name = mark.name.removesuffix(_MARK)
@@ -122,7 +119,7 @@ def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_of(place: Path, current: Path) -> bool:
-    """Tell whether a backup's replacement is still in place."""
+    """Tell whether the migrated version of a backup is unchanged."""
     try:
         return _mark(place).read_text(encoding="ascii").strip() == _digest(current)
     except (OSError, ValueError):
@@ -130,7 +127,7 @@ def _is_of(place: Path, current: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of a version directory's description."""
+    """Return the hash of a file, or of a version directory's manifest."""
     found = [path / name for name in _DESCRIPTIONS if (path / name).exists()]
     digest = hashlib.sha256()
     for one in found or [path]:
@@ -156,5 +153,5 @@ def _forget(place: Path) -> None:
     _mark(place).unlink(missing_ok=True)
     for parent in (place.parent, place.parent.parent):
         if DIRECTORY in (parent.name, parent.parent.name):
-            with suppress(OSError):  # something else is kept there
+            with suppress(OSError):  # other backups are still in it
                 parent.rmdir()

@@ -1,7 +1,7 @@
-"""The compiled sizes of open dimensions other than the batch.
+"""The sizes that open dimensions other than the batch are compiled for.
 
-Those that a configuration lists are compiled with the load. Others may be compiled when a request
-first asks for them, where the configuration allows a number of them.
+Sizes listed in the configuration are compiled during the load. Others may be compiled on demand, up
+to a configured number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,36 +21,36 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
 
 TRIED_SIZE = 8
-"""Size of an open dimension without listed sizes, for trials and analysis."""
+"""Size of an open dimension without listed sizes, in trial executions and analysis."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
-"""Default number of batch sizes compiled on demand, for models that compile each size exactly."""
+"""Default limit of batch sizes compiled on demand, for models that need exact batch sizes."""
 
 MAX_COMBINATIONS = 64
-"""The most that a model is compiled for, each with every batch size."""
+"""Maximum number of combinations of sizes, each of which is compiled for every batch size."""
 
 Sizes: TypeAlias = tuple[int, ...]
-"""One size for each open dimension; () without any."""
+"""One size per open dimension; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDimensions:
-    """Open dimensions and their compiled sizes; nothing is padded."""
+    """The open dimensions of a model and their compiled sizes; requests are not padded."""
 
     combinations: tuple[Sizes, ...] = ((),)
-    """Ascending."""
+    """Compiled combinations of sizes, in ascending order."""
     places: tuple[tuple[int, int, int], ...] = ()
-    """Every (input, axis, dimension)."""
+    """Every open dimension as (input, axis, index of the dimension)."""
     closed: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Allowed sizes of dimensions without on-demand compilation."""
+    """Allowed sizes of the dimensions that are not compiled on demand, by index."""
 
     @property
     def has_rows(self) -> bool:
-        """Tell whether the first dimension is one of them."""
+        """Tell whether the first axis is one of the open dimensions."""
         return any(axis == 0 for _, axis, _ in self.places)
 
     def specs(self, inputs: Sequence[TensorSpec], sizes: Sizes) -> tuple[TensorSpec, ...]:
-        """Return the inputs with these sizes for open dimensions besides the batch."""
+        """Return the input specs with these sizes in place of the open dimensions."""
         shapes = [list(spec.shape) for spec in inputs]
         for index, axis, dimension in self.places:
             shapes[index][axis] = sizes[dimension]
@@ -60,9 +60,9 @@ class OpenDimensions:
         )
 
     def asked(self, model: str, inputs: Sequence[TensorSpec], shapes: Sequence[Shape]) -> Sizes:
-        """Return the sizes of a request, whatever they are.
+        """Return the sizes of a request, compiled or not.
 
-        Raises InvalidTensor for one of 0, and for two of the same dimension.
+        Raises InvalidTensor if a size is 0 or not allowed, or if inputs disagree on a dimension.
         """
         found: dict[int, int] = {}
         for index, axis, dimension in self.places:
@@ -81,7 +81,7 @@ class OpenDimensions:
     def sizes_of(
         self, model: str, inputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
     ) -> Sizes:
-        """Return the sizes of a request; raises InvalidTensor for uncompiled ones."""
+        """Return the sizes of a request; raises InvalidTensor if they are not compiled."""
         found: dict[int, int] = {}
         for index, axis, dimension in self.places:
             shape = tensors[index].shape
@@ -97,24 +97,24 @@ class OpenDimensions:
 
 
 def padded(tensor: Tensor, bucket: int) -> Tensor:
-    """Return the rows of a tensor, the last one repeated up to `bucket` rows."""
-    # Always fresh memory: XLA may read it in place until the outputs are there.
+    """Return a copy of a tensor, padded to `bucket` rows by repeating the last one."""
+    # A new array each time: XLA may read it without a copy until the outputs are ready.
     found = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
     found[: len(tensor)] = tensor
-    # Not zeros: a loop that ends on each of the rows may never end on those.
+    # Do not pad with zeros: a loop that terminates on real rows may not terminate on those.
     found[len(tensor) :] = tensor[-1:] if len(tensor) else 0
     return found
 
 
 def is_sized(config: ModelConfig) -> bool:
-    """Tell whether a configuration gives sizes to open dimensions, or lets requests do so."""
+    """Tell whether a configuration lists sizes of open dimensions, or allows others on demand."""
     return COMPILED_SHAPES in config.parameters or bool(on_demand(config))
 
 
 def on_demand(config: ModelConfig, most: int | None = None, *, exact: bool = False) -> int:
-    """Return the limit of shapes compiled on demand; raises InvalidModel.
+    """Return the maximum number of shapes compiled on demand; raises InvalidModel.
 
-    `most` is what the server allows any model. `exact`: each number of rows is a shape.
+    `most` is the server's limit. With `exact`, each batch size counts as a shape.
     """
     if exact and MAX_ON_DEMAND_SHAPES not in config.parameters:
         return DEFAULT_ROWS_ON_DEMAND if most is None else min(DEFAULT_ROWS_ON_DEMAND, most)
@@ -135,8 +135,8 @@ def read(
 ) -> OpenDimensions:
     """Find the open dimensions of an artifact's inputs, and their sizes; raises InvalidModel.
 
-    The first dimension is not one of them where it is a batch. Where it is a size like others,
-    `rows` has those that are compiled with the load.
+    A batch dimension is not included. If each batch size has its own program, `rows` are the ones
+    compiled during the load, and the first dimension is treated like the others.
     """
     others = _others(config, inputs, avals, is_alone=not rows)
     if not rows:
@@ -177,9 +177,9 @@ def _open_names(
 def tried(
     config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
 ) -> tuple[dict[str, int], OpenDimensions]:
-    """Return the smallest compiled size of each open dimension except for the batch.
+    """Return the smallest compiled size of each open dimension other than the batch, by name.
 
-    By name, and with the places of the dimensions. Raises InvalidModel.
+    Also returns where these dimensions occur. Raises InvalidModel.
     """
     names, places = _open_names(inputs, avals) if is_sized(config) else ([], ())
     sizes = dict.fromkeys(names, TRIED_SIZE)

@@ -1,4 +1,4 @@
-"""The signature of a model, common to its configuration and its artifact."""
+"""A model's signature, from its configuration, its artifact or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from xlaserve.tensors import Shape, TensorSpec, describe
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The tensors of a model, and whether their first dimension is a batch."""
+    """The tensors of a model, and its batch size."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """0 if requests are not batched, or the first dimension is fixed."""
+    """0 if requests are not batched or shapes are fixed."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of the inputs is open."""
+        """Tell whether the first dimension of all inputs is open."""
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
 
 def from_config(config: ModelConfig, *, is_code: bool = False) -> Signature:
-    """Return the signature given by a configuration alone; raises InvalidModel if incomplete.
+    """Return the signature of a model from its configuration; raises InvalidModel if incomplete.
 
-    A model that is code (`is_code`) may do without inputs, or without outputs.
+    A Python model (`is_code`) may lack either inputs or outputs.
     """
     config = config.of_artifact()
     batch = _batch_size(config.max_batch_size)
@@ -46,9 +46,9 @@ def from_config(config: ModelConfig, *, is_code: bool = False) -> Signature:
 def agreed(artifact: Signature, config: ModelConfig) -> Signature:
     """Return the artifact's signature with the configuration's batch size.
 
-    What the configuration leaves out is taken from the artifact; what it says must be what the
-    artifact says, or InvalidModel names the tensor, what was expected and what came. Controls and
-    states of sequences are tensors of both.
+    The configuration may omit tensors. A tensor that it lists must match the artifact's; otherwise
+    InvalidModel names the tensor and both specs. Sequence controls and states are treated like
+    other tensors.
     """
     config = config.of_artifact()
     batch = _batch_size(config.max_batch_size)
@@ -89,9 +89,9 @@ def _check_unique(kind: str, tensors: Sequence[ConfigTensor]) -> None:
 
 
 def _check_all(kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec]) -> None:
-    """Raise InvalidModel unless a configuration that lists tensors lists all of them.
+    """Raise InvalidModel if a configuration lists only some of the inputs or outputs.
 
-    A client that goes by it would send too few inputs, or be given more outputs.
+    A client that relies on such a list would send too few inputs, or get unexpected outputs.
     """
     named = {tensor.name for tensor in tensors}
     missing = [f"'{spec.name}'" for spec in specs if spec.name not in named]
@@ -121,7 +121,7 @@ def _check_tensor(
         raise InvalidModel(f"{kind} '{tensor.name}' is not in the artifact, which has {names}")
     shapes = [tensor.dims]
     if is_open:
-        # Without a max_batch_size of its own a configuration may mean either form.
+        # If the configuration sets no max_batch_size, dims may include the batch or not.
         shapes = [(-1, *tensor.dims)] if config_batch else [(-1, *tensor.dims), tensor.dims]
     if tensor.datatype is spec.datatype and any(_same(shape, spec.shape) for shape in shapes):
         return

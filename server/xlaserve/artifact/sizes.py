@@ -1,4 +1,4 @@
-"""The memory that a model will need, predicted from its headers and its StableHLO."""
+"""Predicts the memory that a model will need, from file headers and its StableHLO module."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,48 +20,51 @@ from xlaserve.model_config.buckets import DEFAULT_MAX_BATCH_SIZE, buckets_up_to
 from xlaserve.tensors import TensorSpec
 
 EXECUTABLE_BYTES = 1 << 19
-"""Code and tables of one compiled bucket: 0.2 to 0.6 MB for small models. The CPU backend does not
-report them."""
+"""Code and tables of one compiled program: 0.2 to 0.6 MB for small models. The CPU backend does not
+report the actual size."""
 
 LIMIT_ARTIFACT_BYTES = 256 << 20
-"""Limit of artifacts: a larger one contains parameters, which multiply in compilation."""
+"""Maximum size of an artifact. A larger one must contain parameters, which compilation duplicates.
+"""
 
 COPIES_WHILE_COMPILED = 8
-"""Copies of an artifact's constant in memory then: measured 7 to 9, on the CPU. One stays."""
+"""Copies of an artifact's constants in memory during compilation: 7 to 9 were measured on the CPU.
+One copy remains."""
 
 
 ESTIMATING = "xlaserve.runtime.estimating"
-"""The estimating module, which needs JAX."""
+"""The module that estimates temporaries; it imports JAX."""
 
 LIMIT_ESTIMATED_BYTES = 4 << 20
-"""A larger module has constants, whose bytes would be read twice."""
+"""Maximum size of a module to estimate. A larger one contains constants, which would have to be
+read twice."""
 
 MAX_ESTIMATES = 64
-"""Limit of cached estimates."""
+"""Maximum number of cached estimates."""
 
 _SPARE = 1.6
-"""Safety factor of estimates: XLA for the CPU leaves gaps between buffers."""
+"""Safety factor of estimates: on the CPU, XLA leaves gaps between buffers."""
 
 _CODE: Mapping[str, tuple[int, float]] = MappingProxyType({"cuda": (2 << 10, 3.0)})
-"""Code size on accelerators: a constant, and a multiple of the module's size."""
+"""Code size of a program on accelerators: a constant, and a multiple of its module's size."""
 
 _ESTIMATING = ThreadPoolExecutor(1, "estimate")
 
 ON_THE_HOST = Serving()
 
 Parts: TypeAlias = Callable[[str], int]
-"""Returns the number of shards of a parameter."""
+"""Returns the number of shards that a parameter is split into."""
 
 
 def whole(name: str) -> int:
-    """Leave a parameter in one part."""
+    """Return 1: the parameter is not split."""
     return 1
 
 
 def predict_exported(
     directory: Path, parts: Parts = whole, roots: Roots = ANYWHERE, serving: Serving = ON_THE_HOST
 ) -> int:
-    """Predict a compiled model's bytes per device from its manifest; raises InvalidModel.
+    """Predict a model's memory per device in bytes, from its manifest and file headers.
 
     Raises InvalidModel.
     """
@@ -73,7 +76,7 @@ def predict_exported(
             f"{manifest.WEIGHTS} has {parameters} bytes of parameters, "
             f"{manifest.FILE_NAME} says {described.parameters_bytes}"
         )
-    # Raised for one that is too large, before it is read.
+    # Raises if the module is too large, before it is read.
     module = _module_bytes(directory, described, roots)
     programs = foreseen.programs(described, serving)
     scratch = _scratch_bytes(directory, described, roots, serving, programs)
@@ -88,11 +91,10 @@ def shared_bytes(
     roots: Roots = ANYWHERE,
     serving: Serving = ON_THE_HOST,
 ) -> int:
-    """Return the part of `predict_exported` that other models of the computation already hold.
+    """Return the part of `predict_exported` that other models of the same computation already hold.
 
-    `compiled_from` says how many programs there are of a file; 0 for what has no such file. It is
-    an estimate: size and hash of the module are what the manifest says, which the load checks
-    before it reads a parameter.
+    `compiled_from` returns the number of compiled programs for a file hash. The manifest's sizes
+    and hashes are used unverified, since the load checks them before it reads parameters.
     """
     if not (directory / manifest.FILE_NAME).exists():
         return 0
@@ -101,7 +103,7 @@ def shared_bytes(
     if record is None:
         return 0
     there = min(compiled_from(record.sha256), foreseen.programs(described, serving).count)
-    # As `predict_exported` has it: what is predicted less this is what the model adds.
+    # Computed as in `predict_exported`, so that the difference is what this model adds.
     module = max(
         one.size_bytes for name, one in described.files.items() if name != manifest.WEIGHTS
     )
@@ -125,7 +127,7 @@ def _code_bytes(platform: str, module: int) -> int:
 def _scratch_bytes(
     directory: Path, described: Manifest, roots: Roots, serving: Serving, programs: Foreseen
 ) -> int:
-    """Return the scratch memory of one execution of the largest program."""
+    """Return the memory for inputs, outputs and temporaries of one execution, in bytes."""
     shapes = tuple(map(programs.shape, described.named_shapes))
     inputs = sum(
         _bytes_of(spec, shape) for spec, shape in zip(described.inputs, shapes, strict=True)
@@ -166,7 +168,7 @@ def _is_taken(described: Manifest, index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for an estimate. Estimates are remembered by digests, so that no module stays."""
+    """The key of a cached estimate; it contains the module's hash, not the module."""
 
     sha256: str
     read: Callable[[], bytes | bytearray] = field(compare=False)
@@ -178,9 +180,9 @@ class _Asked:
 
 
 def _within(asked: _Asked, seconds: float | None) -> int | None:
-    """Return the estimate, or None if it takes too long; it then continues for later calls.
+    """Return the estimate, or None if it takes longer than `seconds`; later calls then find it.
 
-    None too as long as nobody has imported JAX: memory is reserved before that.
+    Also returns None while JAX has not been imported, since the estimate does not import it.
     """
     if ESTIMATING not in sys.modules:
         return None
@@ -194,7 +196,7 @@ def _within(asked: _Asked, seconds: float | None) -> int | None:
 
 @lru_cache(MAX_ESTIMATES)
 def _estimated(asked: _Asked) -> int | None:
-    """Return the outputs and temporaries of an execution; None where nothing can be said of it."""
+    """Return the bytes of an execution's outputs and temporaries, or None if analysis fails."""
     module = bytes(asked.read())
     try:
         found = sys.modules[ESTIMATING].of_module(
@@ -205,7 +207,7 @@ def _estimated(asked: _Asked) -> int | None:
             widens=asked.widens,
             rows=asked.rows,
         )
-    # What JAX meets in a file has no class of its own, and the load says what is wrong with it.
+    # JAX may raise anything for an invalid module; the load will report the problem.
     except Exception:
         return None
     return int(found)
@@ -214,10 +216,10 @@ def _estimated(asked: _Asked) -> int | None:
 def predict_single_file(
     path: Path, parts: Parts = whole, roots: Roots = ANYWHERE, serving: Serving = ON_THE_HOST
 ) -> int:
-    """Predict the bytes of an artifact without a manifest; raises InvalidModel.
+    """Predict the memory of an artifact without a manifest, in bytes; raises InvalidModel.
 
-    More than it holds once it is loaded: its parameters, which are constants, pass through all
-    stages of the compiler. It counts as one with a batch, since only JAX could tell.
+    The result includes the peak during compilation, in which the parameters, stored as constants,
+    exist several times. A batch dimension is assumed, since detecting one requires JAX.
     """
     limit = LIMIT_ARTIFACT_BYTES
     artifact = files.size_of(path.parent, path.name, limit_bytes=limit, roots=roots)
@@ -228,9 +230,9 @@ def predict_single_file(
 def predict_onnx(
     path: Path, parts: Parts = whole, roots: Roots = ANYWHERE, serving: Serving = ON_THE_HOST
 ) -> int:
-    """Return the bytes that an ONNX model will need: those of its files, and its executables.
+    """Predict the memory of an ONNX model in bytes: the sizes of its files and executables.
 
-    Its tensors are known once it is converted. Raises InvalidModel.
+    The tensors are only known after conversion. Raises InvalidModel.
     """
     found = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     buckets = _buckets(serving)
@@ -241,7 +243,7 @@ def predict_onnx(
 
 
 def _buckets(serving: Serving) -> int:
-    """Return the number of programs of a model."""
+    """Return the number of programs compiled with the load."""
     return 2 if serving.in_background else len(buckets_up_to(DEFAULT_MAX_BATCH_SIZE))
 
 

@@ -1,4 +1,4 @@
-"""The internal tensors of a stepped model, and their names."""
+"""The internal tensors of a stepped model, which gives one answer per execution."""
 
 import msgspec
 
@@ -6,39 +6,39 @@ from xlaserve.errors import InvalidModel
 from xlaserve.tensors import TensorSpec
 
 _MAX_STATE = 4096
-"""Tensors of a state."""
+"""Maximum number of state tensors."""
 
 RESERVED = "stream."
 """Name prefix of a stepped model's internal tensors, which clients never see."""
 FIRST = f"{RESERVED}first"
-"""The input that marks a first step, BOOL[]; it follows clients' inputs."""
+"""Input that marks the first step, BOOL[]; it follows the clients' inputs."""
 DONE = f"{RESERVED}done"
-"""The output that marks a last step, BOOL[]; it follows clients' outputs."""
+"""Output that marks the last step, BOOL[]; it follows the clients' outputs."""
 
 
 def state_name(index: int) -> str:
-    """Return the name of a state tensor, an input and an output; these come last."""
+    """Return the name of a state tensor, which is an input and an output; states come last."""
     return f"{RESERVED}state.{index}"
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes how to step a model that gives one answer per step.
+    """A stepped model, which is executed repeatedly and gives one answer per step.
 
-    Where all its tensors start with -1, each row is a request of its own.
+    If the first dimension of all its tensors is -1, each row of an execution is a separate request.
     """
 
     state: int
     """Number of state tensors."""
     max_steps: int
-    """Limit of steps per request."""
+    """Maximum number of steps per request."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the tensors of the state, in their order."""
+        """Return the names of the state tensors, in order."""
         return tuple(map(state_name, range(self.state)))
 
     def known(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Return the client-visible ones of all inputs or outputs, for one request."""
+        """Return the inputs or outputs that clients see, in the shapes of one request."""
         found = tensors[: max(0, len(tensors) - self.state - 1)]
         return tuple(_of_row(spec) for spec in found) if _is_open(tensors) else found
 
@@ -48,7 +48,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outputs: tuple[TensorSpec, ...],
         max_batch_size: int,
     ) -> None:
-        """Raise InvalidModel unless these are the inputs and outputs of a stepped model."""
+        """Raise InvalidModel unless these are valid inputs and outputs of a stepped model."""
         is_open = _is_open((*inputs, *outputs))
         unbatched = max_batch_size and not is_open
         if not 1 <= self.state <= _MAX_STATE or self.max_steps < 1 or unbatched:
@@ -71,7 +71,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _is_open(tensors: tuple[TensorSpec, ...]) -> bool:
-    """Tell whether requests are rows of a batch."""
+    """Tell whether several requests can share an execution, one per row."""
     return bool(tensors) and all(spec.shape[:1] == (-1,) for spec in tensors)
 
 

@@ -1,7 +1,8 @@
-"""The memory of a model on a kind of device, as its manifest records it.
+"""A model's memory per kind of device, as recorded in its manifest.
 
-It is what a load reserves before it begins, where it is known, instead of an estimate. What the
-load then measures counts, so that a wrong number does no more than a wrong estimate.
+The sizes come from compiling for the target. A load reserves this much memory if it is recorded,
+and an estimate otherwise. After the load the measured size counts, so a wrong record does no more
+harm than a wrong estimate.
 """
 
 from collections.abc import Mapping
@@ -14,12 +15,11 @@ from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES, MAX_ON_DEMAND
 from xlaserve.model_config.config import ModelConfig
 
 IN_FLIGHT = 2
-"""The most executions that each replica on an accelerator has begun and not ended: while it
-computes one, the inputs of the next are copied to it. A third would only wait there, and hold
-memory."""
+"""Maximum number of executions in flight per replica on an accelerator: while one is computed, the
+inputs of the next are copied to the device. A third would only wait and hold memory."""
 
 MAX_TARGETS = 32
-"""Limit of targets per manifest."""
+"""Maximum number of targets in a manifest."""
 
 _MAX_BYTES = 1 << 50
 _MAX_NAME_LENGTH = 32
@@ -27,31 +27,31 @@ _MAX_NAME_LENGTH = 32
 _CHANGE_PROGRAMS = frozenset(
     {"batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES, "placement"}
 )
-"""Configuration parameters that change the compiled programs."""
+"""Configuration parameters that change which programs are compiled."""
 
 
 class TargetSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes of one copy on one device, with the programs of all batch sizes."""
+    """Memory of one copy of a model on one device, with the programs of all batch sizes."""
 
     parameters_bytes: int
-    """Bytes of the parameters in the device's layout."""
+    """Size of the parameters in the device's layout."""
     scratch_bytes: int
-    """Temporaries, inputs and outputs of the largest program: for each execution in flight."""
+    """Temporaries, inputs and outputs of the largest program, per execution in flight."""
     programs_bytes: int
     """Code and constants of all programs."""
 
     def on_device(self, replicas: int) -> int:
-        """Return the bytes per device for replicas that share one copy."""
+        """Return the bytes per device for replicas that share parameters and programs."""
         flights = replicas * IN_FLIGHT
         return self.parameters_bytes + flights * self.scratch_bytes + self.programs_bytes
 
 
 Recorded: TypeAlias = Mapping[str, TargetSizes]
-"""Sizes by the name of the target."""
+"""Sizes by target name."""
 
 
 def check(recorded: Recorded, parameters_bytes: int) -> None:
-    """Raise InvalidModel for sizes that no model of these parameters has."""
+    """Raise InvalidModel for sizes that are impossible for this size of parameters."""
     if len(recorded) > MAX_TARGETS:
         raise InvalidModel(
             f"it has sizes for {len(recorded)} targets, expected {MAX_TARGETS} at most"
@@ -61,7 +61,7 @@ def check(recorded: Recorded, parameters_bytes: int) -> None:
             raise InvalidModel("it has sizes for a target with a name that no target has")
         found = (sizes.parameters_bytes, sizes.scratch_bytes, sizes.programs_bytes)
         if not all(0 <= size <= _MAX_BYTES for size in found) or (
-            # Small ones are part of the programs.
+            # Small parameters are stored in the programs.
             sizes.parameters_bytes + sizes.programs_bytes < parameters_bytes
         ):
             raise InvalidModel(
@@ -70,7 +70,7 @@ def check(recorded: Recorded, parameters_bytes: int) -> None:
 
 
 def holds(config: ModelConfig, max_batch_size: int) -> bool:
-    """Tell whether a load with this configuration compiles what was recorded.
+    """Tell whether a load with this configuration compiles the recorded programs.
 
     `max_batch_size` is the manifest's.
     """

@@ -1,4 +1,4 @@
-"""Layers of frameworks that differ in training, and their traces in a module."""
+"""Detects modules exported in training mode, by the layers found in them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,21 +22,21 @@ _KERAS = "call the model with training=False"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that differs in training."""
+    """A layer that behaves differently in training."""
 
     name: str
     local: str
-    """The local variable with the mode of a call."""
+    """Local variable of its `__call__` that selects the mode."""
     trains: bool
-    """The value of that in training."""
+    """Value of that variable in training."""
     does: str
     to_do: str
     rate: str = ""
-    """Attribute that disables it: when absent or 0, both modes are equal."""
+    """Attribute with the dropout rate. If it is missing or 0, both modes are equal."""
 
     @property
     def told(self) -> str:
-        """Return what to do, in the framework's own words."""
+        """Return what the user should do, in the framework's terms."""
         return self.to_do.format(local=self.local)
 
 
@@ -71,13 +71,13 @@ LAYERS: Mapping[tuple[str, str], Layer] = MappingProxyType(
         ),
     }
 )
-"""Layers that differ in training, by module and qualified name of their `__call__`."""
+"""Layers that behave differently in training, by module and qualified name of their `__call__`."""
 
 _REDUCE = "stablehlo.reduce"
 _BERNOULLI = "_bernoulli"
-"""The function that a call of `jax.random.bernoulli` is in a module."""
+"""Symbol of the function that `jax.random.bernoulli` is lowered to."""
 _DRAWS = re.compile(rf"{_BERNOULLI}(_\d+)?")
-"""Its symbol, and that of another one for another shape or key."""
+"""The same symbol, with a suffix for further shapes or keys."""
 _LOOKS = "it looks like training mode"
 _DRAWN = (
     f"{_LOOKS}: jax.random.bernoulli draws the same numbers in every request, as dropout does; "
@@ -86,9 +86,9 @@ _DRAWN = (
 
 
 def training_layer(module: bytes) -> Layer | None:
-    """Return the first layer that was traced in training, by the lines that a module names.
+    """Return the first layer traced in training mode, found by the module's source locations.
 
-    In inference dropout leaves no operation behind, and batch normalisation reduces nothing.
+    In inference, dropout emits no operations, and batch normalization no reductions.
     """
     names = names_in(module)
     named = {
@@ -109,9 +109,9 @@ def training_layer(module: bytes) -> Layer | None:
 
 
 def said_of_module(module: bytes, *, takes_integers: bool) -> str:
-    """Say why a module looks like training mode, and what to do; empty where it does not.
+    """Return why a module looks like training mode, and what to do; else an empty string.
 
-    Where it `takes_integers`, one may be the seed of what it draws.
+    With `takes_integers`, random draws are accepted: an input may be their seed.
     """
     layer = training_layer(module)
     if layer is not None:
@@ -120,7 +120,7 @@ def said_of_module(module: bytes, *, takes_integers: bool) -> str:
 
 
 def _draws(module: bytes) -> bool:
-    """Tell whether a module calls `jax.random.bernoulli`, not only what is named like it."""
+    """Tell whether a module calls `jax.random.bernoulli`, not just a similar name."""
     if _BERNOULLI.encode() not in names_in(module):
         return False
     with parsed(module) as whole:
@@ -140,7 +140,7 @@ def _file(module: str) -> str:
 
 
 def _locations(operation: Any, *, reduces: bool) -> Iterator[str]:
-    """Yield the name and the place of each operation in another, of the reductions alone if so."""
+    """Yield name and location of operations nested in another, or only of reductions."""
     for region in operation.regions:
         for block in region:
             for inner in block:

@@ -1,6 +1,6 @@
-"""Names for the arrays of nested inputs and outputs: `a.b.0` for `{"a": {"b": [array]}}`."""
+"""Names of the arrays in nested inputs and outputs: `a.b.0` for `{"a": {"b": [array]}}`."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ SEPARATOR = "."
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """The trees of a function's arguments, whose leaves are its inputs in their order."""
+    """The tree structures of a function's arguments; their leaves are the inputs, in order."""
 
     trees: tuple[Any, ...]
 
@@ -36,9 +36,9 @@ class Nesting:
 
 
 def flatten_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Nesting]:
-    """Return the described inputs by the names of their leaves, and the trees of the arguments.
+    """Flatten described inputs to leaves by name, and return the arguments' structures.
 
-    A leaf is what begins with a datatype: `("FP32", [-1, 4])`. Raises InvalidModel.
+    A leaf starts with a datatype, as in `("FP32", [-1, 4])`. Raises InvalidModel.
     """
     flat: list[tuple[str, Any]] = []
     trees = []
@@ -55,11 +55,11 @@ def flatten_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Nesting]:
 
 
 def flatten_outputs(outputs: Mapping[str, object]) -> dict[str, object]:
-    """Return a function's results by leaf name; raises InvalidModel."""
+    """Flatten a function's results to leaves by name; raises InvalidModel."""
     flat: list[tuple[str, object]] = []
     for name, value in outputs.items():
         found, _ = _flattened("output", name, value)
-        # None is a tree without arrays, and no output of a function is nothing.
+        # None flattens to no leaves, but an output must not be None.
         leaves = found or [((), value)]
         flat += [(_joined("output", (name, *_texts(path))), leaf) for path, leaf in leaves]
     check_names("output", [name for name, _ in flat])
@@ -68,10 +68,10 @@ def flatten_outputs(outputs: Mapping[str, object]) -> dict[str, object]:
 
 
 def names_of_arguments(in_tree: Any) -> list[str]:
-    """Return the names of the leaves of `(args, kwargs)`, in the order of JAX.
+    """Return the names of the leaves of `(args, kwargs)`, in JAX's order.
 
-    Those of one dict are its keys, keywords are names, and others are `input_0` and so on. Raises
-    InvalidModel.
+    A single dict argument names them by its keys, keyword arguments by their names; all others are
+    `input_0` and so on. Raises InvalidModel.
     """
     args, kwargs = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
     is_one_dict = len(args) == 1 and not kwargs and isinstance(args[0], Mapping)
@@ -79,7 +79,7 @@ def names_of_arguments(in_tree: Any) -> list[str]:
 
 
 def names_of_results(out_tree: Any) -> list[str]:
-    """Return the names of the leaves of what is returned: keys of a dict, or `output_0` and so on.
+    """Return the names of a result's leaves: the keys of a dict, or `output_0` and so on.
 
     Raises InvalidModel.
     """
@@ -87,7 +87,7 @@ def names_of_results(out_tree: Any) -> list[str]:
 
 
 def check_names(kind: str, names: Sequence[str]) -> None:
-    """Raise InvalidModel for missing, long or duplicate names."""
+    """Raise InvalidModel for missing, overlong or duplicate names."""
     if not names:
         raise InvalidModel(f"expected at least one {kind}, got a tree without arrays")
     for name in names:
@@ -104,7 +104,7 @@ def _flattened(
     try:
         return tree_flatten_with_path(tree, is_leaf=is_leaf)
     except ValueError as error:
-        # JAX sorts the keys of a dict.
+        # JAX sorts the keys of a dict, which fails for keys of mixed types.
         raise InvalidModel(f"{kind} '{name}' is no tree that JAX can flatten: {error}") from error
 
 
@@ -121,7 +121,7 @@ def _names(kind: str, trees: Sequence[object]) -> list[str]:
 
 
 def _path_texts(kind: str, path: Sequence[Any]) -> Iterator[str]:
-    """Yield the parts of a name; a leading index is prefixed with its kind."""
+    """Yield the parts of a name; an index in first position gets a prefix, as in `input_0`."""
     if not path:
         yield f"{kind}_0"
     for depth, (key, text) in enumerate(zip(path, _texts(path), strict=True)):
@@ -146,7 +146,7 @@ def _text(key: Any) -> str:
 
 
 def is_described(value: object) -> bool:
-    """Tell whether a value is one description, valid or not, rather than a tree."""
+    """Tell whether a value is the description of one input, valid or not, rather than a tree."""
     if isinstance(value, Mapping) or value is None:
         return False
     begin = value[0] if isinstance(value, tuple | list) and value else ""
@@ -160,7 +160,7 @@ def _joined(kind: str, path: tuple[str, ...]) -> str:
 
 
 def _check_dots(kind: str, given: Mapping[str, object], flat: Sequence[tuple[str, Any]]) -> None:
-    """Raise InvalidModel if a dotted name is ambiguous beside nested ones."""
+    """Raise InvalidModel if a name with a dot may be confused with a nested name."""
     if [name for name, _ in flat] != list(given):
         for name in given:
             _check_key(kind, name)

@@ -1,4 +1,4 @@
-"""The number and the place of the version that an import writes."""
+"""Chooses the version number of an import, and publishes the finished version."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ from xlaserve.errors import InvalidModel
 
 
 def target(directory: Path, version: int | None) -> Path:
-    """Return the path of the version to write, the next one if None.
+    """Return the path of the version to write; None selects the next number.
 
-    Raises FileExistsError where there is one, and InvalidModel for a number that is none.
+    Raises FileExistsError if the version exists, and InvalidModel for a number below 1.
     """
     there = [int(p.name) for p in directory.glob("*") if p.name.isascii() and p.name.isdigit()]
     number = max(there, default=0) + 1 if version is None else version
@@ -21,7 +21,7 @@ def target(directory: Path, version: int | None) -> Path:
 
 
 def publish(written: Path, place: Path) -> None:
-    """Move a written version to its place; raises FileExistsError where there is one by now."""
+    """Rename a finished version to its final path; raises FileExistsError if that exists by now."""
     place.parent.mkdir(exist_ok=True)
     try:
         written.rename(place)

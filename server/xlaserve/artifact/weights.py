@@ -1,4 +1,4 @@
-"""Parameters in safetensors, aligned for XLA, read one tensor at a time."""
+"""Reads and writes parameters as safetensors, aligned for XLA, one tensor at a time."""
 
 import hashlib
 import math
@@ -38,7 +38,7 @@ DTYPES = MappingProxyType(
         "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     }
 )
-"""The dtypes by the names that safetensors has for them."""
+"""The supported dtypes, by their safetensors name."""
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 65_536
@@ -54,13 +54,13 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """One tensor as the header of a weights file describes it."""
+    """A tensor's entry in the header of a weights file."""
 
     name: str
     dtype: "np.dtype[Any]"
     shape: Shape
     start: int
-    """Offset of its bytes, counted from the end of the header."""
+    """Offset of the data, counted from the end of the header."""
     stop: int
 
     @property
@@ -79,12 +79,12 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
-    """Write tensors under a new name and rename; the same tensors always give the same bytes.
+    """Write tensors to a temporary file, then rename it; equal tensors give equal bytes.
 
-    Raises InvalidModel for a dtype that safetensors has no name for.
+    Raises InvalidModel for a dtype that safetensors does not have.
     """
-    # Safetensors allows no gaps between tensors. The data starts at a multiple of 64 because the
-    # header is padded, and stays there for as long as the sizes are multiples of 64 themselves.
+    # Safetensors allows no gaps between tensors. The header is padded so that the data starts at a
+    # multiple of 64; tensors whose size is a multiple of 64 come first, and so stay aligned.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].nbytes % ALIGNMENT != 0, item[0]))
     header: dict[str, _Entry] = {}
     start = 0
@@ -105,7 +105,7 @@ _NAMES_TEXT = tuple(dtype.name for dtype in DTYPES.values())
 
 
 def dtype_name(name: str, tensor: Tensor) -> str:
-    """Return the name of a parameter's dtype in the file; raises InvalidModel where it has none."""
+    """Return the safetensors name of a parameter's dtype; raises InvalidModel if there is none."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None:
         expected = f"one of {', '.join(_NAMES_TEXT)}"
@@ -129,7 +129,7 @@ def _file_parts(header: Mapping[str, _Entry], tensors: list[Tensor]) -> Iterator
 
 
 def read_entries(directory: Path, name: str, roots: Roots = ANYWHERE) -> tuple[WeightEntry, ...]:
-    """Read the header alone; entries are in the order of their data. Raises InvalidModel."""
+    """Read the header only; entries are sorted by offset. Raises InvalidModel."""
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         return _read_header(file, size, name, lambda _: None)
 
@@ -137,10 +137,10 @@ def read_entries(directory: Path, name: str, roots: Roots = ANYWHERE) -> tuple[W
 def read(
     directory: Path, name: str, record: FileRecord | None = None, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors one by one, each in fresh memory that XLA can use in place.
+    """Yield the tensors one by one, each in newly allocated memory that XLA can use without a copy.
 
-    Nothing but the tensor in hand is held. Only when the last one was taken is it known whether
-    the file is the one of the record: InvalidModel is raised then.
+    Only the current tensor is held. The hash is checked after the last one has been consumed:
+    InvalidModel is raised then if the file differs from the record.
     """
     digest = hashlib.sha256()
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
@@ -156,11 +156,11 @@ def read(
 def read_mapped(
     directory: Path, name: str, record: FileRecord | None = None, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors one by one, as read-only views of the file mapped into memory.
+    """Yield the tensors one by one, as read-only views of the memory-mapped file.
 
-    The file is read once for its hash; its pages belong to the cache of the operating system and
-    are shared by all who map it. The mapping goes with the last view. A change of the file in place
-    changes the tensors; truncating it ends the process (SIGBUS).
+    The file is read once for its hash. Its pages belong to the page cache, and are shared by all
+    processes that map it. It is unmapped when the last view is freed. Modifying the file changes
+    the tensors; truncating it crashes the process (SIGBUS).
     """
     digest = hashlib.sha256()
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
@@ -179,7 +179,7 @@ def read_mapped(
 def hashes(
     directory: Path, name: str, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[WeightEntry, str]]:
-    """Yield each tensor with the SHA-256 of its bytes, in streaming."""
+    """Yield each tensor's entry and SHA-256, reading the file in small chunks."""
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         for entry in _read_header(file, size, name, lambda _: None):
             digest, left = hashlib.sha256(), entry.nbytes
@@ -249,7 +249,7 @@ def _checked(key: str, entry: _Entry, name: str) -> WeightEntry:
         raise InvalidModel(f"{name}: '{key}' has the unknown dtype '{entry.dtype[:32]}'")
     start, stop = entry.data_offsets
     shape = tuple(entry.shape)
-    # Sizes beside a zero count too: numpy refuses them before it multiplies.
+    # Checked even if the tensor is empty: numpy rejects such shapes regardless.
     if len(shape) > MAX_RANK or any(s < 0 for s in shape):
         raise InvalidModel(f"{name}: '{key}' has a shape that no tensor has")
     if math.prod(max(size, 1) for size in shape) > MAX_FILE_BYTES:

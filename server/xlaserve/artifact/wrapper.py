@@ -1,7 +1,7 @@
-"""Reads `jax.export` files without JAX, which refuses those older than half a year.
+"""Reads `jax.export` files without JAX, which rejects those older than six months.
 
-It is a flatbuffer, whose fields keep their numbers for ever. Only functions for one device
-that have no side effects are understood.
+They are flatbuffers, whose field numbers never change. Only functions for one device and without
+side effects are supported.
 """
 
 import struct
@@ -13,15 +13,16 @@ from xlaserve.errors import InvalidModel
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """The contents of such a file."""
+    """The contents of a `jax.export` file."""
 
     computation: Computation
     jax_version: str
-    """Version of the JAX that wrote it; empty before jax 0.11, the first to say so."""
+    """JAX version that wrote the file, or an empty string before jax 0.11, which added the field.
+    """
 
 
 class _Exported:
-    """Offsets of the fields in the vtable of the root."""
+    """Vtable offsets of the root table's fields."""
 
     IN_TREE = 8
     IN_AVALS = 10
@@ -69,16 +70,16 @@ _OFFSET_BYTES = 4
 
 
 def read(data: bytes | bytearray, name: str) -> Wrapped:
-    """Read the bytes of a file; raises InvalidModel."""
+    """Parse a file; raises InvalidModel."""
     try:
         return _wrapped(_Table(memoryview(data), _number(memoryview(data), "<I", 0)), name)
-    # Bytes that are no such file lead anywhere: out of the file, to texts that are none.
+    # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
 
 
 def shapes(data: bytes | bytearray, name: str) -> list[str]:
-    """Return the texts of all shapes in a file, as JAX will parse them; raises InvalidModel."""
+    """Return all shapes in a file as text, in the form that JAX will parse; raises InvalidModel."""
     try:
         root = _Table(memoryview(data), _number(memoryview(data), "<I", 0))
         fields = (_Exported.UNIQUE_AVALS, _Exported.IN_AVALS, _Exported.OUT_AVALS)
@@ -88,7 +89,7 @@ def shapes(data: bytes | bytearray, name: str) -> list[str]:
             for table in root.tables(field)
             for text in table.texts(_Aval.SHAPE)
         ]
-    # As above.
+    # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
 
@@ -117,7 +118,7 @@ def _wrapped(root: "_Table", name: str) -> Wrapped:
 
 
 def _abstracts(root: "_Table", field: int, indexes: int) -> tuple[Abstract, ...]:
-    # Since April 2026 each is there once, and arguments say which one is theirs.
+    # Since April 2026 each distinct shape and dtype is stored once, and referred to by index.
     unique = [_abstract(table) for table in root.tables(_Exported.UNIQUE_AVALS)]
     if found := root.numbers(indexes, "<I"):
         return tuple(unique[index] for index in found)
@@ -140,7 +141,7 @@ def _whole_tree(table: "_Table", count: int) -> Tree:
 
 
 def _tree(table: "_Table", leaves: list[int], depth: int) -> Tree:
-    """Read a tree, with leaves from the front of the list."""
+    """Read a tree, taking its leaves from the front of the list."""
     if not depth:
         raise ValueError("its arguments or results are nested too deeply")
     kind = table.number(_Tree.KIND, "<b")
@@ -178,26 +179,26 @@ class _Table:
         self._vtable_bytes = _number(data, "<H", self._vtable)
 
     def number(self, field: int, layout: str) -> int:
-        """Return a number as `struct` lays it out."""
+        """Return a scalar in the given `struct` format."""
         position = self._place(field)
         return _number(self._data, layout, position) if position else 0
 
     def numbers(self, field: int, layout: str) -> tuple[int, ...]:
-        """Return the numbers of a vector."""
+        """Return a vector of numbers."""
         start, count = self._vector(field, struct.calcsize(layout))
         return struct.unpack_from(f"<{count}{layout[1]}", self._data, start)
 
     def data(self, field: int) -> bytes:
-        """Return the bytes of a vector."""
+        """Return a vector of bytes."""
         start, count = self._vector(field, 1)
         return bytes(self._data[start : start + count])
 
     def text(self, field: int) -> str:
-        """Return a text."""
+        """Return a string."""
         return str(self.data(field), "utf-8")
 
     def texts(self, field: int) -> tuple[str, ...]:
-        """Return the texts of a vector."""
+        """Return a vector of strings."""
         return tuple(self._text(place) for place in self._places(field))
 
     def table(self, field: int) -> "_Table":
@@ -208,7 +209,7 @@ class _Table:
         return _Table(self._data, self._follow(place))
 
     def tables(self, field: int) -> "list[_Table]":
-        """Return the tables of a vector."""
+        """Return a vector of tables."""
         return [_Table(self._data, self._follow(place)) for place in self._places(field)]
 
     def _place(self, field: int) -> int:
@@ -229,7 +230,7 @@ class _Table:
         return str(self._data[start : start + count], "utf-8")
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Return the start and the length of a vector."""
+        """Return the start and length of a vector."""
         place = self._place(field)
         return self._measured(self._follow(place), item_bytes) if place else (0, 0)
 

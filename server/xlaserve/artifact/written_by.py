@@ -1,6 +1,6 @@
-"""The versions of JAX and xlaserve that wrote an export, as its manifest records them.
+"""The JAX and xlaserve versions that wrote an export, stored in one manifest field.
 
-A field of its own would be refused by every build that does not know it.
+Older servers would reject a manifest with an additional field.
 """
 
 from typing import NamedTuple
@@ -9,32 +9,32 @@ from xlaserve import build
 
 _BETWEEN = ", xlaserve "
 _MOST = 64
-"""Displayed characters of a file's own text."""
+"""Maximum number of characters from a file that are shown in an error."""
 
 
 class Writer(NamedTuple):
-    """Versions of a file's writer."""
+    """The versions that wrote a file."""
 
     jax: str
     xlaserve: str = ""
-    """Empty in older files."""
+    """Empty in files of older versions."""
 
     @classmethod
     def of(cls, text: str) -> "Writer":
-        """Parse the field of a manifest."""
+        """Parse the manifest's field."""
         jax, _, xlaserve = text.partition(_BETWEEN)
         return cls(jax, xlaserve)
 
     @property
     def text(self) -> str:
-        """Return it as in a manifest."""
+        """Return the field's text."""
         return f"{self.jax}{_BETWEEN}{self.xlaserve}" if self.xlaserve else self.jax
 
 
 def not_read(name: str, found: str, reads: str, text: str) -> str:
-    """Explain that a file's format is too new for this build, and which build reads it.
+    """Explain that a file's format is too new for this server, and which version reads it.
 
-    `found` and `reads` say which formats; `text` is what the file says of its writer.
+    `found` and `reads` name the formats; `text` is the file's record of its writer.
     """
     wrote = "".join(char for char in Writer.of(text).xlaserve[:_MOST] if char.isprintable())
     who = f"xlaserve {wrote}, which wrote it, or a newer one" if wrote else "the newer xlaserve"

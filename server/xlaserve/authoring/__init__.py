@@ -1,1 +1,1 @@
-"""Authoring of version directories: export from JAX, adopt, migrate."""
+"""Writes version directories: exports from JAX, adopts `jax.export` files, migrates versions."""

@@ -1,6 +1,6 @@
-"""Turns a `jax.export` file into a model that can be exported with names and proof."""
+"""Turns a `jax.export` file into a model that can be exported again."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from xlaserve.runtime.exported import single_file
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an adoption."""
+    """Options for adopting a file, with the meaning that they have in `export_model`."""
 
     names: Names = FROM_TREE
     max_batch_size: int | None = None
@@ -30,14 +30,14 @@ class Options:
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     max_on_demand_shapes: int = 0
     training_mode: bool = False
-    """Whether layers may be in training mode."""
+    """Whether layers in training mode are accepted."""
 
 
 def read(path: Path, options: Options) -> Exportable:
-    """Return the model that a file of `jax.export` is; raises InvalidModel.
+    """Read a `jax.export` file as a model to be exported; raises InvalidModel.
 
-    It computes on this machine, on one device and without side effects, and calls nothing that a
-    model may not call.
+    The function must run on this machine's platform, on one device and without side effects, and
+    may only make custom calls that are known to be safe.
     """
     if path.suffix != SUFFIX or not path.is_file():
         raise InvalidModel(f"'{path}': expected a file *{SUFFIX} that jax.export wrote")
@@ -68,7 +68,7 @@ def read(path: Path, options: Options) -> Exportable:
 
 
 class _Flat:
-    """A function of trees as one of named arrays."""
+    """Calls an exported function with flat inputs, and returns its outputs by name."""
 
     def __init__(self, exported: Exported, outputs: Sequence[str]) -> None:
         self._exported = exported
@@ -85,7 +85,7 @@ def _datatype(name: str, aval: Any) -> str:
 
 
 def _shape(aval: Any, batch: str | None) -> list[int | str]:
-    """Return a shape as an author writes it: -1 for the batch, a name for what else is open."""
+    """Return a shape as an author writes it: -1 for the batch, a name for other open sizes."""
     return [
         size if isinstance(size, int) else -1 if not axis and str(size) == batch else str(size)
         for axis, size in enumerate(aval.shape)

@@ -1,4 +1,4 @@
-"""The inputs of a model as an author declares them, checked."""
+"""Validates the inputs of a model as its author declares them."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,13 +18,14 @@ Described: TypeAlias = tuple[str, Sequence[int]] | tuple[str, Sequence[int | str
 
 Inputs: TypeAlias = Mapping[str, Described] | Mapping[str, Any] | Sequence[TensorSpec]
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`. An argument that
-is a tree of arrays is described by one; its arrays are inputs of names such as `x.left.0`."""
+is a pytree of arrays is described by a pytree; its arrays become inputs with names such as
+`x.left.0`."""
 
 _EXAMPLE = "('FP32', [-1, 784])"
 
 
 def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
-    """Return the inputs as an author wrote them; raises InvalidModel."""
+    """Return the specs of the declared inputs; raises InvalidModel."""
     specs = (
         tuple(_described_spec(name, said) for name, said in inputs.items())
         if isinstance(inputs, Mapping)
@@ -44,7 +45,7 @@ def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
 
 
 def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
-    """Return the inputs by the names of their leaves, and the trees that the function takes."""
+    """Return the inputs by the names of their leaves, and the pytrees of the arguments."""
     if not isinstance(inputs, Mapping):
         _check_specs(inputs)
         return inputs, None
@@ -53,7 +54,7 @@ def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
 
 
 def _described(name: str, said: Any) -> Described:
-    """Return a description with the name of V2 for its datatype, also of an array or its spec."""
+    """Return datatype and shape of an input, given as a pair, an array or a ShapeDtypeStruct."""
     pair: Any = said
     if not isinstance(said, type) and hasattr(said, "shape") and hasattr(said, "dtype"):
         pair = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
@@ -64,7 +65,7 @@ def _described(name: str, said: Any) -> Described:
             f"or a jax.ShapeDtypeStruct, got {pair!r}"
         )
     datatype, shape = pair
-    # A name of V2 stays, right or wrong, and so does what is no dtype.
+    # V2 names such as FP32, and invalid values, are kept here and validated later.
     with suppress(TypeError):
         dtype = None if datatype in DATATYPES else jax.numpy.dtype(datatype)
         row = None if dtype is None else datatype_of(dtype)
@@ -90,7 +91,7 @@ def _check_specs(inputs: object) -> None:
 
 
 def _size(number: int, size: Any) -> int | str:
-    """Return a size of a spec: an open first one is the batch, another has a name."""
+    """Return a size as an author writes it: -1 for the batch, a name for other open sizes."""
     if isinstance(size, int):
         return size
     return str(size) if number else -1
@@ -106,7 +107,7 @@ def shapes_of(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
 def checked_sizes(
     shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
 ) -> dict[str, int]:
-    """Return the listed sizes of every named open dimension; raises InvalidModel."""
+    """Return the smallest listed size of every named open dimension; raises InvalidModel."""
     names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
     for name in names:
         if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
@@ -160,7 +161,7 @@ def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
 
 
 def check_params(before: object, params: object) -> None:
-    """Raise InvalidModel where parameters are another tree than those before."""
+    """Raise InvalidModel if two trees of parameters do not have the same leaves."""
     known, given = (
         [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         for tree in (before, params)

@@ -1,4 +1,4 @@
-"""Writes a JAX function and its parameters as a version directory that the server loads.
+"""Exports a JAX function and its parameters to a version directory.
 
 def predict(params, image):
     return jax.nn.softmax(image.reshape(-1, 64) @ params["w"] + params["b"])
@@ -50,54 +50,50 @@ from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
 
 @dataclass(frozen=True, slots=True)
 class Exportable:
-    """A model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it.
+    """A model that is ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    `fn`, `params`, `inputs`, `outputs`, `max_batch_size`, `platforms`, `x64`, `batch_independent`,
-    `compiled_shapes`, `max_on_demand_shapes`, `trial_seconds` and `training_mode` are as
-    `export_model` says.
+    Its fields have the meaning of the arguments of `export_model`.
     """
 
     fn: Callable[..., object]
     """The function to export, called as `fn(params, *inputs)`: plain or jitted; returns a dict, a
-    tuple or one array.
-    """
+    tuple or one array."""
     params: object
-    """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants. Where
-    `xlaserve export --params` has the arrays, they may be `jax.ShapeDtypeStruct` here."""
+    """Any pytree. Its arrays are stored in the weights file; its other leaves are constants. With
+    `xlaserve export --params` the arrays may be `jax.ShapeDtypeStruct`."""
     inputs: Inputs
-    """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch, a
-    name such as "s" another dimension that stays open: the same name, the same size."""
+    """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch; a
+    name such as "s" is another open dimension, and equal names stand for equal sizes."""
     outputs: Sequence[str] | None = None
     """Names of the results of `fn`; None if it returns a dict."""
     max_batch_size: int | None = None
-    """The most rows per request. Requests are batched where a proof shows that batching changes no
-    answer; each server proves it for its platform. None means 64 where every input starts with -1;
-    0 means any number of rows, never batched; use it for fixed shapes, too.
-    """
+    """Maximum number of rows per request. Requests are batched if it can be proved that this
+    changes no answer; each server proves it for its platform. None means 64 if every input starts
+    with -1. 0 means any number of rows, never batched; use it for fixed shapes as well."""
     platforms: Sequence[str] | None = None
-    """Platforms of the artifact. They must include the one that exports it. None for the CPU, CUDA
-    and TPUs, but for those that have no kernel for a part of it."""
+    """Platforms of the artifact, which must include the one that exports it. None means CPU, CUDA
+    and TPU, except those that lack a kernel for one of the function's operations."""
     x64: bool | None = None
-    """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
-    has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
+    """Whether 64-bit types are enabled while `fn` is traced. None enables them if an input or a
+    parameter has one, or if JAX is configured so."""
     batch_independent: bool | None = None
-    """Whether each row of a batch is computed from itself alone. None for what is proved: where
-    nothing is on any platform, the model is exported with max_batch_size 0. True is for what cannot
-    be proved; it is tried, and refused where the contrary is proved or seen. With False nothing is
-    padded or put together, and every batch size is compiled, 64 at most."""
+    """Whether each row of a batch is computed independently of the others. None leaves that to a
+    proof; if it fails on all platforms, max_batch_size becomes 0. True declares what cannot be
+    proved; a trial checks it, and the export fails if the trial or the proof refutes it. With False
+    nothing is padded or batched, and every batch size is compiled, at most 64."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
-    """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
+    """Sizes of open dimensions to compile with the load, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
-    """For how many other sizes programs are kept that requests ask for. Its configuration and the
-    server have a say in all three."""
+    """Maximum number of other sizes that are compiled on demand. The model configuration can
+    override this field, `batch_independent` and `compiled_shapes`; the server has a limit of its
+    own."""
     trial_seconds: float = SECONDS
-    """Limit of processor time, in seconds, for the trial of a function with loops, which runs in a
-    separate process; a trial that exceeds it is incomplete. To show that the function ends at all
-    on made-up inputs, it may take as many seconds of each core.
-    """
+    """Limit of CPU seconds for the trial of a function with loops, which runs in a separate
+    process; a trial that exceeds it is incomplete. Showing that the function terminates at all on
+    random inputs may take this many seconds of each core."""
     training_mode: bool = False
-    """Whether layers may be in training mode: batch normalisation by the statistics of the batch,
-    or dropout. Such a model is refused otherwise: mostly its author forgot `model.eval()`."""
+    """Whether layers in training mode are accepted: batch normalization by batch statistics, or
+    dropout. By default they are an error, usually a forgotten `model.eval()`."""
 
     def write(
         self,
@@ -110,11 +106,10 @@ class Exportable:
     ) -> Path:
         """Export to the version directory `<model>/<version>` and return it.
 
-        The artifact was run on random inputs by then, and gave what `fn` gives. The directory is
-        there with all its files or not at all. `on_notice` is told why requests will not be put
-        together, and what it will not run on, where that is so; else the log is. `steps` is for
-        what ExportableStream makes of a stepped function. Raises InvalidModel, or FileExistsError
-        unless `overwrite`.
+        Runs the artifact on random inputs and compares it with `fn`. The directory is written
+        atomically. `on_notice` is called with each restriction, such as a platform that is missing
+        or the reason why requests are not batched; by default these are logged. `steps` is set by
+        ExportableStream. Raises InvalidModel, or FileExistsError unless `overwrite`.
         """
         target = Path(path)
         _check_target(target, overwrite=overwrite)
@@ -192,33 +187,45 @@ def export_model(
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a function and its parameters to a version directory, and return that.
+    """Export a function and its parameters to a version directory, and return its path.
 
         export_model(predict, params, {"image": ("FP32", [-1, 8, 8])}, "models/digits/1")
 
     `fn` is called as `fn(params, *inputs)`, plain or jitted, and returns a dict, a tuple or one
     array.
-    `params` is any pytree, as of a trained model: its arrays are stored beside the artifact.
-    `inputs` has name, datatype and shape of each input, in the order of the arguments. -1 is the
-    batch, a name such as "s" another dimension that stays open. The datatype may be a dtype, and an
-    array or a jax.ShapeDtypeStruct stands for both.
-    `path` is the directory of a version: REPOSITORY/MODEL/VERSION, as models/digits/1.
-    `outputs` has the names of what `fn` returns; None where it returns a dict, which has them.
-    `max_batch_size` is the most rows of one request: 64 unless given, where inputs start with -1;
-    0 for any number, and for requests that are never put together.
-    `platforms` are those that it is to run on; None for "cpu", "cuda" and "tpu".
-    `x64` says whether 64-bit types exist in `fn`; None for yes where an input has one.
-    `batch_independent` says whether each row of a batch is computed from itself alone; None for
-    what is proved, True for what cannot be, False for a model whose rows depend on one another.
-    `compiled_shapes` are the sizes of open dimensions to compile, by name: {"s": [32, 128]}, and
-    `max_on_demand_shapes` is for how many others programs are kept that requests ask for.
-    `trial_seconds` is what a trial of a function with loops may take of the processor.
-    `training_mode` takes a model with layers in training mode, which is refused otherwise: batch
-    normalisation by the statistics of the batch, or dropout (Flax without `model.eval()`).
-    `exported_at` is the time that the artifact names; now unless given.
-    `overwrite` replaces a version that is there.
 
-    Raises InvalidModel, or FileExistsError for a version that is there.
+    `params` is any pytree, such as a trained model; its arrays are stored in the weights file.
+
+    `inputs` has the name, datatype and shape of each input, in the order of the arguments. -1 is
+    the batch; a name such as "s" is another open dimension. The datatype may be a dtype. An array
+    or a jax.ShapeDtypeStruct may replace datatype and shape.
+
+    `path` is the version directory, REPOSITORY/MODEL/VERSION, such as models/digits/1.
+
+    `outputs` has the names of the results of `fn`; None if it returns a dict.
+
+    `max_batch_size` is the maximum number of rows per request. By default it is 64 if all inputs
+    start with -1. 0 means any number of rows, never batched.
+
+    `platforms` are the platforms to export for; None means "cpu", "cuda" and "tpu".
+
+    `x64` enables 64-bit types in `fn`; None enables them if an input has one.
+
+    `batch_independent` declares whether each row is computed independently of the others. None
+    leaves that to a proof, True is for what cannot be proved, False for rows that interact.
+
+    `compiled_shapes` has the sizes of open dimensions to compile, by name: {"s": [32, 128]}.
+    `max_on_demand_shapes` limits how many other sizes are compiled on demand.
+
+    `trial_seconds` limits the CPU time for the trial of a function with loops.
+
+    `training_mode` accepts layers in training mode, which are an error otherwise: batch
+    normalization by batch statistics, or dropout (Flax without `model.eval()`).
+
+    `exported_at` is the recorded time of the export, by default now. `overwrite` replaces an
+    existing version.
+
+    Raises InvalidModel, or FileExistsError if the version exists.
     """
     model = Exportable(
         fn,
@@ -255,7 +262,7 @@ class Writable(Protocol):
 
     @property
     def outputs(self) -> Sequence[str] | None:
-        """Return the names of the outputs, None where the function gives them."""
+        """Return the names of the outputs, or None if the function returns a dict."""
         ...
 
     def write(
@@ -270,7 +277,7 @@ class Writable(Protocol):
 
 
 def load_exportable(reference: str) -> Writable:
-    """Find `path/to/file.py:attribute` or `package.module:attribute` by running its code.
+    """Import `path/to/file.py:attribute` or `package.module:attribute`, and return the model.
 
     The attribute is an Exportable, an ExportableStream, or a function that returns one. Raises
     InvalidModel.
@@ -291,7 +298,7 @@ def load_exportable(reference: str) -> Writable:
 
 
 def _called(reference: str, function: Callable[..., object]) -> object:
-    """Return the result of a function without arguments; raises InvalidModel for others."""
+    """Call a function without arguments; raises InvalidModel if it requires any."""
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -300,28 +307,28 @@ def _called(reference: str, function: Callable[..., object]) -> object:
             f"{reference} takes {taken}: expected an Exportable, or a function without arguments "
             "that returns one; `xlaserve init` takes functions of arrays, with --input for each"
         ) from None
-    except ValueError:  # of a builtin, which has no signature
+    except ValueError:  # a builtin without a signature
         pass
     return function()
 
 
 def with_parameters(model: Writable, source: str) -> Writable:
-    """Return a model with parameters out of a file, as parameter_files.filled finds them.
+    """Return a model with its parameters read from a file (`parameter_files.filled`).
 
     Raises InvalidModel.
     """
     return replace(model, params=parameter_files.filled(model.params, source))
 
 
-# --- facts about its rows -----------------------------------------------------------------
+# --- row independence ---------------------------------------------------------------------
 
 
 def _tried(lowered: Lowered, declared: bool | None) -> tuple[Mapping[str, Verdict], str]:
-    """Return the verdicts by platform after trials, and why trials were incomplete.
+    """Return the verdicts by platform after trials, and why trials were incomplete, if they were.
 
-    They are made on the platform that is here. What is proved of it gets a brief one, and the proof
-    of no platform is believed that it contradicts. Raises InvalidModel where rows are declared
-    independent, and are not.
+    Trials run on this machine's platform. If its rows are proved independent, a short trial checks
+    the proof, and a difference revokes the proof of every platform. Raises InvalidModel if rows are
+    declared independent, but are not.
     """
     verdicts, outcome = lowered.verdicts, Outcome()
     if declared is False:
@@ -346,11 +353,11 @@ def _believed(verdicts: Mapping[str, Verdict]) -> list[Verdict]:
 def _after(
     verdicts: Mapping[str, Verdict], outcome: Outcome, *, refuse: bool
 ) -> dict[str, Verdict]:
-    """Return the verdict after a trial; with `refuse`, one without proof."""
+    """Return the verdicts after a trial; with `refuse`, a difference also revokes proofs."""
     difference = outcome.difference
     if difference is None:
         return dict(verdicts)
-    # Platforms whose computation is the same have one verdict, of which the log is told once.
+    # Platforms with equal verdicts share one object, so that a refused proof is logged once.
     found: dict[Verdict, Verdict] = {}
     for one in dict.fromkeys(verdicts.values()):
         found[one] = one
@@ -363,7 +370,7 @@ def _after(
 
 
 def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> None:
-    """Raise InvalidModel if a trial refutes declared independence."""
+    """Raise InvalidModel if rows are declared independent, but a proof or trial refutes it."""
     if not declared or not verdicts:
         return
     found = worst(verdicts)
@@ -376,14 +383,14 @@ def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> N
 
 
 def _proved(verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return the platforms with proved rows."""
+    """Return the platforms on which rows are proved independent."""
     return [name for name, one in verdicts.items() if one.independence is Independence.PROVED]
 
 
 def _notice(
     batch: int, verdicts: Mapping[str, Verdict], declared: bool | None, unfinished: str
 ) -> str:
-    """Explain why requests are not batched although the author asked for it."""
+    """Return why requests will not be batched, although the author asked for it."""
     proved = _proved(verdicts)
     if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
@@ -403,7 +410,7 @@ def _notice(
 def _unsized(
     names: Iterable[str], compiled: Mapping[str, Sequence[int]] | None, on_demand: int
 ) -> str:
-    """Warn of an open dimension without sizes, which no server loads."""
+    """Return a warning if an open dimension has no sizes: servers will refuse the model."""
     open_names = [] if compiled or on_demand else sorted(names)
     if not open_names:
         return ""
@@ -429,7 +436,7 @@ def _log_notice(target: Path, notice: str) -> None:
 
 
 def _write_files(directory: Path, lowered: Lowered) -> Manifest:
-    """Write all files but the manifest, and return their records."""
+    """Write all files except the manifest, and return a manifest with their records."""
     records = {
         ARTIFACT: files.write_atomically(directory / ARTIFACT, [lowered.data]),
         STABLEHLO: files.write_atomically(directory / STABLEHLO, [lowered.computation.module]),

@@ -1,4 +1,4 @@
-"""Writes a stepped JAX function as a version directory: a decoupled model.
+"""Exports a stepped JAX function to a version directory, as a decoupled model.
 
 def begin(params, prompt):
     return {"token": prompt[-1], "cache": params["embedding"][prompt]}
@@ -11,7 +11,7 @@ def step(params, state, prompt):
 export_stream(step, params, {"prompt": ("INT32", [16])}, "models/writer/1", begin=begin)
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -37,21 +37,18 @@ DEFAULT_MAX_STEPS = 1 << 16
 _RESULTS = 3
 
 Begin: TypeAlias = Callable[..., object]
-"""The first function, called as `begin(params, *inputs)`; returns the state, any pytree of arrays.
-"""
+"""Called as `begin(params, *inputs)`; returns the initial state, any pytree of arrays."""
 Step: TypeAlias = Callable[..., tuple[object, object, object]]
-"""The step function, called as `step(params, state, *inputs)`; returns the next state (same shapes
-and dtypes), the outputs of one answer, and a boolean: whether it is the last.
-"""
+"""Called as `step(params, state, *inputs)`; returns the next state (same shapes and dtypes), the
+outputs of one answer, and a boolean: whether it is the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportableStream:
-    """A stepped model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it.
+    """A stepped model ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    Its state stays on the device between steps. It begins anew with each request. `step`, `params`,
-    `inputs`, `begin`, `outputs`, `max_steps`, `platforms`, `x64` and `max_batch_size` are as
-    `export_stream` says.
+    Its state stays on the device between steps, and is initialized for each request. Its fields
+    have the meaning of the arguments of `export_stream`.
     """
 
     step: Step
@@ -63,15 +60,14 @@ class ExportableStream:
     outputs: Sequence[str] | None = None
     """Names of a step's outputs; None if it returns a dict."""
     max_steps: int = DEFAULT_MAX_STEPS
-    """The most answers to one request: a model that is not done then fails. A configuration may
-    say less, by its parameter `max_steps`."""
+    """Maximum number of answers per request; a model that has not finished by then fails. The
+    parameter `max_steps` of a model configuration can lower it."""
     platforms: Sequence[str] | None = None
     x64: bool | None = None
     max_batch_size: int = 0
-    """The most requests per batched step; 0 steps each request separately. `begin` and `step`
-    remain functions of one request: `jax.vmap` batches them. Where row independence cannot be
-    proved, each request is stepped separately, and a notice says so.
-    """
+    """Maximum number of requests per batched step; 0 steps each request separately. `begin` and
+    `step` remain functions of one request: `jax.vmap` batches them. If row independence cannot be
+    proved, each request is stepped separately, and a notice says so."""
 
     def write(
         self,
@@ -119,8 +115,8 @@ class ExportableStream:
         if not self.max_batch_size:
             return write(alone, overwrite=overwrite)
         made = write(batched, overwrite=overwrite)
-        # An artifact whose rows are not proved independent takes them one at a time: another one
-        # does that without a batch dimension, and keeps the state on the device.
+        # Without proof of independent rows, the batched artifact would run one row at a time. Then
+        # the unbatched one is better: it keeps the state on the device.
         return made if manifest.read(made).max_batch_size else write(alone, overwrite=True)
 
 
@@ -139,22 +135,30 @@ def export_stream(
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a function of many answers to a version directory, and return that.
+    """Export a stepped function, which gives several answers per request, and return the path.
 
     `step` is called as `step(params, state, *inputs)` for each answer, and returns the next state,
-    the outputs, and whether they are the last ones, a boolean.
-    `params` is any pytree: its arrays are stored beside the artifact.
-    `inputs` has name, datatype and shape of each input; all sizes are fixed.
-    `path` is the directory of a version: REPOSITORY/MODEL/VERSION.
-    `begin` is called as `begin(params, *inputs)` for a request, and returns the first state,
-    any pytree of arrays.
-    `outputs` has the names of the outputs of a step; None where it returns them as a dict.
-    `max_steps` is the most answers to one request.
-    `platforms` and `x64` are as in `export_model`.
-    `max_batch_size` is the most requests that take a step in one execution; 0 for each by itself.
-    `exported_at` is the time that the artifact names, and `overwrite` replaces a version.
+    the outputs, and a boolean: whether they are the last ones.
 
-    Raises InvalidModel, or FileExistsError for a version that is there.
+    `params` is any pytree; its arrays are stored in the weights file.
+
+    `inputs` has the name, datatype and shape of each input; all sizes are fixed.
+
+    `path` is the version directory, REPOSITORY/MODEL/VERSION.
+
+    `begin` is called as `begin(params, *inputs)` for each request, and returns the initial state,
+    any pytree of arrays.
+
+    `outputs` has the names of a step's outputs; None if it returns them as a dict.
+
+    `max_steps` is the maximum number of answers per request. `platforms` and `x64` are as in
+    `export_model`.
+
+    `max_batch_size` is the maximum number of requests per batched step; 0 steps each separately.
+
+    `exported_at` is the recorded time of the export; `overwrite` replaces an existing version.
+
+    Raises InvalidModel, or FileExistsError if the version exists.
     """
     model = ExportableStream(
         step,
@@ -179,7 +183,7 @@ class _Stepped:
         arguments = [jax.ShapeDtypeStruct(spec.shape, spec.datatype.dtype) for spec in inputs]
         self._tree: Any = None
         self._keys: list[Any] = []
-        """Implementation of each random key in the state, None for other leaves."""
+        """The generator of each random key in the state; None for other leaves."""
         try:
             leaves = jax.eval_shape(self._traced, *arguments)
         except Exception as error:
@@ -197,10 +201,10 @@ class _Stepped:
         return self._step(params, inputs, leaves)
 
     def batched(self, params: object, *tensors: jax.Array) -> dict[str, object]:
-        """Compute the same for each row of a batch.
+        """Compute one step for each row of a batch.
 
-        `begin` is skipped where no row is at its first step: under `vmap` it would be computed
-        with every step.
+        `begin` is skipped if no row is at its first step. A plain `vmap` would compute it in every
+        step.
         """
         inputs, first, leaves = self._parts(tensors)
 
@@ -214,7 +218,7 @@ class _Stepped:
 
         def step(row: tuple[jax.Array, ...], state: tuple[jax.Array, ...]) -> list[object]:
             found = self._step(params, row, state)
-            names[:] = found  # in their order, which a dict loses on its way through `vmap`
+            names[:] = found  # `vmap` does not preserve the order of a dict
             return list(found.values())
 
         return dict(zip(names, jax.vmap(step)(inputs, leaves), strict=True))
@@ -222,7 +226,7 @@ class _Stepped:
     def _parts(
         self, tensors: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, ...], jax.Array, tuple[jax.Array, ...]]:
-        """Return the inputs of clients, whether it is the first step, and the state."""
+        """Split the arguments into clients' inputs, the first-step flag and the state."""
         count = self._count
         return tensors[:count], tensors[count], tensors[count + 1 :]
 
@@ -249,7 +253,7 @@ class _Stepped:
         return {**found, DONE: _done(done), **states}
 
     def _traced(self, *arguments: jax.Array) -> list[jax.Array]:
-        """Return the initial state, after tracing its structure."""
+        """Return the leaves of the initial state, and record its tree structure."""
         leaves, self._tree = jax.tree.flatten(self._model.begin(self._model.params, *arguments))
         self._keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
         return _flat(leaves)

@@ -1,6 +1,6 @@
-"""Lowers a function and its parameters to an artifact, and compares the two."""
+"""Lowers a function and its parameters to an artifact, and compares their results."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re
@@ -32,7 +32,7 @@ from xlaserve.runtime.programs.trials import Outcome, Subject
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""Default platforms of an artifact, as far as there are kernels."""
+"""Default platforms of an artifact; those without a kernel are skipped."""
 
 
 KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
@@ -42,7 +42,7 @@ _WITHOUT_KERNEL = re.compile(
 
 _CHECKED_ROWS = 3
 _LOCATED_FRAMES = 10
-"""The author's frames, above the line where JAX was called. Those of libraries are among them."""
+"""Limit of stack frames recorded as source location, which includes frames of libraries."""
 
 _HINTS = (
     " (its batch dimension has no size while it is traced)",
@@ -56,43 +56,43 @@ _PYTHON_CALLS = {
     "pure_callback": "jax.pure_callback",
     "io_callback": "jax.experimental.io_callback",
 }
-"""Primitives that call Python while a model computes, by the names that authors know."""
+"""Primitives that call Python during execution, with the functions that authors call."""
 _CALLS_PYTHON = "calls Python, which no artifact holds: leave it out, or serve a Python model"
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """An exported function, checked, not written yet."""
+    """An exported and verified function, not yet written."""
 
     data: bytes
-    """The file of `jax.export`, for the time that JAX reads it."""
+    """The `jax.export` file, which JAX reads for six months."""
     computation: Computation
-    """The same in the form that lasts."""
+    """The same function as StableHLO, which stays readable for years."""
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
     verdicts: Mapping[str, Verdict]
-    """Verdicts on the rows by platform; none where the first dimension is fixed."""
+    """Row-independence verdicts by platform; empty if the first dimension is fixed."""
     find_difference: Callable[[], Outcome]
-    """Makes a trial of them."""
+    """Runs a thorough trial of row independence."""
     find_contradiction: Callable[[], Outcome]
-    """Briefly tests a proof of rows."""
+    """Runs a brief trial that may refute a proof of row independence."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Requested platforms without a kernel, with the missing primitive."""
+    """Default platforms that were skipped, each with the primitive that has no kernel there."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenShapes:
-    """Open dimensions of the inputs during tracing."""
+    """The open dimensions of the inputs."""
 
     batched: bool
     """Whether the first dimensions are open, and may be the batch."""
     names: Sequence[Sequence[str | int]] = ()
-    """Shapes of the inputs with symbolic names; empty without open dimensions."""
+    """Shapes of the inputs with named dimensions; empty if no dimension is open."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Sizes that the artifact is run back with, by name."""
+    """Sizes of the open dimensions in the test run, by name."""
 
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
-        """Return the input shapes with symbols for open sizes; raises InvalidModel."""
+        """Return the input shapes with symbolic dimensions; raises InvalidModel."""
         scope = jax.export.SymbolicScope()
         symbols: dict[str | int, object] = {
             name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)
@@ -104,7 +104,7 @@ class OpenShapes:
         ]
 
     def checked_shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[int, ...]]:
-        """Return the input shapes of the read-back test."""
+        """Return the input shapes of the test run."""
         written = self.names or [spec.shape for spec in inputs]
         return [tuple(self._checked(size) for size in shape) for shape in written]
 
@@ -125,13 +125,13 @@ def lower(
     x64: bool | None,
     trial_seconds: float = trials.SECONDS,
 ) -> Lowered:
-    """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
+    """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and verify it.
 
-    `platforms` of None are PLATFORMS, but for those that have no kernel for a part of it. What has
-    loops is executed by a process first, which has `trial_seconds` of the processor for a trial.
+    If `platforms` is None, those of `PLATFORMS` are used for which every operation has a kernel. A
+    function with loops first runs in a separate process, limited to `trial_seconds` of CPU time.
 
-    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, does not
-    end, or gives something else than `fn` on random inputs.
+    Raises InvalidModel if the function cannot be traced, does not match the declared inputs and
+    outputs, does not terminate, or differs from its artifact on random inputs.
     """
     _check_platforms(PLATFORMS if platforms is None else platforms)
     wide = is_wide(params, inputs, x64)
@@ -179,7 +179,7 @@ def lower(
 
 
 def _storable(parameters: Parameters) -> Parameters:
-    """Raise InvalidModel for a parameter that no file can hold: some of them JAX cannot write."""
+    """Raise InvalidModel for a parameter whose dtype cannot be stored."""
     for name, array in parameters.arrays.items():
         weights.dtype_name(name, array)
     return parameters
@@ -199,7 +199,7 @@ def _check_platforms(platforms: Sequence[str]) -> None:
 
 
 def is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> bool:
-    """Tell whether 64-bit types exist while a function is traced; raises InvalidModel."""
+    """Tell whether 64-bit types must be enabled for tracing; raises InvalidModel."""
     wide = [spec for spec in inputs if spec.datatype.itemsize == 8]
     if x64 is None:
         return bool(wide) or has_64_bit(params) or bool(cast("Any", jax.config).jax_enable_x64)
@@ -210,9 +210,9 @@ def is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> b
 
 @contextmanager
 def _source_locations(most: int) -> Iterator[None]:
-    """Have so many frames of the author's files in what is lowered.
+    """Within this context, lowering records this many frames of source locations.
 
-    None of them in the artifact, which is nobody's path, and where equal models are equal bytes.
+    Artifacts are written with none: they contain no paths, and equal models give equal bytes.
     """
     before = cast("Any", jax.config).jax_traceback_in_locations_limit
     jax.config.update("jax_traceback_in_locations_limit", most)
@@ -223,14 +223,14 @@ def _source_locations(most: int) -> Iterator[None]:
 
 
 class _Flat:
-    """A function of any pytree as one of flat lists: `(parameters, inputs) -> outputs`."""
+    """Wraps a function of pytrees as one of flat lists: `(parameters, inputs) -> outputs`."""
 
     def __init__(
         self, fn: Callable[..., object], parameters: Parameters, outputs: Sequence[str] | None
     ) -> None:
         self.parameters = parameters
         self.output_names: tuple[str, ...] = ()
-        """Known once the function was traced."""
+        """Set once the function has been traced."""
         self._fn = fn
         self._outputs = outputs
 
@@ -241,7 +241,7 @@ class _Flat:
         return list(found.values())
 
     def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
-        """Return shape, dtype and weak type of each array of the parameters."""
+        """Return the shape, dtype and weak type of each parameter array."""
         arrays, weak_types = self.parameters.arrays.values(), self.parameters.weak_types
         return [
             jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)
@@ -250,9 +250,9 @@ class _Flat:
 
 
 def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
-    """Return what a function returned by the names of the outputs, in their order.
+    """Return the results of a function by output name, in order.
 
-    The arrays of one that is a tree have its name in front: `scores.0`.
+    The arrays in a nested output have names such as `scores.0`.
     """
     pairs: dict[str, object]
     if isinstance(result, Mapping):
@@ -306,14 +306,14 @@ def _export(
 
 
 def _python_call(model: Callable[..., object], *arguments: object) -> str | None:
-    """Return the name of a function of JAX by which a model calls Python; None for none."""
-    with suppress(Exception):  # an author's, which is the error
+    """Return the JAX function through which a model calls Python, or None if it does not."""
+    with suppress(Exception):  # fails like the export, whose error is reported
         return next(_python_calls(jax.make_jaxpr(model)(*arguments)), None)
     return None
 
 
 def _python_calls(traced: Any) -> Iterator[str]:
-    """Yield the names for every part of a traced function."""
+    """Yield the JAX functions through which a traced function calls Python."""
     for equation in getattr(traced, "jaxpr", traced).eqns:
         name = _PYTHON_CALLS.get(equation.primitive.name)
         if name is not None:
@@ -326,7 +326,7 @@ def _python_calls(traced: Any) -> Iterator[str]:
 def _export_where_possible(
     function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
 ) -> Exported:
-    """Export for PLATFORMS, recording those that lack a kernel in `not_for`."""
+    """Export for PLATFORMS, and record those that lack a kernel in `not_for`."""
     here = jax.export.default_export_platform()
     while True:
         try:
@@ -340,7 +340,7 @@ def _export_where_possible(
             not_for |= dict.fromkeys(found, missing["primitive"])
 
 
-# --- facts about its rows -----------------------------------------------------------------
+# --- row independence ---------------------------------------------------------------------
 
 
 def _verdicts(
@@ -348,9 +348,9 @@ def _verdicts(
     exported: Exported,
     again: Callable[[], Exported],
 ) -> Mapping[str, Verdict]:
-    """Return the verdicts on an artifact, each with the author's line that prevents the proof.
+    """Return the verdicts on an artifact, with the source line that prevents a proof.
 
-    For that the function is exported `again`.
+    To find the line, `again` exports the function with source locations.
     """
     verdicts = prove_it(exported)
     if all(one.independence is Independence.PROVED for one in verdicts.values()):
@@ -386,15 +386,15 @@ def _subject(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Trials of an artifact, in a process if it has loops, which may not end."""
+    """Trials of an artifact, in a separate process if it has loops, which may not terminate."""
 
     subject: Subject
     call: Callable[..., Any]
-    """The artifact, jitted."""
+    """The artifact's jitted function."""
     seconds: float
 
     def check_ends(self) -> None:
-        """Raise InvalidModel unless it ends on the inputs that an export is checked with."""
+        """Raise InvalidModel unless the function terminates on the inputs of the test run."""
         if not self.subject.has_loops:
             return
         outcome = trials.tried(
@@ -431,7 +431,7 @@ def _tolerance(exported: Exported) -> float:
     return tolerances.of_module(text_of(exported.mlir_module_serialized))
 
 
-# --- running it back ---------------------------------------------------------------------------
+# --- verification against the function ---------------------------------------------------------
 
 
 def _check_runs_alike(
@@ -443,7 +443,7 @@ def _check_runs_alike(
 ) -> None:
     leaves = list(function.parameters.arrays.values())
     arguments = _random_inputs(inputs, shapes.checked_shapes(inputs))
-    # Lowered first, because numpy arrays would not say which parameters are weakly typed.
+    # Lower with abstract parameters, because numpy arrays have no weak types.
     lowered = jax.jit(function.__call__).lower(function.abstract_leaves(), arguments)
     expected = lowered.compile()(leaves, arguments)
     got = run_back(leaves, arguments)
@@ -458,7 +458,7 @@ def _random_inputs(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]])
 def _random(random: np.random.Generator, shape: Sequence[int], spec: TensorSpec) -> Tensor:
     dtype = spec.datatype.dtype
     if dtype.kind in "iub":
-        # Small, since many a model looks them up in a table.
+        # Small, because integers are often indices into a table.
         return random.integers(0, 2 if dtype.kind == "b" else _RANDOM_INTEGERS_BELOW, shape).astype(
             dtype
         )
@@ -479,7 +479,7 @@ def _check_close(
                 f"{describe(left.dtype.name, left.shape)}, got "
                 f"{describe(right.dtype.name, right.shape)}"
             )
-        # Relative and absolute.
+        # Used as both the relative and the absolute tolerance.
         tolerance = TOLERANCES.get(spec.datatype.name, 0.0)
         left, right = left.astype(np.float64), right.astype(np.float64)
         if not np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True):

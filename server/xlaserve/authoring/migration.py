@@ -1,6 +1,6 @@
-"""Migration of models on disk: rewrites files so that later JAX reads them."""
+"""Rewrites model files on disk so that future JAX versions can read them."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
@@ -49,38 +49,39 @@ class Result(StrEnum):
     """The version is up to date."""
     MIGRATED = "migrated"
     DUE = "due"
-    """A change is due; this was a dry run."""
+    """A dry run found that a migration is needed."""
     SKIPPED = "skipped"
-    """Not migratable."""
+    """This kind of model cannot be migrated."""
     RESTORED = "restored"
-    """Restored to its state before the migration."""
+    """The backup was restored."""
     FAILED = "failed"
-    """Failed, unchanged."""
+    """The migration failed, and the version is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row of the report."""
+    """The outcome for one version, a row of the report."""
 
     path: Path
     result: Result
     detail: str = ""
     notes: str = field(default="", compare=False)
-    """Location of the backup, and anything that no migration can restore."""
+    """Where the backup is, and which information cannot be restored without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The change made or due, or empty."""
+    """The changes made, or planned in a dry run; empty if there are none."""
 
     done: list[str]
     notes: list[str]
 
 
 def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
-    """Migrate a repository, a model, a version or a file, and yield what became of each version.
+    """Migrate a repository, a model, a version or a file, and yield the outcome of each version.
 
-    At every moment each version is whole: a server may load it meanwhile, and this may be killed.
+    Each version is replaced atomically, so a server may load it meanwhile, and this process may be
+    killed.
     """
     if not path.exists():
         yield Outcome(path, Result.FAILED, "is missing")
@@ -93,7 +94,7 @@ def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
 
 
 def undo(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
-    """Restore replaced versions that were not loaded since; yield each."""
+    """Restore the backups of migrated versions that no server has loaded; yield each outcome."""
     for found in replaced.kept_below(path.absolute()):
         try:
             done = dry_run or replaced.put_back(found)
@@ -129,7 +130,7 @@ def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
 
 
 def _is_code(version: Path) -> bool:
-    """Tell whether a version is a Python model; false if unreadable."""
+    """Tell whether a version is a Python model; False if its configuration is unreadable."""
     with suppress(InvalidModel):
         return loaders.recognised(version, read_config(version.parent)) == loaders.PYTHON
     return False
@@ -149,7 +150,8 @@ def _outcome(path: Path, dry_run: bool) -> Outcome:
 def _migrate_version(directory: Path, dry_run: bool) -> _Done:
     """Migrate a version directory and replace it; return the changes made.
 
-    The new one is written beside it and read back before the old one goes.
+    The new version is written to a temporary directory and read back before it replaces the old
+    one.
     """
     renew = KINDS[_manifest_of(directory)]
     renewal = renew(directory)
@@ -169,7 +171,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> _Done:
 
 
 def _notes(path: Path, lost: Collection[str]) -> list[str]:
-    """Explain how long the migration can be undone, and what is lost then."""
+    """Return how long the migration can be undone, and what is lost afterwards."""
     place = replaced.place_of(path)
     return [
         f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
@@ -182,12 +184,12 @@ _NOTHING = _Done([], [])
 
 
 def _manifest_of(directory: Path) -> str:
-    """Return the name of a version directory's manifest, or empty."""
+    """Return the name of a version's manifest, or an empty string if there is none."""
     return next((name for name in KINDS if (directory / name).exists()), "")
 
 
 def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
-    """Raise InvalidModel if the configuration holds one of the files to its checksum."""
+    """Raise InvalidModel if the configuration has a checksum of one of these files."""
     said = read_config(directory.parent)
     for checksum in said.checksums:
         place = Path(checksum.file)
@@ -198,21 +200,21 @@ def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
             )
 
 
-# --- the kinds of version directories ---
+# --- version directories ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """The pending change of one version directory."""
+    """The pending migration of one version directory."""
 
     done: list[str]
     """Descriptions of the changes made; empty if none was needed."""
     writes: Collection[str]
-    """Files to write."""
+    """Names of the files to write."""
     write: Callable[[Path], None]
-    """Writes them, into a copy of the directory."""
+    """Writes these files into a copy of the directory."""
     lost: Collection[str] = ()
-    """Lost information of the new version, for people."""
+    """Descriptions of the information that the new version lacks."""
 
 
 def _exported(directory: Path) -> _Renewal:
@@ -290,10 +292,10 @@ def _generator(directory: Path) -> _Renewal:
 KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
     {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
 )
-"""Migrations of a version directory, by its manifest."""
+"""Migrations of version directories, by the name of their manifest."""
 
 
-# --- computations ---
+# --- rewriting computations ---
 
 
 def _made_to_last(found: Computation) -> Computation:
@@ -304,7 +306,7 @@ def _made_to_last(found: Computation) -> Computation:
 
 
 def _refusal(directory: Path, described: Manifest) -> str:
-    """Explain why a `jax.export` file must be rewritten; empty if it need not be."""
+    """Return why a `jax.export` file must be rewritten, or an empty string if it need not be."""
     if ARTIFACT not in described.files:
         return "was missing"
     data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)
@@ -320,7 +322,7 @@ class _Renewed:
 
 
 def _renewed(data: bytearray, name: str) -> _Renewed | None:
-    """Return a durable form of a `jax.export` file; None if it has one."""
+    """Return a `jax.export` file rewritten for future JAX versions, or None if it is current."""
     found = of_artifact(artifact.deserialize(data, name=name))
     computation = _made_to_last(found)
     before, after = stablehlo_version(found.module), stablehlo_version(computation.module)

@@ -1,4 +1,4 @@
-"""Reads a just-written version directory back, as a load would."""
+"""Verifies a newly written version directory by reading it, as a load would."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ _ANY_SIZE = 1 << 62
 
 
 def check(directory: Path) -> None:
-    """Return if everything in a version directory that its manifests describe can be read.
+    """Verify that all files described in a version's manifests can be read.
 
-    Programs are read whole, and compared with their hashes; of other files, such as parameters,
-    the sizes are. Raises InvalidModel that names the file. To be called while what was there before
-    still is.
+    Programs are read and compared with their hashes; for other files, such as parameters, only the
+    size is compared. Raises InvalidModel that names the file. Call it before the previous version
+    is replaced.
     """
     found = [read for name, read in READERS.items() if (directory / name).exists()]
     if not found:
@@ -70,4 +70,4 @@ READERS: Mapping[str, Callable[[Path], None]] = MappingProxyType(
         declared.FILE_NAME: _embeddings,
     }
 )
-"""Readers of a version directory, by description file; all matching ones run."""
+"""Verifiers by manifest name; all that match a version directory run."""

@@ -14,10 +14,10 @@ _NAMES = frozenset(name for _, name in LAYERS)
 
 
 def refused_in_training(fn: Callable[..., object]) -> Callable[..., object]:
-    """Wrap `fn` to raise InvalidModel where a layer is in training mode.
+    """Wrap `fn` to raise InvalidModel if a layer is called in training mode.
 
-    It looks at the calls of layers while `fn` is traced: what their own code makes of its flags is
-    certain, where a look at the computation would only guess.
+    Inspects the layers' local variables while `fn` is traced. They show the mode that the layer has
+    chosen, which the lowered computation only suggests.
     """
     if not any(name in sys.modules for name in _FRAMEWORKS):
         return fn
@@ -28,7 +28,8 @@ def refused_in_training(fn: Callable[..., object]) -> Callable[..., object]:
         before = sys.getprofile()
 
         def profile(frame: FrameType, event: str, value: object) -> None:
-            # At the return its variables say what came of all the flags; an error has no value.
+            # On return, the locals show the mode that was chosen; the value is None after an
+            # exception.
             if event == "return" and value is not None and frame.f_code.co_qualname in _NAMES:
                 layer = LAYERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
                 if layer is not None and _trains(layer, frame.f_locals):

@@ -1,1 +1,1 @@
-"""The configuration of a model: its formats, its fields, and their effects."""
+"""Model configurations: their file formats, fields, and meaning."""

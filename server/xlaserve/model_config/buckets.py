@@ -1,4 +1,4 @@
-"""The batch sizes that a model is compiled for."""
+"""Chooses the batch sizes (buckets) that a model is compiled for."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -12,51 +12,51 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 DEFAULT_MAX_BATCH_SIZE = 64
-"""Default largest batch; 12 buckets."""
+"""Default maximum batch size, which gives 12 buckets."""
 
 MAX_BATCH_SIZE = 65_536
-"""Limit of a model's batch size; 32 buckets."""
+"""Maximum value of max_batch_size, which gives 32 buckets."""
 
 MAX_BUCKETS = 64
-"""Limit of configured batch sizes."""
+"""Maximum number of configured batch sizes."""
 
 FIXED = 0
-"""The only bucket of a model without batching."""
+"""The only bucket of a model without a batch dimension."""
 
 BATCH_SIZES = "batch_sizes"
-"""The parameter of a configuration that lists the buckets: "1,8,32"."""
+"""Name of the parameter that lists the buckets: "1,8,32"."""
 
 BATCH_INDEPENDENT = "batch_independent"
-"""The parameter that declares whether each row of a batch is computed from itself alone."""
+"""Name of the parameter that declares whether rows are computed independently of each other."""
 
 SPLIT_BATCHES = "split_batches"
-"""Parameter that allows executing a batch in pieces on the CPU."""
+"""Name of the parameter that allows executing a batch in pieces on the CPU."""
 
 _BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The sizes compiled for a model."""
+    """The batch sizes that a model is compiled for."""
 
     sizes: tuple[int, ...]
-    """Ascending."""
+    """Batch sizes in ascending order."""
     independent: bool = True
-    """Whether rows may be padded and requests batched."""
+    """Whether requests may be batched and padded."""
 
     @property
     def is_batched(self) -> bool:
-        """Tell whether a program is for a number of rows, rather than for a whole shape."""
+        """Tell whether the model has a batch dimension."""
         return self.sizes != (FIXED,)
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Return the sizes needed before the first request: they serve everything."""
+        """Return the sizes compiled before the first request, which suffice for any request."""
         return self.sizes if not self.independent else tuple(dict.fromkeys(self._ends))
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """Return the remaining sizes, the most useful first."""
+        """Return the other sizes, the most useful ones first."""
         return by_benefit(self.first, (size for size in self.sizes if size not in self.first))
 
     @property
@@ -65,11 +65,11 @@ class BucketPlan:
 
 
 def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
-    """Return the buckets of a model as its configuration wants them; raises InvalidModel.
+    """Return the configured buckets of a model; raises InvalidModel.
 
-    `batch_sizes` replaces the powers of two and their midpoints, `preferred_batch_size` of
-    dynamic_batching adds to either, and so does `max_batch_size`. Rows that depend on one another
-    take every size there is.
+    By default they are the powers of two and their midpoints, which `batch_sizes` replaces. The
+    `preferred_batch_size` and `max_batch_size` are added. If rows depend on one another, every size
+    up to the maximum is a bucket.
     """
     if declared(config) is False:
         return BucketPlan(_every_size(max_batch_size, config), independent=False)
@@ -89,9 +89,9 @@ def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
 
 
 def exact(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers of rows that a load compiles where each has a program of its own.
+    """Return the batch sizes compiled with the load if each size needs its own program.
 
-    One row, or those of `batch_sizes`; others follow on demand. Raises InvalidModel.
+    These are the ones in `batch_sizes`, or 1; others are compiled on demand. Raises InvalidModel.
     """
     asked = _listed(config) or (1,)
     most = max_batch_size or MAX_BATCH_SIZE
@@ -106,7 +106,7 @@ def exact(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
 def buckets_up_to(max_batch_size: int) -> tuple[int, ...]:
     """Return powers of two and their midpoints, 1 2 3 4 6 8 12 16 24 ..., and the maximum itself.
 
-    No request is padded by more than half of its rows, for two executables per doubling.
+    This takes two programs per doubling, and pads no batch by more than half of its rows.
     """
     sizes = {max_batch_size}
     power = 1
@@ -117,10 +117,11 @@ def buckets_up_to(max_batch_size: int) -> tuple[int, ...]:
 
 
 def by_benefit(compiled: Iterable[int], missing: Iterable[int]) -> tuple[int, ...]:
-    """Order buckets so that each next one saves the most rows of padding.
+    """Order missing buckets so that each one saves the most padding, given the ones before it.
 
-    As if small batches came as often as large ones, counted in doublings: the rows above the
-    bucket below run in the new one, not in the one above. The largest is compiled already.
+    Batch sizes are assumed to be uniformly distributed on a logarithmic scale. A new bucket takes
+    the batches between it and the next smaller one, which the next larger one would have padded.
+    The largest bucket must be among the compiled ones.
     """
     have, left, order = sorted(compiled), set(missing), list[int]()
 
@@ -138,7 +139,7 @@ def by_benefit(compiled: Iterable[int], missing: Iterable[int]) -> tuple[int, ..
 
 
 def declared(config: ModelConfig) -> bool | None:
-    """Return a configuration's declaration about rows; None to rely on the proof.
+    """Return whether the configuration declares rows independent, or None if it does not say.
 
     Raises InvalidModel.
     """

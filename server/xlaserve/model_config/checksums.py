@@ -1,4 +1,4 @@
-"""The `checksum` agent of a model repository: files must match configured sums."""
+"""Verifies model files against configured checksums (repository agent `checksum`)."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -19,9 +19,9 @@ def verify(
     roots: Roots = ANYWHERE,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Verify the checksum of each of a model's files. Blocks.
+    """Verify the checksums of a model's files. Blocks.
 
-    Raises InvalidModel that names the file, what was expected and what came.
+    Raises InvalidModel that names the file, and the expected and actual checksum.
     """
     for expected in checksums:
         got = _md5(directory / expected.file, roots, check_cancelled)

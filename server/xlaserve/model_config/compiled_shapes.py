@@ -1,22 +1,21 @@
-"""Configured sizes of open dimensions, compiled with the load."""
+"""Parses the configured sizes of open dimensions."""
 
 from collections.abc import Collection, Mapping
 
 import msgspec
 
 COMPILED_SHAPES = "compiled_shapes"
-"""The parameter of a configuration that lists the sizes: "128,512", or by the names that the
-dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
+"""Name of the parameter that lists the sizes to compile with the load: "128,512", or by the
+artifact's dimension names, `{"s": [128, 512], "t": [8]}`."""
 
 MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
-"""Parameter: limit of programs for other shapes."""
+"""Name of the parameter that limits how many other shapes are compiled on demand."""
 
 
 def parse(text: str, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
-    """Return the listed sizes by the name of a dimension; a list alone is of the only one.
+    """Parse the sizes by dimension name; a list without names is for the only dimension.
 
-    Empty for what is no such list. Whether those are the names that the artifact has is not looked
-    at.
+    Returns an empty mapping for malformed text. The names are not compared with the artifact's.
     """
     short = len(names) == 1 and not text.lstrip().startswith("{")
     try:

@@ -1,4 +1,4 @@
-"""The parts of a model's `config.json` or `config.pbtxt` that the server acts on."""
+"""The fields of a model configuration that the server uses."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,17 +14,17 @@ from xlaserve_proto import inference
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions on disk are served (ModelVersionPolicy of the model configuration).
+    """Which versions on disk are served (ModelVersionPolicy).
 
-    Exactly one rule holds: the `latest` n, or every one (`latest` is None and `specific` empty),
-    or the `specific` ones.
+    Either the `latest` n versions, or the `specific` ones, or all if `latest` is None and
+    `specific` is empty.
     """
 
     latest: int | None = 1
     specific: tuple[int, ...] = ()
 
     def select(self, versions: Iterable[int]) -> tuple[int, ...]:
-        """Return the versions to serve, ascending."""
+        """Return the versions to serve, in ascending order."""
         ascending = sorted(versions)
         if self.specific:
             return tuple(version for version in ascending if version in self.specific)
@@ -33,48 +33,48 @@ class VersionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTensor:
-    """One `input` or `output` of a configuration."""
+    """An input or output tensor in a configuration."""
 
     name: str
     datatype: Datatype
     dims: Shape
-    """Dimensions as written: without the batch dimension if `max_batch_size` is positive."""
+    """Dimensions as configured: without the batch dimension if `max_batch_size` is positive."""
     reshape: Shape | None = None
-    """The model's shape, if it differs from the clients'."""
+    """The model's shape, if it differs from the one that clients see."""
     is_optional: bool = False
-    """Whether a request may omit it."""
+    """Whether a request may omit the input."""
     is_ragged: bool = False
-    """Whether its shape may differ between requests of a batch."""
+    """Whether the input's shape may differ between requests of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Limits of queued requests (ModelQueuePolicy); 0 if not set."""
+    """Limits of queued requests (ModelQueuePolicy); 0 for no limit."""
 
     default_timeout_microseconds: int = 0
-    """Longest wait of a request."""
+    """Maximum time in the queue."""
     max_queue_size: int = 0
-    """Limit of queued requests."""
+    """Maximum number of queued requests."""
     allow_timeout_override: bool = False
-    """Whether a request's shorter `timeout` counts."""
+    """Whether a request's `timeout` applies if it is shorter."""
     delays_expired: bool = False
-    """Whether expired requests are queued last instead of refused."""
+    """Whether expired requests are moved to the end of the queue instead of rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The dynamic batching of requests (ModelDynamicBatching); 0 where nothing is said."""
+    """Dynamic batching (ModelDynamicBatching); fields that are not configured are 0."""
 
     preferred_batch_size: tuple[int, ...] = ()
-    """Ascending; a batch of one of these sizes does not wait for the delay."""
+    """Batch sizes that are executed without waiting for the queue delay, in ascending order."""
     max_queue_delay_microseconds: int = 0
     default_queue_policy: QueuePolicy = QueuePolicy()
     preserve_ordering: bool = False
-    """Whether answers leave in the order of their requests."""
+    """Whether responses are sent in the order of their requests."""
     priority_levels: int = 0
-    """Number of levels, 1 first; 0 without priorities."""
+    """Number of priority levels, of which 1 is the highest; 0 without priorities."""
     default_priority_level: int = 0
-    """The level of requests that name none."""
+    """Priority level of requests that do not specify one."""
     priority_queue_policy: Mapping[int, QueuePolicy] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -83,12 +83,12 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """One entry of the `checksum` agent (ModelRepositoryAgents)."""
+    """A checksum from the `checksum` agent (ModelRepositoryAgents)."""
 
     file: str
-    """Relative to the model's directory."""
+    """Path relative to the model's directory."""
     md5: str
-    """MD5 in lower-case hexadecimal."""
+    """MD5 in lowercase hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,63 +97,65 @@ class EnsembleStep:
 
     model_name: str
     model_version: str
-    """Empty for whichever version the policy of the model serves."""
+    """An empty string resolves like a request without a version."""
     input_map: Mapping[str, str]
-    """Input of the step's model -> tensor of the ensemble."""
+    """The ensemble's tensor for each input of the step's model."""
     output_map: Mapping[str, str]
-    """Output of the step's model -> tensor of the ensemble."""
+    """The ensemble's tensor for each output of the step's model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model configuration; missing parts are taken from the artifact."""
+    """A model configuration; what it omits is taken from the artifact."""
 
     name: str = ""
     platform: str = ""
     backend: str = ""
     max_batch_size: int = 0
-    """0 where the configuration does not say, or says 0."""
+    """0 if the configuration has 0 or omits the field."""
     default_model_filename: str = ""
-    """The model file in the version directory; empty for the kind's default."""
+    """File name of the model in its version directory; empty for the format's default."""
     cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The same for GPUs of a compute capability: `9.0` -> file."""
+    """File names for GPUs by compute capability, such as `9.0`."""
     is_unbatched: bool = False
-    """Whether `max_batch_size: 0` was written: no batching."""
+    """Whether the configuration has `max_batch_size: 0`, which disables batching."""
     inputs: tuple[ConfigTensor, ...] = ()
     outputs: tuple[ConfigTensor, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)
     dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
     is_decoupled: bool = False
-    """Whether it declares any number of answers per request."""
+    """Whether the model gives any number of responses per request."""
     warmup: tuple[Sample, ...] = ()
-    """Warm-up requests."""
+    """Requests executed before the model is ready."""
     response_cache: bool = False
-    """Whether answers are cached for equal requests."""
+    """Whether responses are cached and reused for equal requests."""
     sequence_batching: SequenceBatching | None = None
-    """How sequences are served; None for a model whose requests are independent."""
+    """How sequences are batched; None if requests are independent."""
     steps: tuple[EnsembleStep, ...] = ()
-    """Not empty for an ensemble; each follows those whose tensors it takes."""
+    """Steps of an ensemble, in an order that respects their dependencies; empty for other models.
+    """
     checksums: tuple[Checksum, ...] = ()
-    """Checksums of files that a load verifies."""
+    """Checksums that a load verifies."""
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: tuple[BatchOutput, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Names of the classes of outputs, by output and by index; read from their files."""
+    """Class labels of each output, by index; read from the label files."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
-    """Fields written that change no answer, by the table of `config_fields`; for the log."""
+    """Configured fields that have no effect (see `fields.FIELDS`); logged with the load."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
-    """The whole configuration, ignored fields included; None without a file."""
+    """The whole configuration, including ignored fields; None if there is no configuration file."""
 
     def with_defaults(self, parameters: Mapping[str, str]) -> "ModelConfig":
-        """Return it with defaults for missing parameters."""
+        """Return the configuration with default values for missing parameters."""
         return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
 
     def of_artifact(self) -> "ModelConfig":
-        """Return the configuration with the model's own tensors: reshaped, with controls and
-        states.
+        """Return the configuration with the tensors of the artifact.
 
-        What lists no inputs, or no outputs, leaves them to the artifact, which has all.
+        Shapes are the model's after `reshape`, and the controls and states of sequences are
+        included. If no inputs, or no outputs, are configured, they stay empty, and the artifact
+        defines them.
         """
         sequences = self.sequence_batching
         if sequences is None:
@@ -174,7 +176,7 @@ class ModelConfig:
 
     @property
     def is_reshaped(self) -> bool:
-        """Tell whether clients see other shapes than the model."""
+        """Tell whether clients see other shapes than the model, because of `reshape`."""
         return any(one.reshape is not None for one in (*self.inputs, *self.outputs))
 
     def _of_model(self) -> "ModelConfig":
@@ -190,9 +192,9 @@ class ModelConfig:
         return bool(self.steps)
 
     def check_name(self, directory: str) -> None:
-        """Raise InvalidModel if the model calls itself other than its directory.
+        """Raise InvalidModel if the configured name differs from the directory's.
 
-        Nor may an ensemble have itself as a step; a longer circle takes knowledge of the others.
+        Also raises if an ensemble is its own step. Cycles through other models are found elsewhere.
         """
         if self.name not in ("", directory):
             raise InvalidModel(

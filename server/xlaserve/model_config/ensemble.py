@@ -1,4 +1,4 @@
-"""The graph of an ensemble's steps: every tensor made once, before it is used."""
+"""Validates the graph of an ensemble's steps, and sorts them."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from xlaserve.model_config.schema import BadConfig, shown
 def in_order(
     steps: Sequence[EnsembleStep], inputs: Iterable[str], outputs: Iterable[str]
 ) -> tuple[EnsembleStep, ...]:
-    """Sort the steps by their dependencies, otherwise in the order written.
+    """Sort the steps topologically; independent steps keep their order.
 
-    Raises BadConfig for a tensor that nothing or more than one thing makes, and for a cycle.
+    Raises BadConfig for a cycle, and for a tensor with no producer or with several.
     """
     made_by = _makers(steps, frozenset(inputs))
     sorter: TopologicalSorter[int] = TopologicalSorter()
@@ -35,7 +35,7 @@ def _called(steps: Sequence[EnsembleStep], index: int) -> str:
 
 
 def _makers(steps: Sequence[EnsembleStep], inputs: frozenset[str]) -> dict[str, int | None]:
-    """Map each tensor to the step that makes it, None for an input of the ensemble."""
+    """Return the step that produces each tensor, or None for an input of the ensemble."""
     made_by: dict[str, int | None] = dict.fromkeys(inputs)
     for index, step in enumerate(steps):
         for tensor in step.output_map.values():
@@ -66,7 +66,7 @@ def _sorted(sorter: TopologicalSorter[int], steps: Sequence[EnsembleStep]) -> It
     while sorter.is_active():
         for index in sorter.get_ready():
             heapq.heappush(ready, index)
-        # The first as written of those that can run: a list in a valid order stays as it is.
+        # Take the first ready step in configured order, so that a valid order does not change.
         index = heapq.heappop(ready)
         yield index
         sorter.done(index)

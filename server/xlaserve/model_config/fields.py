@@ -1,8 +1,7 @@
-"""The table of all model configuration fields: obeyed, refused or without effect.
+"""Tells which model configuration fields are obeyed, refused, or have no effect.
 
-A field that is not obeyed is refused where a client would get another answer, or another error,
-than the configuration asks for. Any other has no effect, and the log names it with the load. A
-default that is written out asks for nothing.
+A field that is not obeyed is refused if ignoring it would change responses or errors. Otherwise it
+has no effect, and is logged with the load. An explicit default value is always accepted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,35 +17,36 @@ from xlaserve.model_config.schema import BadConfig, Field, given_of, schema_of, 
 from xlaserve_proto import inference
 
 SHOWN_FIELDS = 32
-"""Limit of named fields without effect."""
+"""Maximum number of fields without effect to name."""
 
 
 class Effect(Enum):
-    """The server's treatment of a field."""
+    """How the server treats a field."""
 
     OBEYED = auto()
     REFUSED = auto()
     NONE = auto()
-    """Answers are the same without it."""
+    """Responses are the same without the field."""
 
 
 _Files: TypeAlias = Callable[[Any], Iterable[str]]
-"""Returns the files that a value names."""
+"""Returns the file names in a field's value."""
 
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
-"""Tells whether a value other than the default has an effect."""
+"""Tells whether a value other than the default would change the server's behavior."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Treatment of one field. A field that is not obeyed covers all fields inside it."""
+    """How one field is treated; unless it is obeyed, this applies to all fields inside it."""
 
     effect: Effect
     because: str = ""
-    """Reason of a refusal: the difference, and a remedy."""
+    """Reason for refusing the field, and what to do."""
     asks: _Asks = lambda value, message: True
     files: _Files | None = None
-    """Files named in the value; a client may name the model's own alone."""
+    """Returns the file names in the value. A configuration from a client may only name its own
+    files."""
 
 
 _OBEYED = Row(Effect.OBEYED)
@@ -55,7 +55,7 @@ _TENSOR = "the model would be given, or give, other tensors"
 
 
 def _named(files: _Files = lambda value: (value,)) -> Row:
-    """Return the row of an obeyed field that names files."""
+    """Return the row of an obeyed field that contains file names."""
     return Row(Effect.OBEYED, files=files)
 
 
@@ -64,7 +64,7 @@ def _refused(because: str, asks: _Asks = lambda value, message: True) -> Row:
 
 
 CHECKSUM = "checksum"
-"""The name of the one agent of a model repository."""
+"""Name of the only supported repository agent."""
 
 FIELDS: Mapping[str, Row] = MappingProxyType(
     {
@@ -100,7 +100,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.reshape.shape": _OBEYED,
         "output.is_shape_tensor": _refused(_TENSOR),
         "output.is_non_linear_format_io": _refused(_TENSOR),
-        # For computations; code is handed requests one by one, in a list, and sees their shapes.
+        # Only for computations: Python models get each request with its own shape.
         "batch_input": _OBEYED,
         "batch_input.kind": _OBEYED,
         "batch_input.target_name": _OBEYED,
@@ -110,7 +110,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "batch_output.kind": _OBEYED,
         "batch_output.target_name": _OBEYED,
         "batch_output.source_input": _OBEYED,
-        # --- where it runs, and from what ---
+        # --- placement and files ---
         "instance_group": _OBEYED,
         "instance_group.name": _NONE,
         "instance_group.count": _OBEYED,
@@ -122,7 +122,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "instance_group.secondary_devices": _NONE,
         "instance_group.host_policy": _NONE,
         "default_model_filename": _named(),
-        # On devices without a compute capability the log names it.
+        # Logged as having no effect on devices without a compute capability.
         "cc_model_filenames": _named(lambda value: value.values()),
         "model_operations": _OBEYED,
         "model_operations.op_library_filename": _refused("no library is loaded"),
@@ -131,7 +131,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "model_repository_agents.agents.name": _refused(
             "the only agent is 'checksum'", lambda value, message: value != CHECKSUM
         ),
-        # `MD5:file` and the sum.
+        # Keys are `MD5:<file>`, values are checksums.
         "model_repository_agents.agents.parameters": _named(
             lambda value: (key.partition(":")[2] for key in value)
         ),
@@ -169,7 +169,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "sequence_batching.oldest.max_candidate_sequences": _OBEYED,
         "sequence_batching.oldest.preferred_batch_size": _OBEYED,
         "sequence_batching.oldest.max_queue_delay_microseconds": _OBEYED,
-        # Each replica answers its batches one after the other, in the order of their requests.
+        # Always the case: each replica executes its batches in order.
         "sequence_batching.oldest.preserve_ordering": _OBEYED,
         "sequence_batching.state": _OBEYED,
         "sequence_batching.state.input_name": _OBEYED,
@@ -182,9 +182,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "sequence_batching.state.initial_state.zero_data": _OBEYED,
         "sequence_batching.state.initial_state.data_file": _named(),
         "sequence_batching.state.initial_state.name": _NONE,
-        # The states of all sequences lie in one array, which is updated in place.
+        # Always the case: the states of all sequences are in one array, updated in place.
         "sequence_batching.state.use_same_buffer_for_input_output": _OBEYED,
-        # The dims of a state are fixed, so that none grows.
+        # States have fixed dims, so they never grow.
         "sequence_batching.state.use_growable_memory": _NONE,
         "sequence_batching.iterative_sequence": _OBEYED,
         "ensemble_scheduling": _OBEYED,
@@ -197,7 +197,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "ensemble_scheduling.max_inflight_requests": _NONE,
         "model_transaction_policy": _OBEYED,
         "model_transaction_policy.decoupled": _OBEYED,
-        # --- the rest ---
+        # --- other ---
         "parameters": _OBEYED,
         "parameters.string_value": _OBEYED,
         "model_warmup": _OBEYED,
@@ -217,19 +217,20 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "response_cache.enable": _OBEYED,
     }
 )
-"""Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
+"""Treatment of each field by path. Tests fail if a field of `protos/model_config.proto` is missing.
+"""
 
 CONTENT_TYPE = "content_type"
-"""Parameter for the content type of all tensors; `content_type.x` sets that of tensor x."""
+"""Name of the parameter with the default content type; `content_type.x` is for tensor x."""
 
 EXECUTE_DELAY = "execute_delay_ms"
-"""The parameter that says how long an execution of an identity model takes."""
+"""Name of the parameter with the execution time of an identity model."""
 
 STRICT_OUTPUTS = "strict_outputs"
-"""Parameter: a Triton Python model refuses undescribed outputs."""
+"""Name of the parameter that makes a Triton Python model's undescribed outputs errors."""
 
 DEFAULT = "default."
-"""The parameter with the default of an optional input begins so, before the name of the input."""
+"""Prefix of the parameters with the defaults of optional inputs; the input's name follows."""
 
 PARAMETERS: Mapping[str, Effect] = MappingProxyType(
     {
@@ -259,11 +260,11 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
             ),
             Effect.OBEYED,
         ),
-        # What the server says of a model; it may be sent back.
+        # Reported by the server, so clients may send it back.
         "batch_rows": Effect.NONE,
     }
 )
-"""Known entries of `parameters`; entries for other servers have no effect."""
+"""Known entries of `parameters`; all others have no effect."""
 
 
 _KINDS = ("platform", "backend")
@@ -272,21 +273,21 @@ _ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
 
 
 def is_onnx(kind: str) -> bool:
-    """Tell whether a `platform` or `backend` means ONNX, which is imported here."""
+    """Tell whether a `platform` or `backend` stands for ONNX models, which are converted."""
     return kind in _ONNX
 
 
 def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
-    """Return the first few given fields without effect, by path.
+    """Return the paths of configured fields that have no effect, up to `SHOWN_FIELDS`.
 
-    Raises BadConfig for one that is refused.
+    Raises BadConfig if a field is refused.
     """
-    # A dict: a field of many tensors is named once.
+    # A dict, because a field may occur for many tensors.
     found = dict.fromkeys(_without_effect(message, ""))
     kinds = [getattr(message, kind) for kind in _KINDS]
     defaults = {f"{DEFAULT}{tensor.name}" for tensor in message.input if tensor.optional}
     for name in message.parameters:
-        # What others mean by it, the code of a Python model reads.
+        # The code of a Python model may read any other parameter.
         known = CONTENT_TYPE if name.startswith(f"{CONTENT_TYPE}.") else name
         is_obeyed = PARAMETERS.get(known) is Effect.OBEYED or name in defaults
         if not is_obeyed and _CODE not in kinds:
@@ -298,11 +299,11 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     is_unbatched |= message.model_transaction_policy.decoupled
     is_unbatched |= "identity" in kinds and EXECUTE_DELAY not in message.parameters
     if is_unbatched and _only_batches(message):
-        found["dynamic_batching"] = None  # no request waits for another
+        found["dynamic_batching"] = None  # requests are never batched
     if message.model_warmup and _scheduling(message) in _NOT_WARMED:
         found["model_warmup"] = None
     if message.response_cache.enable and _scheduling(message) == "ensemble_scheduling":
-        # A step that is loaded again would give other answers: each step has a cache of its own.
+        # Not cached as a whole, since a step may be reloaded; each step has its own cache.
         found["response_cache.enable"] = None
     names = list(found)
     if len(names) > SHOWN_FIELDS:
@@ -311,11 +312,11 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
 
 
 _NOT_WARMED = frozenset({"ensemble_scheduling", "sequence_batching"})
-"""An ensemble's steps are warmed by themselves; a sequence would have to begin and end."""
+"""The steps of an ensemble are warmed up themselves; a sequence would need a start and an end."""
 
 
 def _only_batches(message: inference.ModelConfig) -> bool:
-    """Tell whether dynamic batching is its only request: no queue policy."""
+    """Tell whether dynamic batching is configured without policies, priorities and ordering."""
     _, batching = betterproto.which_one_of(message, "scheduling_choice")
     if not isinstance(batching, inference.ModelDynamicBatching):
         return False
@@ -347,7 +348,7 @@ def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
 
 
 def named_files(message: betterproto.Message) -> Iterator[tuple[str, str]]:
-    """Return each file named in a configuration, with the path of its field."""
+    """Return the file names in a configuration, each with the path of its field."""
     return _named_files(message, "")
 
 
@@ -364,8 +365,8 @@ def _named_files(message: betterproto.Message, path: str) -> Iterator[tuple[str,
 
 
 def _given(message: betterproto.Message, field: Field) -> Any:
-    """Return the value of a field; None for a default."""
-    # Not by getattr, which would make a message for each field that is not there.
+    """Return the value of a field, or None if it has its default."""
+    # Unlike getattr, this does not create a message for a missing field.
     value = vars(message).get(field.attribute, betterproto.PLACEHOLDER)
     if value is betterproto.PLACEHOLDER:
         return None
@@ -373,12 +374,12 @@ def _given(message: betterproto.Message, field: Field) -> Any:
         return None
     if isinstance(value, betterproto.Message):
         return value if betterproto.serialized_on_wire(value) else None
-    # A member of an oneof is chosen, whatever its value.
+    # A member of a oneof is set even if it has its default value.
     return value if value or field.oneof else None
 
 
 def _inside(field: Field, value: Any) -> Iterable[tuple[str, betterproto.Message]]:
-    """Return the messages of a field, each with its path."""
+    """Return the messages in a field, each with its path."""
     if not field.message:
         return ()
     if field.kind == "map":

@@ -1,7 +1,6 @@
-"""Model formats of other servers that this one refuses, with advice for each.
+"""Unsupported model formats of other servers, with advice for error messages.
 
-A row is data for an error text: the name of a backend or platform as Triton has it, the runtime
-that it needs, and the file that it loads.
+Each has the name of a Triton backend or platform, the runtime that it needs, and its files.
 """
 
 from collections.abc import Mapping
@@ -14,14 +13,14 @@ _TO_ONNX = "or write it in JAX, and use `xlaserve export`"
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """An unsupported kind of model."""
+    """An unsupported model format."""
 
     runtime: str
-    """The library that would have to run it."""
+    """The library that executes models of this format."""
     advice: str
     """How to convert the model."""
     files: tuple[str, ...] = ()
-    """Names in a version directory that tell this kind."""
+    """File names that identify this format in a version directory."""
 
 
 _TENSORFLOW = f"convert it to ONNX (python -m tf2onnx.convert), {_TO_ONNX} (jax2tf)"
@@ -58,17 +57,17 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
         "tensorrtllm": _LANGUAGE,
     }
 )
-"""Rows by `backend` or `platform`."""
+"""Unsupported formats by `backend` or `platform`."""
 
 
 def advice(kind: str) -> str:
-    """Return advice for an unsupported kind of model; empty for an unknown one."""
+    """Return advice for an unsupported format, or an empty string if it is unknown."""
     row = FOREIGN.get(kind)
     return f": it needs {row.runtime}; {row.advice}" if row else ""
 
 
 def recognise(directory: Path) -> str:
-    """Name the format of an unsupported version directory; empty if unknown."""
+    """Describe the unsupported format of a version directory; an empty string if unknown."""
     for kind, row in FOREIGN.items():
         for name in row.files:
             if (directory / name).exists():

@@ -1,4 +1,4 @@
-"""Reads a configuration in proto-JSON."""
+"""Parses configurations in proto-JSON."""
 
 import base64
 import binascii
@@ -30,11 +30,11 @@ from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference
 
 DEPTH = 100
-"""Nesting limit of arrays and objects, the same as in protobuf's JSON parsers."""
+"""Maximum nesting of arrays and objects, as in protobuf's JSON parsers."""
 
 
 class _Object(tuple[tuple[str, "Json"], ...]):
-    """The members of an object; a dict would hide duplicate keys."""
+    """The members of a JSON object; unlike a dict, it keeps duplicate keys."""
 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | _Object | None"
@@ -44,9 +44,9 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _EXACT = 2**53
-"""Below it, a float with an integral value is exact."""
+"""Floats below this value represent integers exactly."""
 
-# The load example of the repository extension describes tensors in the words of the V2 metadata.
+# The load example of the model repository extension uses V2 names for tensors.
 _TENSOR_ALIASES = MappingProxyType({"datatype": "data_type", "shape": "dims"})
 _ALIASES: Mapping[type[betterproto.Message], Mapping[str, str]] = MappingProxyType(
     {
@@ -61,9 +61,9 @@ _DATATYPE_ALIASES = MappingProxyType(
 
 
 def read_json(text: str, schema: Schema) -> betterproto.Message:
-    """Make a message from its proto-JSON, which must not have anything that the schema has not.
+    """Parse proto-JSON into a message; unknown fields are errors.
 
-    Raises BadConfig, whose place is the path of keys.
+    Raises BadConfig with the path of keys as its place.
     """
     _check_brackets(text)
     try:
@@ -90,7 +90,7 @@ def _check_brackets(text: str) -> None:
 
 
 def _parse_integer(digits: str) -> int | float:
-    # Python limits the digits of an int, and no field takes so many: their magnitude is enough.
+    # Python refuses very long ints. Here their magnitude is enough, since no field takes them.
     return int(digits) if len(digits) < 100 else float(digits)
 
 
@@ -177,7 +177,7 @@ def _integer(field: Field, value: Json) -> int:
 
 
 def _whole(value: Json) -> int | None:
-    """Return an integral number, in any notation."""
+    """Return an integral number, which may be written as a float; None for other values."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

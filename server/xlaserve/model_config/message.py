@@ -1,4 +1,4 @@
-"""The meaning of a configuration message: ModelConfig, or the fault that forbids it."""
+"""Converts a configuration message into a ModelConfig, or reports its fault."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
@@ -24,15 +24,15 @@ from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
 ENSEMBLE = "ensemble"
-"""Platform of ensembles."""
+"""Platform name of ensembles."""
 
 
 MAX_PRIORITY_LEVELS = 1000
-"""A queue looks through its levels for each batch."""
+"""Limit of priority levels, because the queue scans all levels for each batch."""
 
 
 def config_of(message: inference.ModelConfig) -> ModelConfig:
-    """Extract the fields that the server obeys from a message. Raises BadConfig."""
+    """Convert a message into a ModelConfig. Raises BadConfig."""
     if message.max_batch_size < 0:
         raise _unfit("max_batch_size", "0 or more", message.max_batch_size)
     inputs = _tensors("input", message.input)
@@ -108,7 +108,7 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
 def _reshape(
     place: str, tensor: inference.ModelInput | inference.ModelOutput
 ) -> tuple[int, ...] | None:
-    """Return the model's shape of a tensor; None if it is the same."""
+    """Return the model's shape of a tensor, or None if it equals the clients'."""
     if not betterproto.serialized_on_wire(tensor.reshape):
         return None
     shape = tuple(tensor.reshape.shape)
@@ -136,7 +136,7 @@ def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTens
 
 
 def _between_open(dims: Iterable[int]) -> list[int]:
-    """Return the products of sizes before, between and after open dimensions."""
+    """Return the product of the sizes in each run between open dimensions."""
     products = [1]
     for size in dims:
         if size == -1:
@@ -147,12 +147,12 @@ def _between_open(dims: Iterable[int]) -> list[int]:
 
 
 def _checksums(message: inference.ModelConfig) -> Iterator[Checksum]:
-    """Yield the checks of the agent `checksum`: its parameters are `MD5:file` and the sum."""
+    """Yield the checksums of the `checksum` agent, whose parameters are `MD5:<file>`: checksum."""
     for index, agent in enumerate(message.model_repository_agents.agents):
         place = f"model_repository_agents.agents[{index}]"
         if not agent.name:
             raise _unfit(f"{place}.name", "'checksum'", "none")
-        # Another one is refused by the table of fields.
+        # The table of fields refuses other agents.
         for key, value in agent.parameters.items() if agent.name == CHECKSUM else ():
             algorithm, _, file = key.partition(":")
             if algorithm.lower() != "md5" or not file:
@@ -267,7 +267,7 @@ def _check_ensemble(message: inference.ModelConfig, scheduling: inference.ModelE
     if message.platform not in ("", ENSEMBLE) or message.backend:
         runs = message.backend or message.platform
         raise _unfit("ensemble_scheduling", f'platform "{ENSEMBLE}", no backend', shown(runs))
-    # Nothing else says what an ensemble takes and gives: it has no artifact of its own.
+    # An ensemble has no artifact, so its tensors must be configured.
     for place, given in (
         ("ensemble_scheduling.step", scheduling.step),
         ("input", message.input),

@@ -1,4 +1,4 @@
-"""MLServer's `model-settings.json`, translated into a configuration."""
+"""Translates MLServer's `model-settings.json` into a configuration."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ _OF_RUNTIMES: Mapping[str, str] = MappingProxyType(
         "mlserver_alibi_detect": "call the detector from a Python model",
     }
 )
-"""Advice for a model by the package of its `implementation`."""
+"""Advice for unsupported runtimes, by the package of the `implementation`."""
 
 
 class _Tensor(msgspec.Struct):
@@ -57,12 +57,12 @@ class _Settings(msgspec.Struct):
 
     @property
     def is_batched(self) -> bool:
-        """Tell whether MLServer batches requests: it needs both a size and a time."""
+        """Tell whether MLServer would batch requests: it needs both a size and a time."""
         return self.max_batch_size > 1 and self.max_batch_time > 0
 
     @property
     def content_types(self) -> dict[str, str]:
-        """Return its content types, by the name of our parameter."""
+        """Return the content types as our parameters."""
         tensors = (*self.inputs, *self.outputs)
         said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
         found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}
@@ -75,18 +75,18 @@ def _of(tensor: _Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StandsFor:
-    """The configuration equivalent to MLServer's settings."""
+    """The configuration that replaces MLServer's settings."""
 
     pbtxt: str
     """The equivalent `config.pbtxt`."""
     notes: tuple[str, ...]
-    """Things that its owner has to do, and that no configuration says."""
+    """Manual steps that the configuration cannot express."""
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> StandsFor | None:
-    """Return what stands for the settings in a model's directory, or None.
+    """Translate the settings in a model's directory; None if there are none.
 
-    Raises InvalidModel for settings that cannot be read, or lie outside of the roots.
+    Raises InvalidModel for settings that are unreadable or outside the roots.
     """
     if not (directory / FILE_NAME).exists():
         return None
@@ -127,7 +127,7 @@ def _tensor(tensor: _Tensor, *, is_batched: bool) -> str:
 
 
 def _text(value: str) -> str:
-    # Escapes of JSON are escapes of protobuf's text, where all of it is ASCII.
+    # JSON's escapes are valid in the text format too, as long as they are ASCII.
     return json.dumps(value)
 
 

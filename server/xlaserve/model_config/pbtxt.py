@@ -1,4 +1,4 @@
-"""Reads a configuration in protobuf's text format."""
+"""Parses configurations in protobuf's text format."""
 
 import re
 import sys
@@ -42,7 +42,7 @@ _FLOAT = re.compile(
 )
 _NOT_FINITE = re.compile(r"-?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _LONGEST = 30
-"""More characters than any integer of 64 bits has, in any base."""
+"""Longer than any 64-bit integer, in any base."""
 _TRUE = frozenset({"true", "True", "t", "1"})
 _FALSE = frozenset({"false", "False", "f", "0"})
 _ESCAPE = re.compile(
@@ -59,10 +59,10 @@ _LETTERS = MappingProxyType(
 
 
 def read_pbtxt(text: str, schema: Schema) -> betterproto.Message:
-    """Make a message from its text format, which must not have anything that the schema has not.
+    """Parse the text format into a message; unknown fields are errors.
 
-    Raises BadConfig, whose place is a line and a column. Only messages that the schema has are
-    descended into, so that it bounds the depth.
+    Raises BadConfig with line and column as its place. Recursion is bounded by the schema, because
+    unknown messages are not parsed.
     """
     tokens = _Tokens(text)
     try:
@@ -79,7 +79,7 @@ class _Token(NamedTuple):
 
 
 class _Tokens:
-    """The text, token by token. When something is wrong, it is wrong with the current token."""
+    """A tokenizer. Errors refer to the current token."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -87,7 +87,7 @@ class _Tokens:
         self.token = _Token("end", "", 0)
 
     def advance(self) -> None:
-        """Go to the next token."""
+        """Read the next token."""
         start = self.token.start + len(self.token.text)
         match = _TOKEN.match(self._text, start)
         if match and match.lastgroup == "space":
@@ -103,24 +103,24 @@ class _Tokens:
 
     @property
     def got(self) -> str:
-        """The current token as an error names it."""
+        """The current token, as quoted in errors."""
         return shown(self.token.text) if self.token.text else "the end"
 
     def place(self, token: _Token) -> str:
-        """Return a token's position as text."""
+        """Return the line and column of a token."""
         line = self._text.count("\n", 0, token.start) + 1
         column = token.start - self._text.rfind("\n", 0, token.start)
         return f"line {line}, column {column}"
 
     def take(self, mark: str) -> bool:
-        """Skip an optional punctuation mark."""
+        """Skip a punctuation mark if it is the current token; return whether it was."""
         if self.token.kind != "mark" or self.token.text != mark:
             return False
         self.advance()
         return True
 
     def open(self) -> str:
-        """Consume a message's opening mark, and return the closing one."""
+        """Consume the opening mark of a message, and return the matching closing one."""
         closing = _CLOSING.get(self.token.text)
         if closing is None:
             raise BadConfig.mismatch("'{'", self.got)
@@ -131,13 +131,13 @@ class _Tokens:
         return closing
 
     def expect(self, mark: str) -> None:
-        """Skip a required punctuation mark."""
+        """Skip a punctuation mark; raises BadConfig if it is missing."""
         if not self.take(mark):
             raise BadConfig.mismatch(f"'{mark}'", self.got)
 
 
 def _message(tokens: _Tokens, schema: Schema, closing: str) -> betterproto.Message:
-    """Read fields up to the closing mark, or to the end."""
+    """Parse fields up to the closing mark, or to the end of the text."""
     draft = Draft(schema)
     while not (tokens.take(closing) if closing else tokens.token.kind == "end"):
         if tokens.token.kind != "name":
@@ -172,7 +172,7 @@ def _entries(tokens: _Tokens, draft: Draft, field: Field) -> None:
 
 
 def _values(tokens: _Tokens, field: Field) -> list[Any]:
-    """Read one value of a repeated field, or a list of them."""
+    """Parse one value of a repeated field, or a list of values."""
     if not tokens.take("["):
         return [_value(tokens, field)]
     values: list[object] = []
@@ -244,7 +244,7 @@ def _string(tokens: _Tokens, field: Field) -> str:
 
 
 def _bytes(tokens: _Tokens, field: Field) -> bytes:
-    """Read a string literal, or adjacent ones."""
+    """Parse adjacent string literals, which are concatenated."""
     if tokens.token.kind != "string":
         raise BadConfig.mismatch(ARTICLES[field.kind], tokens.got)
     pieces = []

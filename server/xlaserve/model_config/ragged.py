@@ -1,4 +1,4 @@
-"""The ragged batches of a configuration: `batch_input` and `batch_output`."""
+"""Ragged batching: the `batch_input` and `batch_output` of a configuration."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from xlaserve_proto import inference
 
 
 class BatchKind(Enum):
-    """The fact about its source that a batch input contains (BatchInput.Kind)."""
+    """The property of the source input that a batch input contains (BatchInput.Kind)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -21,18 +21,18 @@ class BatchKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that the server makes for a batch."""
+    """An additional model input that the server computes for each batch."""
 
     kind: BatchKind
     name: str
     datatype: Datatype
     source: str
-    """The client's input that it describes."""
+    """The client's input from which it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """An output that is split among requests in the proportions of an input."""
+    """An output that is split among requests in proportion to the sizes of their input `source`."""
 
     name: str
     source: str
@@ -42,7 +42,7 @@ _DATATYPES = (DATATYPES["INT32"], DATATYPES["FP32"])
 
 
 def batch_inputs_of(message: inference.ModelConfig) -> tuple[BatchInput, ...]:
-    """Return one for each target. Raises BadConfig."""
+    """Return the batch inputs, one per target name. Raises BadConfig."""
     known = [tensor.name for tensor in message.input]
     found = []
     for index, given in enumerate(message.batch_input):
@@ -58,7 +58,7 @@ def batch_inputs_of(message: inference.ModelConfig) -> tuple[BatchInput, ...]:
 
 
 def batch_outputs_of(message: inference.ModelConfig) -> tuple[BatchOutput, ...]:
-    """Return one for each target. Raises BadConfig."""
+    """Return the batch outputs, one per target name. Raises BadConfig."""
     known = [tensor.name for tensor in message.input]
     found = []
     for index, given in enumerate(message.batch_output):

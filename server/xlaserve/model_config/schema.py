@@ -1,4 +1,4 @@
-"""The fields of a generated message class, as the readers of configuration texts need them."""
+"""Describes the fields of generated message classes, for the configuration parsers."""
 
 import functools
 import json
@@ -15,10 +15,10 @@ import betterproto
 from betterproto import FieldMetadata, ProtoClassMetadata
 
 _SHOWN = 60
-"""The most characters of a faulty value that an error repeats."""
+"""Maximum length of a faulty value in an error, in characters."""
 
 MESSAGES = 10_000
-"""The most messages in one configuration. Each takes tens of microseconds to make."""
+"""Maximum number of messages in a configuration; each takes tens of microseconds to create."""
 
 _INTEGERS = MappingProxyType(
     {
@@ -42,17 +42,17 @@ ARTICLES = MappingProxyType(
         **{kind: f"a {kind}" for kind in ("uint32", "uint64")},
     }
 )
-"""Kinds of protobuf values, with articles, for error texts."""
+"""Names of protobuf types with articles, for errors."""
 
 
 _GIVEN = "_given_by_a_text"
-"""Attribute with the fields that were set: proto3 does not record written defaults."""
+"""Attribute with the names of set fields: proto3 itself does not record explicit defaults."""
 
 
 class BadConfig(ValueError):
-    """A fault of a configuration; `config_text` turns it into InvalidModel.
+    """An invalid configuration; `model_config.text` converts it into InvalidModel.
 
-    It is raised where the fault is seen, and told its place on the way up.
+    Callers add the position with `within` as the error propagates.
     """
 
     def __init__(self, problem: str, place: str = "") -> None:
@@ -62,11 +62,11 @@ class BadConfig(ValueError):
 
     @classmethod
     def mismatch(cls, expected: str, got: str) -> Self:
-        """Return a fault that names the expected and the actual value."""
+        """Return an error with the expected and the actual value."""
         return cls(f"expected {expected}, got {got}")
 
     def within(self, outer: str) -> Self:
-        """Return the same fault with its path extended by the enclosing field."""
+        """Return the same error with the path of the enclosing field prepended."""
         return type(self)(self.problem, outer + self.place)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class BadConfig(ValueError):
 
 
 def shown(text: str) -> str:
-    """Quote a piece of a configuration for an error text: ASCII, and not without end."""
+    """Quote part of a configuration for an error: ASCII only, truncated."""
     return json.dumps(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
@@ -85,37 +85,37 @@ class Field:
 
     name: str
     attribute: str
-    """Attribute of the generated class."""
+    """Name of the attribute in the generated class."""
     kind: str
     """A protobuf scalar type, `enum`, `message` or `map`."""
     repeated: bool = False
     oneof: str | None = None
     message: type[betterproto.Message] | None = None
-    """Class of a message field; of a map, its entries' class with `key` and `value`."""
+    """Class of a message field; for a map, the class of its entries, with `key` and `value`."""
     members: Mapping[str, betterproto.Enum] | None = None
-    """The values of an enum by name."""
+    """The members of an enum field, by name."""
 
     @property
     def json_name(self) -> str:
-        """The lowerCamelCase spelling of proto-JSON."""
+        """The lowerCamelCase name in proto-JSON."""
         first, *rest = self.name.split("_")
         return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All fields of a message class."""
+    """The fields of a message class."""
 
     message: type[betterproto.Message]
     by_name: Mapping[str, Field]
     by_either_name: Mapping[str, Field]
-    """Fields by both spellings that proto-JSON allows."""
+    """Fields by both of their proto-JSON names."""
 
 
 @functools.cache
 def schema_of(message: type[betterproto.Message]) -> Schema:
     """Read the fields of a generated class from its metadata."""
-    # Any: the type checkers cannot follow the descriptor behind `_betterproto`.
+    # Type checkers do not know the descriptor behind `_betterproto`.
     generated: Any = message
     metadata: ProtoClassMetadata = generated._betterproto
     fields = [
@@ -142,7 +142,7 @@ def _field(attribute: str, meta: FieldMetadata, hint: object, python_type: Any) 
 
 
 def find_field(fields: Mapping[str, Field], name: str) -> Field:
-    """Return the field of a name; an unknown one is an error that lists the nearest."""
+    """Return the field with this name; raises BadConfig with similar names if there is none."""
     field = fields.get(name)
     if field is None:
         near = dict.fromkeys(fields[key].name for key in get_close_matches(name[:_SHOWN], fields))
@@ -153,7 +153,7 @@ def find_field(fields: Mapping[str, Field], name: str) -> Field:
 
 
 class Draft:
-    """A message under construction."""
+    """Builds a message."""
 
     def __init__(self, schema: Schema) -> None:
         self._message = schema.message
@@ -162,20 +162,20 @@ class Draft:
         self._chosen: dict[str, str] = {}
 
     def claim(self, field: Field) -> None:
-        """Record a field; a duplicate is an error."""
+        """Record that a field is set; raises BadConfig if it already is."""
         if field.name in self._given:
             raise BadConfig(f"{field.name} is given twice")
         self._given.add(field.name)
 
     def choose(self, field: Field) -> None:
-        """Record a field's value; two fields of one oneof are an error."""
+        """Record the member of a oneof; raises BadConfig if another member is set."""
         if field.oneof:
             chosen = self._chosen.setdefault(field.oneof, field.name)
             if chosen != field.name:
                 raise BadConfig(f"{field.name} is given beside {chosen}, only one of them may be")
 
     def set(self, field: Field, value: object) -> None:
-        """Give a field its value."""
+        """Set the value of a field."""
         self._values[field.attribute] = value
 
     def append(self, field: Field, values: Iterable[object]) -> None:
@@ -183,14 +183,14 @@ class Draft:
         self._values.setdefault(field.attribute, []).extend(values)
 
     def put(self, field: Field, key: object, value: object) -> None:
-        """Add an entry to a map; a duplicate key is an error."""
+        """Add an entry to a map; raises BadConfig for a duplicate key."""
         entries = self._values.setdefault(field.attribute, {})
         if key in entries:
             raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")
         entries[key] = value
 
     def finish(self) -> betterproto.Message:
-        """Make the message; it counts as present even when nothing is set in it."""
+        """Return the message; it counts as present even if no field is set."""
         message = self._message(**self._values)
         message._serialized_on_wire = True
         vars(message)[_GIVEN] = frozenset(self._given)
@@ -198,16 +198,16 @@ class Draft:
 
 
 def given_of(message: betterproto.Message) -> frozenset[str]:
-    """Return the names of fields that a text set, even to their defaults.
+    """Return the names of the fields that the parsed text sets, even to their defaults.
 
-    Empty for a message that no text made: it does not tell 0 from nothing.
+    The result is empty for a message that was not parsed from text.
     """
     given: frozenset[str] = message.__dict__.get(_GIVEN, frozenset())
     return given
 
 
 def checked_integer(field: Field, value: int) -> int:
-    """Return the value if the field's type can hold it."""
+    """Return the value; raises BadConfig if it is out of range for the field."""
     lowest, highest = _INTEGERS[field.kind]
     if not lowest <= value <= highest:
         raise BadConfig.mismatch(ARTICLES[field.kind], shown_number(value))
@@ -215,12 +215,12 @@ def checked_integer(field: Field, value: int) -> int:
 
 
 def shown_number(value: float) -> str:
-    """Format a number for an error text; an integer may have thousands of digits."""
+    """Format a number for an error; integers may have thousands of digits."""
     return repr(value) if abs(value) < 10**_SHOWN else "a number of more than 60 digits"
 
 
 def checked_float(field: Field, value: float) -> float:
-    """Return the nearest value that the field's type can hold; a finite one stays finite."""
+    """Round the value to the field's type; raises BadConfig if it overflows."""
     try:
         (rounded,) = _FLOATS[field.kind].unpack(_FLOATS[field.kind].pack(value))
     except OverflowError:
@@ -229,14 +229,14 @@ def checked_float(field: Field, value: float) -> float:
 
 
 def finite(field: Field, value: float) -> float:
-    """Return a number parsed from digits, unless there are too many."""
+    """Return the value; raises BadConfig if the number overflowed to infinity."""
     if not math.isfinite(value):
         raise BadConfig.mismatch(ARTICLES[field.kind], "a number too large for it")
     return value
 
 
 def enum_member(field: Field, value: str | int) -> betterproto.Enum:
-    """Return the member of an enum field by its name or number."""
+    """Return an enum member by name or number; raises BadConfig if there is none."""
     members = field.members or {}
     for name, member in members.items():
         if value in (name, member.value):

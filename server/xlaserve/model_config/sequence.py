@@ -1,4 +1,4 @@
-"""The meaning of the `sequence_batching` of a configuration message, or its fault."""
+"""Reads and validates the `sequence_batching` of a configuration message."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _IDS = tuple(DATATYPES[name] for name in ("INT32", "INT64", "UINT32", "UINT64", 
 
 
 def sequence_batching_of(message: inference.ModelConfig) -> SequenceBatching | None:
-    """Extract the sequence batching of a message; None without it. Raises BadConfig."""
+    """Return the sequence batching of a message, or None if it has none. Raises BadConfig."""
     _, batching = betterproto.which_one_of(message, "scheduling_choice")
     if not isinstance(batching, inference.ModelSequenceBatching):
         return None
@@ -156,7 +156,7 @@ def _initial(
     state: inference.ModelSequenceBatchingState,
     given: inference.ModelSequenceBatchingInitialState,
 ) -> str:
-    """Return the file of an initial state; empty for zeros."""
+    """Return the file name of an initial state, or an empty string for zeros."""
     if given.data_type != state.data_type:
         expected = f"{state.data_type.name} as its state has it"
         raise _unfit(f"{place}.data_type", expected, given.data_type.name)
@@ -172,13 +172,13 @@ def _initial(
     raise _unfit(place, "zero_data true, or a data_file", "neither")
 
 
-# --- all together ------------------------------------------------------------------------------
+# --- duplicate names ---------------------------------------------------------------------------
 
 
 def _check_names(
     message: inference.ModelConfig, controls: Sequence[Control], states: Sequence[State]
 ) -> None:
-    """Raise BadConfig where two things would fill one input, or one output be two states."""
+    """Raise BadConfig if an input has several sources, or an output belongs to several states."""
     kinds = Counter(control.kind for control in controls)
     for kind, count in kinds.items():
         if count > 1:

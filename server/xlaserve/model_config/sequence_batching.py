@@ -1,4 +1,4 @@
-"""The sequences of a model as its configuration describes them (ModelSequenceBatching)."""
+"""The sequence batching settings of a model (ModelSequenceBatching)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,11 +7,11 @@ from math import prod
 from xlaserve.tensors import Datatype, Shape
 
 DEFAULT_IDLE_MICROSECONDS = 1_000_000
-"""Triton's, where a configuration does not say."""
+"""Triton's default idle time of a sequence."""
 
 
 class ControlKind(Enum):
-    """The fact that a control input tells the model (ModelSequenceBatching.Control.Kind)."""
+    """What a control input contains (ModelSequenceBatching.Control.Kind)."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -21,54 +21,56 @@ class ControlKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An input of the model that the server fills, one element for each row."""
+    """A model input that the server fills, with one element per row."""
 
     name: str
     kind: ControlKind
     datatype: Datatype
     false_true: tuple[float, ...] = ()
-    """Its values for no and yes; empty for CORRID, which is the id itself."""
+    """Values for false and true; empty for CORRID, whose value is the sequence id."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A tensor that the server keeps between two requests of a sequence (implicit state)."""
+    """A tensor that the server keeps between requests of a sequence (implicit state)."""
 
     input_name: str
     output_name: str
     datatype: Datatype
     dims: Shape
-    """Its shape for one sequence, without a batch dimension."""
+    """Shape for one sequence, without the batch dimension."""
     data_file: str = ""
-    """File below `initial_state` with the initial state; empty for zeros."""
+    """File name of the initial state, in the directory `initial_state`; empty for zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """Batching, controls and states of sequences."""
+    """Settings for batching, controls and states of sequences."""
 
     idle_microseconds: int = DEFAULT_IDLE_MICROSECONDS
-    """Idle time after which a sequence ends."""
+    """Time without requests after which a sequence ends."""
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
     is_direct: bool = False
-    """Whether a sequence keeps its row of the batch (StrategyDirect)."""
+    """Whether each sequence keeps a fixed row in the batch (StrategyDirect)."""
     max_candidates: int = 0
-    """Sequences with a slot on each replica (StrategyOldest); 0 for one for each row."""
+    """Number of sequence slots per replica (StrategyOldest); 0 for one per row."""
     preferred_batch_size: tuple[int, ...] = ()
-    """Ascending; a batch of one of these sizes does not wait for the delay (StrategyOldest)."""
+    """Batch sizes that are executed without waiting for the delay, in ascending order
+    (StrategyOldest)."""
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """Share of slots that must be ready before a batch starts early (StrategyDirect)."""
+    """Minimum fraction of slots with requests to start a batch before the delay ends
+    (StrategyDirect)."""
     is_iterative: bool = False
-    """Whether one request is a sequence, rescheduled until it is done."""
+    """Whether each request is a sequence that is rescheduled until the model ends it."""
 
     def slots(self, max_batch_size: int) -> int:
-        """Return the sequence slots per replica."""
+        """Return the number of sequence slots per replica."""
         rows = max(1, max_batch_size)
         return rows if self.is_direct else self.max_candidates or rows
 
     def states_bytes(self, max_batch_size: int) -> int:
-        """Return the state bytes of all slots of one replica."""
+        """Return the size of the states in all slots of a replica, in bytes."""
         each = sum(state.datatype.itemsize * prod(state.dims) for state in self.states)
         return self.slots(max_batch_size) * each

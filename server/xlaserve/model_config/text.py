@@ -1,4 +1,4 @@
-"""Reads the configuration of a model, from a text or from the model's directory."""
+"""Reads a model configuration from a text or from the model's directory."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from xlaserve.model_config.schema import BadConfig, Schema, schema_of
 from xlaserve_proto import inference
 
 LIMIT_BYTES = 1 << 20
-"""The most bytes of a configuration."""
+"""Maximum size of a configuration."""
 
 _Reader: TypeAlias = Callable[[str, Schema], betterproto.Message]
 
@@ -28,7 +28,7 @@ _READERS: Mapping[str, _Reader] = MappingProxyType(
 )
 
 CONFIG_FILES: tuple[str, ...] = tuple(_READERS)
-"""Names of a configuration in its model's directory."""
+"""Configuration file names in a model's directory."""
 
 
 def parse_json(
@@ -41,18 +41,18 @@ def parse_json(
 def parse_pbtxt(
     text: str | bytes, *, limit_bytes: int = LIMIT_BYTES, source: str = "config"
 ) -> ModelConfig:
-    """Read a configuration in protobuf's text format, as `parse_json` does in proto-JSON."""
+    """Parse a configuration in protobuf's text format; `source` names it in errors."""
     return _parse(read_pbtxt, text, limit_bytes, source)
 
 
 def read_config(
     directory: Path, *, limit_bytes: int = LIMIT_BYTES, roots: Roots = ANYWHERE
 ) -> ModelConfig:
-    """Read `config.json` or `config.pbtxt` of a model's directory; neither is the default one.
+    """Read `config.json` or `config.pbtxt` from a model's directory, or return the default.
 
-    Raises InvalidModel when there are both, or one cannot be read or leads out of the roots.
+    Raises InvalidModel if both exist, or if the file is unreadable or outside the roots.
     """
-    # A dangling link or an unreadable file is there, too, and must not be taken for absent.
+    # A dangling link or unreadable file must be an error, not count as absent.
     found = [name for name in _READERS if os.path.lexists(directory / name)]
     if not found:
         return ModelConfig()

@@ -1,4 +1,4 @@
-"""The samples of a configuration's `model_warmup` (ModelWarmup)."""
+"""The warm-up requests of a model (ModelWarmup)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from xlaserve.tensors import BY_CONFIG_NAME, Datatype, Shape
 from xlaserve_proto import inference
 
 MOST_COUNT = 10_000
-"""Limit of repetitions of one sample, so that a load ends."""
+"""Maximum repetitions of a sample, so that a load terminates."""
 
 
 class SampleData(Enum):
-    """The source of the elements of an input."""
+    """How the elements of a sample's input are generated."""
 
     ZERO = auto()
     RANDOM = auto()
@@ -24,14 +24,14 @@ class SampleData(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SampleInput:
-    """One input of a sample."""
+    """An input of a sample."""
 
     datatype: Datatype
     dims: Shape
-    """Dimensions without the batch."""
+    """Dimensions without the batch dimension."""
     data: SampleData
     file: str = ""
-    """Name of a file in the directory `warmup` of the model."""
+    """File name in the model's directory `warmup`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Sample:
 
     name: str
     batch_size: int
-    """1 for a model without batches."""
+    """1 if the model has no batch dimension."""
     count: int
     inputs: Mapping[str, SampleInput]
 
 
 def samples_of(message: inference.ModelConfig) -> tuple[Sample, ...]:
-    """Read the samples of a configuration. Raises BadConfig."""
+    """Read the samples of a configuration message. Raises BadConfig."""
     return tuple(
         _sample(f"model_warmup[{index}]", sample, message.max_batch_size)
         for index, sample in enumerate(message.model_warmup)

@@ -1,4 +1,4 @@
-"""The process itself: its log, signals, files, memory, and what starts and replaces it."""
+"""The server process: log, signals, memory, sockets, service manager and replacement."""
 
 HANDED = "HANDED_LISTENERS"
-"""The environment variable with the descriptors that a replacement is given."""
+"""Environment variable that lists the descriptors a replacement process inherits."""

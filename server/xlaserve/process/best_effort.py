@@ -1,4 +1,4 @@
-"""A text stream that drops what cannot be written, without an error for any caller."""
+"""A text stream whose writes never block and never raise."""
 
 import io
 import os
@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 _PIPE_BYTES = select.PIPE_BUF
-"""A pipe that can be written to takes so many without waiting."""
+"""A writable pipe accepts this many bytes without blocking."""
 
 _LOOK_MS = 1000
-"""Milliseconds between two looks whether a reader that has stopped reads again."""
+"""Interval for checking whether a stalled reader has resumed, in milliseconds."""
 
 _MOST_QUEUED_BYTES = 1 << 20
-"""Limit of bytes queued for a slow reader; further ones are lost."""
+"""Limit of bytes queued for a slow reader; further writes are dropped."""
 
 _LAST_SECONDS = 1.0
 
@@ -27,9 +27,8 @@ _STANDARD = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 class BestEffortStream(io.TextIOBase):
     """Writes to another stream's descriptor without blocking; errors are ignored.
 
-    Nor does a reader that does not read hold the writer up: what it does not take waits in a queue,
-    of bounded size, for a thread to write it. While the queue is empty nothing is there that could
-    be lost with the process.
+    If the reader is slow, a bounded queue holds the data, and a thread writes it. Otherwise data is
+    written immediately, so that none is lost if the process is killed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -46,7 +45,7 @@ class BestEffortStream(io.TextIOBase):
         self._thread: threading.Thread | None = None
         """Writes queued records; started when a reader first blocks."""
         self.lost = 0
-        """Writes that were lost since the last one that was not."""
+        """Number of writes dropped since the last successful one."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -54,8 +53,8 @@ class BestEffortStream(io.TextIOBase):
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write as much as possible; always returns the length of the text."""
-        # As the interpreter ends, the thread of the queue may be stopped while it has the lock.
+        """Write or queue the text, or drop it; always returns the length of the text."""
+        # At interpreter exit the queue's thread may be stopped while it holds the lock.
         if self._lock.acquire(timeout=_LAST_SECONDS):
             try:
                 self.lost = 0 if self._put(text) else self.lost + 1
@@ -64,19 +63,19 @@ class BestEffortStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: writes are immediate, and unread data is already queued."""
+        """Do nothing: each write is passed on or queued immediately."""
 
     def finish(self, seconds: float) -> None:
-        """Wait until the queue is written, so many seconds at most: the process ends."""
+        """Wait for the queue to be written, up to `seconds`; call before the process exits."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue, seconds)
 
     def writable(self) -> bool:
-        """Tell that it takes text."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """Tell whether a person reads it."""
+        """Tell whether the stream is a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):
@@ -95,7 +94,7 @@ class BestEffortStream(io.TextIOBase):
         if self._queue:
             return self._enqueue(data)
         if self._torn and data:
-            # Half a line is there; what follows is not to become its end.
+            # The previous line was cut off: do not append to it.
             data = memoryview(b"\n" + data)
         rest, failed = self._written_of(self._descriptor, data)
         if failed:
@@ -110,8 +109,8 @@ class BestEffortStream(io.TextIOBase):
         return False
 
     def _written_of(self, descriptor: int, data: memoryview) -> tuple[memoryview, bool]:
-        """Return the unwritten bytes, and whether the stream is broken."""
-        # It polls also true where the write will fail: that is for the write to say.
+        """Write as much as possible; return the unwritten bytes, and whether writing failed."""
+        # A broken stream is also reported as writable: `os.write` then raises.
         while data and self._poll.poll(0):
             try:
                 data = data[os.write(descriptor, data[:_PIPE_BYTES]) :]
@@ -119,7 +118,7 @@ class BestEffortStream(io.TextIOBase):
                 return data, True
         return data, False
 
-    # --- the queue; all of it under the lock ---
+    # --- queue (the caller holds the lock) ---
 
     def _enqueue(self, data: memoryview) -> bool:
         if self._queued_bytes + len(data) > _MOST_QUEUED_BYTES:
@@ -143,7 +142,7 @@ class BestEffortStream(io.TextIOBase):
                     self._changed.notify_all()
 
     def _write_first(self) -> None:
-        """Write as much of the oldest text as its reader takes now."""
+        """Write as much of the oldest queued text as the reader accepts now."""
         assert self._descriptor is not None
         data = self._queue[0]
         rest, failed = self._written_of(self._descriptor, data)
@@ -174,7 +173,7 @@ def best_effort(stream: TextIO | None) -> TextIO:
 
 
 def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
-    """Give the reader of a stream a bounded time to take what waits for it: the process ends."""
+    """Wait up to `seconds` for the stream's queue to be written; call before the process exits."""
     stream = getattr(stream, "behind", stream)
     if isinstance(stream, BestEffortStream):
         stream.finish(seconds)
@@ -183,9 +182,8 @@ def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
 def open_standard_streams() -> None:
     """Open closed standard streams (stdin, stdout, stderr) on /dev/null.
 
-    Otherwise the next socket becomes one of them, and what a library prints goes to a client. In
-    such a process sys.stdout and the like are None: to write to them, or to ask for their
-    descriptor, is an error.
+    Otherwise the next socket would get descriptor 0, 1 or 2, and a client would receive the output
+    of some library. sys.stdout and the like, which Python sets to None then, are opened too.
     """
     for descriptor, (name, mode) in enumerate(_STANDARD):
         try:
@@ -197,13 +195,13 @@ def open_standard_streams() -> None:
 
 
 def flushed(stream: TextIO | None) -> OSError | None:
-    """Flush a stream; on failure, return the error and discard later writes."""
+    """Flush a stream; on failure, redirect it to /dev/null and return the error."""
     if stream is None:
         return None
     try:
         stream.flush()
     except OSError as error:
-        # Else the interpreter tries again at its end, and changes the exit status.
+        # Otherwise the interpreter flushes again at exit, fails, and changes the exit status.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

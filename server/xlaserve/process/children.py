@@ -1,7 +1,7 @@
 """Child processes shielded from signals that terminals and systemd send to the whole group.
 
-The server alone hears it, and ends what it has started: a child that ended first would look like
-one that a model has ended, and be told, tried again, and blamed on that model.
+Only the server handles those signals, and then ends its children. A child that ended first would
+look like a crash, which is logged, retried, and attributed to a model.
 """
 
 import os
@@ -14,13 +14,13 @@ from types import FrameType
 from typing import Any
 
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
-"""Signals that end, reload or replace a server."""
+"""Signals that stop, reload or replace the server."""
 
 
 def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a process shielded from those signals, with Popen's further arguments.
+    """Start a process shielded from those signals; `options` are Popen's.
 
-    Raises OSError where the system refuses.
+    Raises OSError if the process cannot be started.
     """
     with started_deaf():
         return subprocess.Popen(command, **options)
@@ -28,9 +28,9 @@ def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]
 
 @contextmanager
 def started_deaf() -> Iterator[None]:
-    """Within this context, this thread's child processes are shielded from those signals.
+    """Within this context, child processes that this thread starts are shielded from those signals.
 
-    From their first instruction on: they inherit the mask, which no interpreter touches.
+    They inherit the blocked signal mask, so the shield is in effect from their first instruction.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
     try:
@@ -40,12 +40,12 @@ def started_deaf() -> Iterator[None]:
 
 
 def stay_deaf() -> None:
-    """Ignore those signals in this process, but not in its children.
+    """Shield this process, but not its children, from those signals.
 
-    For a process that runs code of others, which may start processes and end them by a signal.
+    For a process that runs user code, which may start child processes and stop them by a signal.
     """
     for number in FOR_THE_SERVER:
-        # Not ignored, which programs inherit.
+        # Not SIG_IGN, which child processes would inherit.
         signal.signal(number, _nothing)
     forking = _Forking()
     os.register_at_fork(
@@ -55,7 +55,7 @@ def stay_deaf() -> None:
 
 
 class _Forking(threading.local):
-    """Has no signal come between a fork and the moment from which on it ends the new process."""
+    """Blocks the signals around a fork, until the child has restored their default actions."""
 
     def begin(self) -> None:
         self.before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
@@ -65,11 +65,11 @@ class _Forking(threading.local):
 
     def end_in_child(self) -> None:
         for number in FOR_THE_SERVER:
-            # Unless the code of others has seen to it itself.
+            # Keep handlers that the user code has installed.
             if signal.getsignal(number) is _nothing:
                 signal.signal(number, signal.SIG_DFL)
         self.end()
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Return to the interrupted code."""
+    """Do nothing. Unlike SIG_IGN, programs started with exec do not inherit this handler."""

@@ -1,4 +1,4 @@
-"""Limits that a process which reads foreign data sets for itself: memory, processor time, files."""
+"""Resource limits for a process that reads untrusted data: memory, processor time, files."""
 
 import os
 import re
@@ -10,14 +10,14 @@ from pathlib import Path
 _STATUS = Path("/proc/self/status")
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
 _BYTES_PER_CORE = 32 << 20
-"""Stacks and arenas of the threads that XLA starts for each core."""
+"""Allowance for stacks and arenas of the threads that XLA starts per core."""
 
 
 def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
     """Limit this process permanently; a `memory_bytes` of 0 leaves memory unlimited.
 
-    The memory comes on top of what it holds by now. No file that it writes may be larger than
-    `file_bytes`, and no core is dumped. What a system does not limit stays unlimited.
+    `memory_bytes` is added to the memory already in use. Written files are limited to `file_bytes`,
+    and core dumps are disabled. Limits that the system lacks have no effect.
     """
     most = data_bytes() + memory_bytes + _BYTES_PER_CORE * (os.cpu_count() or 1)
     limits = [
@@ -25,7 +25,7 @@ def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, open_files),
     ]
-    # Private memory that can be written to. XLA reserves much more of the address space.
+    # Private writable memory, because XLA reserves much more address space than it uses.
     if memory_bytes and data_bytes():
         limits.append((resource.RLIMIT_DATA, most))
     for limit, value in limits:
@@ -33,7 +33,7 @@ def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
 
 
 def limit_processor(seconds: float) -> None:
-    """End this process by SIGXCPU once its threads took so many seconds more; 0 takes it back."""
+    """Let SIGXCPU end this process after `seconds` more of CPU time; 0 removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = resource.RLIM_INFINITY
     if seconds:
@@ -46,7 +46,7 @@ def limit_processor(seconds: float) -> None:
 
 
 def data_bytes() -> int:
-    """Return the private writable memory of this process; 0 if unknown."""
+    """Return the private writable memory of this process, or 0 if unknown."""
     with suppress(OSError):
         found = _DATA.search(_STATUS.read_text())
         return int(found[1]) << 10 if found else 0

@@ -16,15 +16,14 @@ _FAILED = 1
 _MOST_DESCRIPTORS = 1 << 30
 _ROUND_SECONDS = 0.01
 _MOST_ROUNDS = 1000
-"""Limit of rounds that look for survivors of a session: a process in a system call ends only when
-the call returns.
-"""
+"""Limit of passes that kill the survivors of a session: a process in a system call ends only when
+the call returns."""
 
 
 def end_with_parent(parent: int = 0) -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    With the id of the process that has started it, one that is gone by now counts too.
+    Exits immediately if `parent`, the id of the process that started this one, has already ended.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -35,16 +34,17 @@ def end_with_parent(parent: int = 0) -> None:
 def end_session_with_this() -> None:
     """Arrange for this process's session to be killed once the process has ended.
 
-    Processes that lead their own session are not included. Call it before any thread starts: it
-    forks. The watcher is not a child of this process, whose code may wait for all its children.
+    Processes that lead their own session are not killed. Call this before any thread starts,
+    because it forks. The watching process is a grandchild, so that code here that waits for all its
+    children does not wait for it.
     """
     leader = os.getpid()
     try:
         ended = os.pidfd_open(leader)
     except (AttributeError, OSError):
-        return  # a system without it: what this process starts ends where the server asks for it
+        return  # pidfd_open is missing: only the server kills this session
     with warnings.catch_warnings():
-        # Libraries that are imported may have threads; what is forked here calls none of them.
+        # Imported libraries may have started threads; the forked code calls none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         first = os.fork()
     if first:
@@ -62,10 +62,10 @@ def end_session_with_this() -> None:
 
 
 def _watch(leader: int, ended: int) -> None:
-    """Wait for the end of a process, and kill the rest of its session."""
-    # Not of its group, which is killed as a whole.
+    """Wait for a process to end, and kill the rest of its session."""
+    # Leave the process group, because the server kills the whole group.
     os.setpgid(0, 0)
-    # Others learn of ends by the closing of their pipes and sockets.
+    # Other processes wait for these pipes and sockets to be closed.
     os.closerange(0, ended)
     os.closerange(ended + 1, _MOST_DESCRIPTORS)
     waiting = select.poll()
@@ -75,9 +75,9 @@ def _watch(leader: int, ended: int) -> None:
 
 
 def end_session(leader: int) -> None:
-    """Kill what is left of the session of a process, which has ended, and is not waited for.
+    """Kill the remaining processes of a session; its leader has ended, but has not been reaped.
 
-    Who looks for that end may itself be stopped, and then nobody else would end either.
+    Both the leader's parent and its watcher call this, in case one of them is stopped (SIGSTOP).
     """
     for _ in range(_MOST_ROUNDS):
         ours = leader, os.getpid()
@@ -95,7 +95,7 @@ def _processes() -> Iterator[int]:
 
 
 def _is_of(pid: int, session: int) -> bool:
-    """Tell whether a process is of a session, and runs."""
+    """Tell whether a process belongs to a session and is not a zombie."""
     with suppress(OSError, IndexError):
         state, _, _, found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
         return int(found) == session and state not in "ZX"

@@ -16,11 +16,11 @@ from xlaserve.errors import InvalidSettings
 
 _PORT, _UNIX, _SYSTEMD = "port:", "unix:", "systemd:"
 NO_ENDPOINT = "none"
-"""Value of an endpoint that is not served."""
+"""Setting of an endpoint that is disabled."""
 MAX_UNIX_PATH_BYTES = 107
-"""Capacity of sun_path on Linux, without its closing zero."""
+"""Capacity of sun_path on Linux, excluding the terminating zero byte."""
 _LONGEST_BACKLOG = Path("/proc/sys/net/core/somaxconn")
-"""File with the limit that Linux shortens backlogs of sockets to."""
+"""File with Linux's upper limit on listen backlogs."""
 
 _log = structlog.get_logger("endpoints")
 
@@ -32,11 +32,11 @@ class Endpoint:
     port: int | None = None
     path: Path | None = None
     name: str = ""
-    """The FileDescriptorName of a socket that systemd listens on."""
+    """FileDescriptorName of a socket passed by systemd."""
 
     @classmethod
     def parse(cls, setting: str, text: str) -> Self | None:
-        """Read an endpoint; None for `none`. Raises InvalidSettings that names the setting."""
+        """Parse an endpoint; None for `none`. Raises InvalidSettings with the setting's name."""
         if text == NO_ENDPOINT:
             return None
         if text.startswith(_PORT):
@@ -59,9 +59,9 @@ class Endpoint:
 def check_grpc_endpoints(
     endpoints: Mapping[str, Endpoint | None], *, required: bool = True
 ) -> None:
-    """Refuse endpoints that a mesh could not reach, by the name of the setting.
+    """Raise InvalidSettings for endpoints that ModelMesh could not reach.
 
-    Two unix sockets are in one directory, which is mounted into all containers (ModelMesh,
+    All unix sockets must be in one directory, which is mounted into all containers (ModelMesh,
     ServingRuntime).
     """
     for setting, endpoint in endpoints.items():
@@ -74,43 +74,43 @@ def check_grpc_endpoints(
 
 
 class Listening(Protocol):
-    """The source of new connections: a listening socket or a substitute."""
+    """A source of connections: a listening socket or an object with the same methods."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a connection waits; -1 once closed."""
+        """Return a descriptor that is readable when a connection waits; -1 once closed."""
         ...
 
     def setblocking(self, flag: bool, /) -> None:
-        """Choose whether `accept` waits."""
+        """Choose whether `accept` blocks."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return a connection and its peer's address.
 
-        Raises what a listening socket raises, and EOFError where no more will come.
+        Raises what a listening socket raises, and EOFError if no more connections will arrive.
         """
         ...
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop accepting connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A bound, listening socket and the address that clients use."""
+    """A bound, listening socket, and the address for clients."""
 
     socket: Listening
     address: str
     setting: str = ""
-    """The setting of the endpoint."""
+    """Name of the setting that configures the endpoint."""
     file: os.stat_result | None = None
-    """File of a unix socket made here."""
+    """Status of the unix socket's file, if this process created it."""
     owns_file: Callable[[], bool] = lambda: True
-    """Tells whether the file goes with the listener: of two processes, one has it."""
+    """Tells whether this process removes the file on close: another one may use it."""
 
     def close(self) -> None:
-        """Close the socket; the file of a unix socket goes, unless it is another one's by now.
+        """Close the socket, and remove its unix socket file unless another server has replaced it.
 
-        Once the listener has closed, as while a server drains, the next server takes the path.
+        A draining server closes its listeners, so that the next server can use the path.
         """
         self.socket.close()
         if self.file is None or not self.owns_file():
@@ -124,13 +124,12 @@ class Listener:
 def listen(
     setting: str, endpoint: Endpoint, *, host: str, unix_socket_mode: int, backlog: int
 ) -> Listener:
-    """Bind and listen. Raises InvalidSettings when the address cannot be had.
+    """Bind and listen. Raises InvalidSettings if the address is not available.
 
-    `backlog` connections may wait to be accepted. A caller that adds the socket to an event loop
-    has to say so again, since event loops listen again, with a backlog of their own.
+    `backlog` is the maximum number of connections waiting to be accepted. Pass it to asyncio as
+    well, because asyncio calls `listen` again with its own default.
 
-    A stale unix socket is replaced; any other file in its place is
-    left alone and is an error.
+    A stale unix socket is replaced. Any other existing file is an error, and is not touched.
     """
     try:
         if endpoint.path is not None:
@@ -145,12 +144,12 @@ def listen(
 
 
 def _identity(file: os.stat_result) -> tuple[int, int, int]:
-    # An inode is used again as soon as it is free.
+    # The inode number alone is not enough: it is reused as soon as it is free.
     return file.st_dev, file.st_ino, file.st_mtime_ns
 
 
 def adopt(setting: str, given: socket.socket) -> Listener:
-    """Return the listener of an inherited socket, which is left open."""
+    """Return a listener for an inherited socket, which stays open."""
     name = given.getsockname()
     if given.family == socket.AF_UNIX:
         return Listener(given, f"{_UNIX}{os.fsdecode(name)}", setting)
@@ -159,7 +158,7 @@ def adopt(setting: str, given: socket.socket) -> Listener:
 
 
 def check_backlog(backlog: int) -> None:
-    """Log a backlog that the system shortens."""
+    """Log a warning if the system reduces the backlog."""
     try:
         longest = int(_LONGEST_BACKLOG.read_text())
     except (OSError, ValueError):
@@ -208,8 +207,9 @@ def _remove_stale(setting: str, path: Path) -> None:
     if not stat.S_ISSOCK(status.st_mode):
         raise InvalidSettings(setting, "a path without a file in its place", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # Of a full accept queue it would wait for a slot; and of a socket that may not be connected
-        # to, or is one of datagrams, it is not known that nobody listens.
+        # Non-blocking, since connecting blocks while the accept queue is full. Only ECONNREFUSED
+        # proves that nobody listens; a socket without permission or of another type fails
+        # differently.
         probe.setblocking(False)
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise InvalidSettings(setting, "a socket that no other process serves", str(path))

@@ -1,17 +1,17 @@
-"""Logs the end of a child process with the last lines that it printed."""
+"""Logs the end of a child process, with its last output."""
 
 import signal
 
 import structlog
 
 MAX_BYTES = 4096
-"""Kept bytes of stderr: its end, where a traceback names the error."""
+"""Length of the output that is kept: its end, where a traceback names the error."""
 
 _log = structlog.get_logger("child")
 
 
 def how(status: int) -> str:
-    """Say how a process ended: by which signal, or with which exit status."""
+    """Return the signal or the exit status that ended a process, as text."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -21,13 +21,13 @@ def how(status: int) -> str:
 
 
 def last_line(said: bytes | str | None) -> str:
-    """Return the last line that a process printed; empty where it printed nothing."""
+    """Return the last line that a process printed, or an empty string if there is none."""
     lines = _text(said).splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def tell(process: str, ended: str, said: bytes | str | None, model: str = "") -> None:
-    """Log the unexpected end of a process, and the end of its stderr."""
+    """Log the unexpected end of a process, with the last part of its stderr."""
     about = {"model": model} if model else {}
     _log.warning("a process ended", process=process, ended=ended, said=_text(said), **about)
 

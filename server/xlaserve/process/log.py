@@ -1,4 +1,4 @@
-"""structlog, configured once: JSON lines, or readable lines in a terminal."""
+"""Configures structlog: JSON lines, or readable lines in a terminal."""
 
 import logging
 import sys
@@ -35,17 +35,17 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Log levels; a processor that drops records below them."""
+    """The enabled log levels; a processor that drops all other records."""
 
     verbose_level: int = 1
-    """Records of debugging are there from 1 on."""
+    """Debug records are enabled from 1 on."""
     info: bool = True
     warning: bool = True
     error: bool = True
 
     @classmethod
     def from_lowest(cls, name: str) -> Self:
-        """Return the levels from this one on."""
+        """Return the levels from `name` upwards."""
         least = logging.getLevelNamesMapping()[name.upper()]
         of_level = (logging.INFO, logging.WARNING, logging.ERROR)
         return cls(int(least <= logging.DEBUG), *(least <= level for level in of_level))
@@ -53,7 +53,7 @@ class Levels:
     def __call__(
         self, _logger: object, method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return a record at or above its level; raises DropEvent for others."""
+        """Return the record if its level is enabled; otherwise raise DropEvent."""
         if not self._has(str(event.get("level", method))):
             raise structlog.DropEvent
         return event
@@ -71,18 +71,18 @@ class Levels:
 
 
 def levels() -> Levels:
-    """Return the levels that the log of the process has."""
+    """Return the log levels of this process."""
     processors = structlog.get_config()["processors"]
     return next((found for found in processors if isinstance(found, Levels)), Levels())
 
 
 def set_levels(changed: Levels) -> None:
-    """Have the log of the process these levels from now on."""
+    """Change the log levels of this process."""
     processors = structlog.get_config()["processors"]
     others = [processor for processor in processors if not isinstance(processor, Levels)]
     structlog.configure(
         processors=[changed, *others],
-        # Loggers need not even make the records below.
+        # Loggers skip records below this level without building them.
         wrapper_class=structlog.make_filtering_bound_logger(changed.lowest),
     )
 
@@ -90,12 +90,12 @@ def set_levels(changed: Levels) -> None:
 def configure(
     level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
 ) -> None:
-    """Set up logging for the process. The one piece of global state that the server has.
+    """Configure logging for this process, the only global state of the server.
 
-    JSON escapes line ends and control characters, and so does the console's repr: a name that a
-    client chose cannot forge a record. What cannot be written is lost, and the next record says how
-    many were (`lost_before`): a log never changes what is done. Each record names the `worker`, if
-    the process is one of several.
+    Both JSON and the console's repr escape line breaks and control characters, so that a name from
+    a client cannot forge a record. Logging never blocks or fails: records that cannot be written
+    are dropped, and the next record has their number (`lost_before`). If there are several worker
+    processes, each record has the `worker`.
     """
     target = best_effort(stream or sys.stderr)
     renderers: list[structlog.typing.Processor] = (
@@ -121,5 +121,5 @@ def configure(
         logger_factory=structlog.WriteLoggerFactory(file=target),
         cache_logger_on_first_use=False,
     )
-    # The libraries below us log through the standard library: warnings and worse are enough.
+    # Libraries log through the standard library; their warnings and errors are logged here.
     take_libraries()

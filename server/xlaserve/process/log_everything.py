@@ -1,4 +1,4 @@
-"""Routes libraries, warnings, tracebacks and other output on stderr into the log."""
+"""Routes library logs, warnings, uncaught exceptions and stderr output into the log."""
 
 import io
 import logging
@@ -15,14 +15,14 @@ import structlog
 from xlaserve.process.log_limits import MAX_TEXT
 
 _LEAST = logging.WARNING
-"""Records of libraries that are worth a line."""
+"""Libraries' records below this level are dropped."""
 
 
 class LibraryRecords(logging.Handler):
-    """Passes records of the standard library's log through the processors of this one."""
+    """Passes records of the standard library's logging to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a library's record; raises nothing."""
+        """Log a library's record; never raises."""
         try:
             event: dict[str, Any] = {"event": record.getMessage(), "logger": record.name}
             if record.exc_info:
@@ -35,7 +35,7 @@ class LibraryRecords(logging.Handler):
 
 
 def write(level: str, event: dict[str, Any]) -> None:
-    """Write an event of a level through the processors that are configured."""
+    """Log an event through the configured processors."""
     configured = structlog.get_config()
     logger = configured["logger_factory"]()
     found: Any = event
@@ -52,7 +52,7 @@ def _level_name(number: int) -> str:
 
 
 def take_libraries() -> None:
-    """Route libraries' loggers into the log, replacing their handlers."""
+    """Route libraries' log records into this log, replacing their handlers."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, LibraryRecords) or type(handler) is logging.StreamHandler:
@@ -62,21 +62,21 @@ def take_libraries() -> None:
 
 
 class StderrLines(io.TextIOBase):
-    """Replaces stderr: each printed line becomes a record."""
+    """Replaces sys.stderr, and logs each printed line."""
 
     def __init__(self, stream: TextIO) -> None:
         self.behind = stream
-        """The stream itself."""
+        """The wrapped stream."""
         self._part = ""
         self._lock = threading.Lock()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Return the stream's encoding."""
+        """Return the wrapped stream's encoding."""
         return self.behind.encoding
 
     def fileno(self) -> int:
-        """Return the stream's descriptor, for crash handlers."""
+        """Return the wrapped stream's descriptor, for crash handlers."""
         return self.behind.fileno()
 
     def writable(self) -> bool:
@@ -84,7 +84,7 @@ class StderrLines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Make records of the lines that are whole; the rest waits for its end."""
+        """Log each complete line; keep an incomplete one until the rest is written."""
         with self._lock:
             *lines, self._part = (self._part + text).split("\n")
             if len(self._part) > MAX_TEXT:
@@ -99,14 +99,14 @@ class StderrLines(io.TextIOBase):
 def taken_stderr() -> Iterator[None]:
     """Within this context, log this process's stderr, warnings and uncaught exceptions.
 
-    What nobody catches is a record behind it, too. A terminal shows all as it is. What native code
-    prints, and what faulthandler does, is past Python and stays as it is.
+    The hooks for uncaught exceptions remain after the context. If stderr is a terminal, nothing
+    changes. Output of native code and of faulthandler bypasses Python and is not logged.
     """
     before = sys.stderr
     if before is None or before.isatty():
         yield
         return
-    # Some libraries print where the interpreter did at its start.
+    # Some libraries print to `sys.__stderr__`.
     named = {"stderr": before, "__stderr__": sys.__stderr__}
     lines = StderrLines(before)
     for name in named:

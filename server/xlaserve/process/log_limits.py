@@ -1,4 +1,4 @@
-"""Limits of the process log: record length, and tracebacks per minute."""
+"""Limits the length of log records, and the number of tracebacks per minute."""
 
 import json
 import sys
@@ -10,13 +10,13 @@ from typing import Any
 import structlog
 
 MAX_TEXT = 4096
-"""Characters of one logged value; names and texts of clients end up here."""
+"""Maximum length of a logged value, in characters; names and texts may come from clients."""
 
 MAX_RECORD_BYTES = 8192
-"""Most bytes of one record of JSON."""
+"""Maximum size of a JSON record."""
 
 TRACEBACKS_PER_MINUTE = 100
-"""Tracebacks of a minute: what fails with every request must not fill a disk."""
+"""Maximum number of tracebacks per minute, so that failing requests cannot fill the disk."""
 
 _MINUTE_SECONDS = 60.0
 
@@ -24,7 +24,7 @@ _MINUTE_SECONDS = 60.0
 def bounded_values(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Cut every text to `MAX_TEXT` (a processor)."""
+    """Truncate every string to `MAX_TEXT` (a structlog processor)."""
     for key, value in event.items():
         if isinstance(value, str) and len(value) > MAX_TEXT:
             event[key] = value[:MAX_TEXT] + "..."
@@ -32,10 +32,10 @@ def bounded_values(
 
 
 def render_json(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
-    """Return the record as one line of ASCII of `MAX_RECORD_BYTES` at most (a processor).
+    """Return the record as one line of ASCII JSON of at most `MAX_RECORD_BYTES` (a processor).
 
-    Where it is longer its texts are cut in their middle: a traceback says where it came from at
-    its end.
+    The strings of a longer record are shortened in the middle, since the end of a traceback names
+    the error.
     """
     record = dict(event)
     text = json.dumps(record, default=str)
@@ -50,7 +50,7 @@ def render_json(_logger: object, _method: str, event: structlog.typing.EventDict
 def _cut(value: object, most: int) -> object:
     text = value if isinstance(value, str) else None
     if text is None:
-        # Numbers stay what they are; a long list or object is shown as its beginning.
+        # Short values, such as numbers, stay unchanged; a long list or object is truncated.
         text = json.dumps(value, default=str)
         return value if len(text) <= most else f"{text[:most]}..."
     if len(text) <= most:
@@ -59,9 +59,9 @@ def _cut(value: object, most: int) -> object:
 
 
 class TracebackLimit:
-    """Limits tracebacks per minute in the log; beyond, only the error is logged.
+    """Limits tracebacks per minute; further ones are replaced by the error's text.
 
-    A processor of structlog; for any thread.
+    A structlog processor. Thread-safe.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TracebackLimit:
     def __call__(
         self, _logger: object, _method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return a record with its traceback, or with its error alone."""
+        """Return the record with its traceback, or with only the error's text."""
         if not event.get("exc_info"):
             return event
         allowed, left_out = self._take()
@@ -90,7 +90,7 @@ class TracebackLimit:
         return event
 
     def _take(self) -> tuple[bool, int]:
-        """Return whether a traceback is allowed, and how many were left out in the last minute."""
+        """Return whether a traceback is allowed, and how many the previous minute left out."""
         with self._lock:
             now, left_out = self._clock(), 0
             if now >= self._until:

@@ -1,4 +1,4 @@
-"""Raises the limit of open files to the number that the settings may need."""
+"""Raises the limit of open files as far as the settings may need."""
 
 import resource
 
@@ -7,13 +7,13 @@ import structlog
 from xlaserve.settings import Settings
 
 _OTHER_FILES = 1024
-"""Files of models, of Python models' processes, of logs and of libraries."""
+"""Allowance for files of models, Python models' processes, logs and libraries."""
 
 _log = structlog.get_logger("server")
 
 
 def wanted_files(settings: Settings) -> int:
-    """Return the number of open files that these settings may need."""
+    """Return the maximum number of files that these settings may open."""
     return (
         settings.max_connections
         + settings.max_http_connections
@@ -23,10 +23,10 @@ def wanted_files(settings: Settings) -> int:
 
 
 def raise_open_files(settings: Settings) -> None:
-    """Raise the open-file limit to cover all connections and memory regions.
+    """Raise the soft limit of open files to cover all connections and shared-memory regions.
 
-    Beyond the hard limit nobody can raise it: then the log says so, with both numbers. Where there
-    are no more files, connections wait to be accepted, and loads are refused.
+    If the hard limit is too low, a warning is logged. When descriptors run out, connections wait in
+    the accept queue, and loads are refused.
     """
     wanted = wanted_files(settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -36,7 +36,7 @@ def raise_open_files(settings: Settings) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
     except (OSError, ValueError):
-        allowed = soft  # some sandboxes let nobody change it
+        allowed = soft  # some sandboxes forbid any change
     if allowed < wanted:
         _log.warning(
             "open files are limited to fewer than the settings may need",

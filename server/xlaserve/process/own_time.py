@@ -1,4 +1,4 @@
-"""Running time of another process, excluding the time it waits for a processor."""
+"""Measures the running time of another process, without the time it waits for a CPU."""
 
 import os
 import time
@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 
 class Seen(NamedTuple):
-    """State of a process at a moment."""
+    """A sample of a process."""
 
     processor_seconds: float
-    """Processor time of all its threads so far."""
+    """CPU time of all its threads so far."""
     is_runnable: bool
-    """Whether a thread of it runs, or waits for a processor."""
+    """Whether at least one thread is running or waiting for a CPU."""
 
 
 class OwnTime:
-    """Measures the wall-clock time of a process, less the time it waits for a processor.
+    """Measures the wall-clock time of a process, excluding the time it waits for a CPU.
 
     While the process sleeps or waits for another one, wall-clock time counts in full; while it is
-    runnable, only its processor time does, which is less on a busy machine. Sample often (`look`),
+    runnable, only its CPU time counts, which is less on a busy machine. Sample often (`look`),
     always from the same thread.
     """
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
-        """The total at the last sample."""
+        """The total, up to the last sample."""
         self._pid = pid
         self._clock = clock
         self._looked = clock()
@@ -44,7 +44,7 @@ class OwnTime:
 
 
 def seen(pid: int) -> Seen:
-    """Return the state of a process; one that cannot be read counts as not runnable."""
+    """Sample a process; one whose state cannot be read counts as not runnable."""
     fields = _fields(Path(f"/proc/{pid}/stat"))
     if not fields:
         return Seen(0.0, False)
@@ -53,7 +53,7 @@ def seen(pid: int) -> Seen:
 
 
 _STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
-"""Positions behind the name in /proc/PID/stat."""
+"""Field positions after the process name in /proc/PID/stat."""
 
 
 def _states(pid: int) -> Iterator[str]:
@@ -64,6 +64,6 @@ def _states(pid: int) -> Iterator[str]:
 
 def _fields(stat: Path) -> list[str]:
     with suppress(OSError):
-        # The name before it, in brackets, may hold anything.
+        # The process name comes first, in parentheses, and may contain spaces and parentheses.
         return stat.read_text().rpartition(")")[2].split()
     return []

@@ -1,6 +1,6 @@
-"""The server that this one replaces: hands over its sockets and learns when to drain.
+"""The server that this process replaces, which hands over its listening sockets and then drains.
 
-Both processes have the same sockets, so that connections which wait to be accepted wait for either.
+Both processes hold the same listening sockets, so no waiting connection is lost.
 """
 
 import asyncio
@@ -15,59 +15,59 @@ from typing import Any, BinaryIO, Self
 from xlaserve.process import HANDED
 
 TAKEN_OVER = b"T"
-"""The message of a replacement on its channel, sent once it accepts connections."""
+"""Message from a replacement that accepts connections."""
 WANTED = b"W"
-"""Message of a replacement that has loaded the configured models: asks for CHANGES."""
+"""Message from a replacement that has loaded the configured models, to request CHANGES."""
 CHANGES = b"C"
-"""The answer to it, with the descriptor of a file: what clients have changed."""
+"""Reply to WANTED, with the descriptor of a file that records the changes made by clients."""
 
 
 class SharedSocket:
-    """A listening socket that another process may have too; it accepts only while it may."""
+    """A listening socket shared with another process; it accepts only while this one may."""
 
     def __init__(self, listening: socket.socket, *, waits: bool = False) -> None:
-        """With `waits`, no connection is accepted before `open`."""
+        """With `waits`, no connection is accepted until `open`."""
         self.listening = listening
         self.may_accept = not waits
-        """Whether the endpoint is this process's, from `open` to `shut`."""
-        # An event loop watches this descriptor, which is readable when what it watches is.
+        """Whether this process may accept connections: from `open` to `shut`."""
+        # The event loop polls this epoll descriptor, to which `open` adds the socket.
         self._poll = select.epoll() if waits else None
 
     def open(self) -> None:
-        """Accept from now on."""
+        """Start accepting connections."""
         self.may_accept = True
         if self._poll is not None:
             self._poll.register(self.listening.fileno(), select.EPOLLIN)
 
     def shut(self) -> None:
-        """Stop accepting: the accept queue belongs to the other process."""
+        """Stop accepting connections, and leave them to the other process."""
         self.may_accept = False
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a connection waits; -1 once closed."""
+        """Return a descriptor that is readable when a connection waits; -1 once closed."""
         return self.listening.fileno() if self._poll is None else self._poll.fileno()
 
     def setblocking(self, flag: bool, /) -> None:
-        """Choose whether `accept` waits."""
+        """Choose whether `accept` blocks."""
         self.listening.setblocking(flag)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; return it with its peer's address, as a listening socket does."""
+        """Return a connection and its peer's address, or raise BlockingIOError if none waits."""
         if not self.may_accept:
             raise BlockingIOError
         return self.listening.accept()
 
     def close(self) -> None:
-        """Close it in this process."""
+        """Close the socket in this process."""
         if self._poll is not None and not self._poll.closed:
             self._poll.close()
-            # Of a closed one `fileno` would raise.
+            # `fileno` of a closed epoll would raise.
             self._poll = None
         self.listening.close()
 
 
 class Predecessor:
-    """The sockets that it handed over; connections wait for it until `take_over`."""
+    """The process that this one replaces, with its sockets; it serves until `take_over`."""
 
     def __init__(
         self, channel: socket.socket, sockets: Mapping[str, SharedSocket], *, hands_changes: bool
@@ -79,7 +79,7 @@ class Predecessor:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
-        """Take the predecessor's hand-over from the environment, or None."""
+        """Read the hand-over from the environment; None if this process replaces no other."""
         text = environment.pop(HANDED, "")
         if not text:
             return None
@@ -95,13 +95,14 @@ class Predecessor:
         return cls(channel, named, hands_changes=bool(said.get("changes")))
 
     def socket_of(self, setting: str) -> SharedSocket | None:
-        """Return the listening socket of an endpoint."""
+        """Return the listening socket of an endpoint, or None if it was not handed over."""
         return self._sockets.get(setting)
 
     async def changes(self) -> BinaryIO | None:
-        """Return the file of the predecessor's changes by clients; it accepts no further ones.
+        """Return the predecessor's record of changes by clients; it accepts no further changes.
 
-        None of a server that hands nothing over. Raises ConnectionError where it does not answer.
+        Returns None if the predecessor does not support this. Raises ConnectionError if it gives no
+        valid reply.
         """
         if not self._hands_changes:
             return None
@@ -114,20 +115,20 @@ class Predecessor:
         return open(descriptors[0], "rb")  # noqa: ASYNC230, PTH123, an open descriptor
 
     def take_over(self) -> None:
-        """Accept connections, and tell the predecessor, which then drains; idempotent."""
+        """Start accepting connections, and tell the predecessor to drain; idempotent."""
         if self.has_taken_over:
             return
         self.has_taken_over = True
         for one in self._sockets.values():
             one.open()
-        # It may have died meanwhile.
+        # The predecessor may have died.
         with suppress(OSError):
             self._channel.send(TAKEN_OVER)
         self._channel.close()
 
 
 def handed(channel: socket.socket, sockets: Mapping[str, socket.socket]) -> dict[str, str]:
-    """Return the environment of a replacement that inherits these sockets."""
+    """Return the environment variables for a replacement that inherits these sockets."""
     numbers = {setting: one.fileno() for setting, one in sockets.items()}
     said = {"channel": channel.fileno(), "sockets": numbers, "changes": True}
     return {HANDED: json.dumps(said)}

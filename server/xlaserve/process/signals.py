@@ -1,6 +1,7 @@
-"""Signals: the first SIGTERM or SIGINT drains the server, a later one ends it.
+"""Signal handlers: a first SIGTERM or SIGINT drains the server, a second one ends it.
 
-SIGHUP never ends it, also where a terminal is closed: what can be reloaded is. SIGUSR2 replaces it.
+SIGHUP reloads settings and never ends the server, even when a terminal closes. SIGUSR2 replaces the
+process.
 """
 
 import asyncio
@@ -14,29 +15,29 @@ from typing import Any, NoReturn, Protocol
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SERVING = frozenset({signal.SIGHUP, signal.SIGUSR2})
-"""Signals to a server that serves."""
+"""Signals that are handled only while the server serves."""
 _ONCE_SECONDS = 1.0
-"""Signals to stop within this time are one: managers of processes tell a group and its parent, or
-send SIGINT and SIGTERM, and each must not cut off what the other lets end."""
+"""Stop signals within this time count as one. Process managers may signal both a group and its
+parent, or send SIGINT and SIGTERM; the second signal must not abort the drain."""
 _SIGNALLED = 128
-"""Added to the number of the signal that ended a process, this is its exit status in a shell."""
+"""Shells report a process killed by signal N as exit status 128 + N."""
 _INIT = 1
-"""Process id of the first process of a container, for which signals have no default action."""
+"""Process id of a container's first process, for which signals have no default action."""
 
 
 class Replacing(Protocol):
-    """Replaces the server by a new process."""
+    """Starts a new process that replaces this server."""
 
     @property
     def has_taken_over(self) -> bool:
-        """Tell whether the replacement serves, and this process is stopping."""
+        """Tell whether the replacement serves, so that this process is stopping."""
         ...
 
     def start(self) -> None:
-        """Start the new one."""
+        """Start the replacement."""
 
     def close(self) -> None:
-        """End the new one, unless it has taken over."""
+        """Kill the replacement, unless it has taken over."""
 
 
 @contextmanager
@@ -47,9 +48,9 @@ def handled(
 ) -> Iterator[None]:
     """Within this context, stop signals cancel a task, SIGHUP reloads, and SIGUSR2 replaces.
 
-    Behind the block the two are ignored, and a signal to stop that comes a second later, or more,
-    ends the process: those before it are the first one, told twice. That with
-    which a replaced server stops itself does not count: whoever stops it too has sent one only.
+    SIGHUP and SIGUSR2 are ignored afterwards. After a first stop signal, another one ends the
+    process, except within the first second, when it counts as a repetition. A replaced server stops
+    itself with a signal, which does not count as the first one.
     """
     loop = asyncio.get_running_loop()
     is_stopping = False
@@ -66,8 +67,7 @@ def handled(
         task.cancel()
 
     for number in STOP_SIGNALS:
-        # Also where it is ignored: a shell has SIGINT ignored for what it runs in the background,
-        # and somebody may still send it.
+        # Handle it even if ignored: shells ignore SIGINT for background jobs, but it may be sent.
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     if replacing is not None:
@@ -75,7 +75,7 @@ def handled(
     try:
         yield
     finally:
-        # Between the two the default action would end the process.
+        # Without this mask a signal between the next calls would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SERVING)
         for number in _SERVING:
             loop.remove_signal_handler(number)
@@ -84,7 +84,7 @@ def handled(
 
 
 def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
-    """Have a signal to stop end the process once that is no repetition of the one before."""
+    """Let another stop signal end the process, once `_ONCE_SECONDS` have passed."""
     since = time.monotonic()
 
     def end() -> None:
@@ -92,12 +92,12 @@ def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
             end_at_once(number)
 
     def again(number: int, _frame: FrameType | None) -> None:
-        # The timer may be late, and is gone with the loop.
+        # Check the time as well: the timer may be late, and stops with the event loop.
         if time.monotonic() - since >= _ONCE_SECONDS:
             end()
             os.kill(os.getpid(), number)
 
-    # Between the two lines the default action would end the process.
+    # Without this mask a signal between the next calls would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
@@ -107,17 +107,17 @@ def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def ignore() -> None:
-    """Ignore SIGHUP and SIGUSR2, before and after there is anything to reload or replace."""
+    """Ignore SIGHUP and SIGUSR2, which have no meaning during startup and shutdown."""
     for number in _SERVING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once(number: int) -> None:
-    """Have a signal end the process, whatever the process does."""
+    """Let a signal end the process immediately, even if the process hangs."""
     if os.getpid() == _INIT:
         signal.signal(number, _exit)
     else:
-        # The kernel does it, also while no Python code runs.
+        # The kernel then ends the process, even while native code runs.
         signal.signal(number, signal.SIG_DFL)
 
 

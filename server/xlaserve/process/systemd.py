@@ -1,6 +1,6 @@
 """systemd as the service manager: readiness notifications, watchdog and socket activation.
 
-Nothing here does anything where another one started it (sd_notify(3), sd_listen_fds(3)).
+Has no effect if systemd did not start the process (sd_notify(3), sd_listen_fds(3)).
 """
 
 import asyncio
@@ -27,19 +27,19 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
 
 class ServiceManager(Protocol):
-    """Receives the server's state: systemd, or a worker's parent."""
+    """Receives state changes of the server: systemd, or the parent of a worker process."""
 
     def ready(self) -> None:
-        """Report that the server is up, or that a reload has ended."""
+        """Report that the server is up, or that a reload has finished."""
 
     def reloads(self, begins: bool) -> None:
         """Report the start or the end of a reload."""
 
     def stopping(self) -> None:
-        """Report that the server drains."""
+        """Report that the server is draining."""
 
     async def keep_alive(self) -> None:
-        """Give signs of life until cancelled."""
+        """Send keep-alive messages until cancelled."""
 
 
 class Systemd:
@@ -54,19 +54,19 @@ class Systemd:
     ) -> None:
         """`sockets` are descriptors by their FileDescriptorName."""
         self.predecessor = predecessor
-        """The server that this process was started by, to replace it."""
+        """The server that this process replaces, if any."""
         self._notify_socket = notify_socket
         self._path = f"\0{notify_socket[1:]}" if notify_socket.startswith("@") else notify_socket
         self.watchdog_seconds = watchdog_seconds
-        """Seconds without a sign of life after which it restarts the service; 0 for never."""
+        """Seconds without a keep-alive after which systemd restarts the service; 0 for never."""
         self._sockets = dict(sockets or {})
         self._is_up = False
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self:
-        """Take systemd's variables from the environment, so that children do not inherit them.
+        """Read systemd's variables and remove them from the environment, so no child inherits them.
 
-        Raises InvalidSettings for variables that systemd would not write.
+        Raises InvalidSettings if a variable is malformed.
         """
         found = {name: environment.pop(name, "") for name in _VARIABLES}
         ours = str(os.getpid())
@@ -84,7 +84,7 @@ class Systemd:
         return cls(found["NOTIFY_SOCKET"], watchdog, sockets, predecessor)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that a replacement of this process needs."""
+        """Return the environment variables that a replacement of this process needs."""
         microseconds = str(round(self.watchdog_seconds * 1e6))
         known = {"NOTIFY_SOCKET": self._notify_socket, "WATCHDOG_USEC": microseconds}
         return {name: value for name, value in known.items() if value not in ("", "0")}
@@ -92,9 +92,10 @@ class Systemd:
     # --- sockets ---
 
     def take_socket(self, setting: str, name: str) -> socket.socket:
-        """Return the listening socket of a name, once; raises InvalidSettings.
+        """Return the listening socket of a name; the next call fails. Raises InvalidSettings.
 
-        It stays with systemd: what connects after the end waits for the next start.
+        systemd keeps the socket open: connections made after this process ends wait for the next
+        start.
         """
         descriptors = self._sockets.pop(name, [])
         if len(descriptors) != 1:
@@ -114,23 +115,23 @@ class Systemd:
     # --- notifications ---
 
     def ready(self) -> None:
-        """Report that the service is up or reloaded; a replacement then takes over."""
+        """Report that the service is up or reloaded; a replacement takes over first."""
         self._is_up = True
         if self.predecessor is not None:
             self.predecessor.take_over()
         self._notify("READY=1")
 
     def reloading(self) -> None:
-        """Report the start of a reload; `ready` follows."""
+        """Report the start of a reload; `ready` reports its end."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._notify("RELOADING=1", f"MONOTONIC_USEC={now}")
 
     def stopping(self) -> None:
-        """Report that the service drains."""
+        """Report that the service is draining."""
         self._notify("STOPPING=1")
 
     def hand_over(self, pid: int) -> None:
-        """Report that another process is the main process from now on."""
+        """Report that another process is now the main process of the service."""
         self._notify(f"MAINPID={pid}")
         self._path = ""
 
@@ -144,9 +145,9 @@ class Systemd:
             self.ready()
 
     async def keep_alive(self) -> None:
-        """Give signs of life, twice as often as they are wanted, until cancelled.
+        """Send watchdog notifications, twice per watchdog interval, until cancelled.
 
-        They come from the event loop: where that hangs, systemd restarts the service.
+        The event loop sends them: if it hangs, systemd restarts the service.
         """
         while self.watchdog_seconds:
             self._notify("WATCHDOG=1")
@@ -155,7 +156,7 @@ class Systemd:
     def _notify(self, *lines: str) -> None:
         if not self._path:
             return
-        # A lost notification is the worst that may happen: it is no reason to fail, or to wait.
+        # Losing a notification is acceptable: never fail or block for it.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), self._path)

@@ -1,1 +1,1 @@
-"""Models that are Python code of the operator's."""
+"""Models implemented in Python, in a model.py of the version directory."""

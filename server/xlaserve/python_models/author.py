@@ -1,4 +1,4 @@
-"""The classes that authors of Python models write against."""
+"""The base class, and the request and answer types, that a model.py uses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,11 @@ from xlaserve.runtime.calls import Arrays
 from xlaserve.tensors import Parameter
 
 Declared: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
-"""Datatype and dims by tensor, as `{"x": ("FP32", [4])}`; without the batch, -1 for any size."""
+"""Datatype and dims by tensor name, for instance `{"x": ("FP32", [4])}`. The dims leave out the
+batch dimension; -1 means any size."""
 
 Parameters: TypeAlias = Mapping[str, Mapping[str, Parameter]]
-"""Parameters of tensors, by tensor."""
+"""Tensor parameters by tensor name."""
 
 CODES = frozenset(
     (
@@ -20,11 +21,11 @@ CODES = frozenset(
         *("unavailable", "unsupported", "cancelled", "unknown"),
     )
 )
-"""Kinds of errors that a model may raise."""
+"""Error codes that a model may raise."""
 
 
 class InferenceError(Exception):
-    """An error whose text is sent to the client unchanged; `code` decides the status."""
+    """An error whose text is sent to the client unchanged; `code` selects the status."""
 
     def __init__(self, text: str, code: str = "invalid_argument") -> None:
         if code not in CODES:
@@ -35,71 +36,71 @@ class InferenceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request without its inputs, passed to an `infer` with two arguments."""
+    """The metadata of a request, passed to `infer` if it takes a second argument."""
 
     id: str
     outputs: Sequence[str]
-    """Names of the requested outputs; others may be omitted."""
+    """Names of the requested outputs; `infer` may omit all others."""
     parameters: Mapping[str, Parameter]
     _of: Any = field(repr=False, compare=False)
     input_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters by input, if any."""
+    """Parameters of the inputs, by input name."""
     output_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters of the outputs that the client asks for by name, by output."""
+    """Parameters of the requested outputs, by output name."""
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether the request was abandoned."""
+        """Tell whether the client has cancelled or abandoned the request."""
         return bool(self._of.is_cancelled)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outputs with parameters of the response; `infer` may return or yield it.
+    """Outputs and response parameters; `infer` may return or yield it.
 
-    A parameter is a bool, a number or a string.
+    Each parameter is a bool, a number or a string.
     """
 
     outputs: Any
-    """The outputs by name, as `infer` returns them."""
+    """Arrays by output name, as `infer` would return them without parameters."""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters of the answer."""
+    """Parameters of the response."""
     output_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters of outputs, by output."""
+    """Parameters of the outputs, by output name."""
 
 
 class PythonModel:
-    """A model in Python: subclass it once in model.py, and override `infer`.
+    """Base class of a model in Python: model.py defines one subclass, which overrides `infer`.
 
-    Each copy is an object with a thread of its own, in which all of its methods but `is_ready` are
-    called.
+    Each replica is an instance with its own thread, which calls every method except `is_ready`.
 
-    `infer` is a function, a generator that yields any number of answers (the model is decoupled
-    then), or either of them `async`: then one copy works on many requests at a time.
+    `infer` is a function, or a generator that yields any number of answers (a decoupled model).
+    Either may be `async`: one replica then works on many requests concurrently.
     """
 
     inputs: ClassVar[Declared] = MappingProxyType({})
-    """May be left out where the configuration has them; else both must agree."""
+    """Input tensors. May be omitted if the configuration lists them; otherwise both must agree."""
     outputs: ClassVar[Declared] = MappingProxyType({})
     max_batch_size: ClassVar[int] = 0
-    """Most rows of a request; 0 where tensors have no batch dimension."""
+    """Maximum number of rows per request; 0 if the tensors have no batch dimension."""
     batched: ClassVar[bool] = False
-    """Whether requests may share a call of `infer`."""
+    """Whether one call of `infer` may execute several requests as a batch."""
     decoded: ClassVar[bool] = False
-    """Whether `infer` is given what inputs stand for by their content types, and its outputs are
-    written by theirs (`xlaserve.tensors.content_types`)."""
+    """Whether `infer` takes and returns values decoded by content type
+    (`xlaserve.tensors.content_types`) instead of arrays."""
 
     def load(self, context: Any) -> None:
-        """Get ready; called once, before the first request, with the `Context` of the copy."""
+        """Prepare the model; called once, before the first request, with its `Context`."""
 
     def infer(self, inputs: Arrays) -> Any:
         """Return the outputs by name; may take a `Request` as second argument."""
         raise NotImplementedError
 
     def is_ready(self) -> Any:
-        """Tell whether the model would answer well, where a client asks; may be `async`.
+        """Tell whether the model can answer requests; called by readiness probes, may be `async`.
 
-        Called in a thread of its own, beside `infer`. No answer within five seconds is no.
+        Called in a separate thread, concurrently with `infer`. A call that takes more than five
+        seconds counts as False.
         """
         return True
 

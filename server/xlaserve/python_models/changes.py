@@ -1,4 +1,4 @@
-"""Loads and unloads that the code of Python models asks for."""
+"""Loads and unloads of models, requested by the code of Python models."""
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -12,20 +12,24 @@ from xlaserve.runtime.calls import Change
 
 
 class CodeChanges:
-    """Does what code asks for, but for what would wait for itself. Of the event loop."""
+    """Executes loads and unloads that models request, and refuses those that would deadlock.
+
+    Used on the event loop only.
+    """
 
     def __init__(self, control: ModelControl, registry: Registry, workers: Workers) -> None:
         self._control = control
         self._registry = registry
         self._workers = workers
         self._begun: set[Change] = set()
-        """Running changes."""
+        """Loads and unloads in progress."""
 
     async def make(self, change: Change, waiting: Collection[str]) -> None:
         """Load or unload a model, as `ModelControl` does for clients.
 
-        `waiting` are the models whose requests wait for it. Raises ChangesItself where one of them,
-        or a load that waits for it, would have to end first.
+        `waiting` are the models whose requests wait for this change. Raises ChangesItself if the
+        change could only finish after one of them, or after a load that itself waits for the
+        change.
         """
         self._control.require_explicit("load" if change.is_load else "unload")
         if change.model in waiting or change.by in self._waited_for(change.model):
@@ -41,7 +45,7 @@ class CodeChanges:
             self._begun.discard(change)
 
     def _waited_for(self, model: str) -> set[str]:
-        """Return the models that a model has changed, or waits to, and so on from these."""
+        """Return the model and, transitively, all models that it is loading or unloading."""
         found, left = set[str](), [model]
         while left:
             name = left.pop()
@@ -51,7 +55,7 @@ class CodeChanges:
         return found
 
     def _thread_for(self, model: str) -> AbstractContextManager[None]:
-        """Return what gives another load a thread while a load of a model waits for it."""
+        """While the model is loading, allow one more concurrent load: its own load waits."""
         known = self._registry.find(model)
         states = [] if known is None else [one.state for one in known.versions.values()]
         if State.LOADING in states or State.RELOADING in states:

@@ -1,8 +1,8 @@
-"""The modules of one model, model.py and its neighbours, shared with no other.
+"""Imports the modules of one model, isolated from those of other models.
 
-They are a package with a name of its own. `import helper` in one of them finds the module beside
-it first, as for a script; another model's module of that name is another module. Nothing is written
-beside them: no `__pycache__` changes what a version directory holds.
+They form a package with a unique name. `import helper` in one of them looks in the version
+directory first, as it does in a script; two models may have different modules of the same name. No
+`__pycache__` is written, so the contents of the version directory do not change.
 """
 
 import builtins
@@ -24,21 +24,21 @@ from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
 
 FILE_NAME = "model.py"
-"""Makes a version directory that of a Python model."""
+"""The file that makes a version directory a Python model."""
 
 LIMIT_BYTES = 16 << 20
-"""The most bytes of one module."""
+"""Maximum size of one module."""
 
 _PREFIX = "xlaserve_model_"
 _NUMBERS = itertools.count(1)
 _INIT = "__init__.py"
 
 _importing = threading.RLock()
-"""Held while a model's code comes into the tables of Python or leaves them."""
+"""Held while a model's modules are added to or removed from `sys.modules` and `sys.meta_path`."""
 
 
 class ModelCode:
-    """The package of one version directory, while it is installed."""
+    """The package of one version directory."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ModelCode:
         self._finder = _Finder(self)
 
     def offer(self, name: str, module: ModuleType) -> None:
-        """Have its code find a module of this name before all others."""
+        """Make `import name` in the model's code return this module, ahead of all others."""
         self._offered[name] = module
 
     def load(self) -> ModuleType:
-        """Run model.py, and return its module. Whatever the code raises passes."""
+        """Execute model.py and return its module. Exceptions of the code propagate."""
         _check_writers(self.directory)
         package = ModuleType(self.package)
         package.__path__ = []
@@ -68,7 +68,7 @@ class ModelCode:
         return importlib.import_module(f"{self.package}.{Path(self._file_name).stem}")
 
     def close(self) -> None:
-        """Forget all modules; code that still runs keeps what it has."""
+        """Remove the package's modules from `sys.modules`; running code keeps its references."""
         with _importing:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
@@ -77,7 +77,7 @@ class ModelCode:
                 del sys.modules[name]
 
     def find(self, parts: Sequence[str]) -> tuple[Path, bool] | None:
-        """Return the file of a module beside model.py, and whether it is a package."""
+        """Return the file of a module in the version directory, and whether it is a package."""
         if not all(part.isidentifier() for part in parts):
             return None
         place = self.directory.joinpath(*parts)
@@ -87,15 +87,15 @@ class ModelCode:
         return None
 
     def source(self, path: Path) -> bytes:
-        """Read a module; raises InvalidModel for one outside of the roots, or that others write."""
+        """Read a module; raises InvalidModel if it is outside the roots or world-writable."""
         limit, roots = LIMIT_BYTES, self._roots
         with files.opened(path.parent, path.name, limit_bytes=limit, roots=roots) as (file, size):
-            # Of what was opened, not of a path that may lead elsewhere by now.
+            # Check the opened file, not the path: the path may point elsewhere by now.
             _check_mode(path.name, os.fstat(file.fileno()).st_mode)
             return bytes(files.read_exactly(file, size, path.name))
 
     def builtins(self) -> dict[str, object]:
-        """Return the builtins of its modules; their imports search beside model.py first."""
+        """Return builtins whose `__import__` searches the version directory first."""
         return {**vars(builtins), "__import__": self._import}
 
     def _import(
@@ -116,7 +116,7 @@ class ModelCode:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of one package, and nothing else."""
+    """Finds the modules of one model's package."""
 
     def __init__(self, code: ModelCode) -> None:
         self._code = code
@@ -140,7 +140,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Reads a module by the opener of files of models, and runs it."""
+    """Reads a module within the repository roots, and executes it."""
 
     def __init__(self, code: ModelCode, file: Path) -> None:
         self._code = code
@@ -166,7 +166,7 @@ def _check_writers(directory: Path) -> None:
 
 
 def _check_mode(name: str, mode: int) -> None:
-    """Raise InvalidModel for a world-writable file: it would run anybody's code."""
+    """Raise InvalidModel for a world-writable file, through which any user could run code here."""
     if mode & stat.S_IWOTH:
         raise InvalidModel(
             f"{name} may be written by everybody (mode {stat.S_IMODE(mode):o}): its code is not "

@@ -1,4 +1,4 @@
-"""Decoded values of request tensors, for models that ask for content types."""
+"""Decodes inputs and encodes outputs by content type, for models with `decoded = True`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,22 +28,22 @@ _SHOWN_CHARACTERS = 80
 class Contents:
     """Decodes the inputs of one model, and encodes its outputs.
 
-    The content type of an input is its parameter `content_type`, or else that of the configuration
-    (`content_type.<input>`), of the request, of the configuration as a whole, or `np`. That of an
-    output is the parameter of the requested output, that of the configuration, or follows from
-    the value.
+    The content type of an input is the first of: its parameter `content_type`, the configuration's
+    `content_type.<input>`, the request's `content_type`, the configuration's `content_type`, `np`.
+    That of an output is the parameter of the requested output, the configuration's
+    `content_type.<output>`, or derived from the value.
     """
 
     def __init__(
         self, model: str, outputs: Sequence[TensorSpec], configured: Mapping[str, str]
     ) -> None:
-        """`configured` are the parameters of the configuration."""
+        """`configured` are the `parameters` of the configuration."""
         self._model = model
         self._specs = {spec.name: spec for spec in outputs}
         self._configured = configured
 
     def decoded(self, request: ModelRequest, inputs: Mapping[str, Tensor]) -> Any:
-        """Return what inputs stand for, by name; a `pandas.DataFrame` where that is `pd`.
+        """Return the decoded inputs by name, or a `pandas.DataFrame` if the request's type is `pd`.
 
         Raises an InvalidRequest that names the tensor.
         """
@@ -64,14 +64,14 @@ class Contents:
         try:
             return data_frame(found)
         except (TensorDataError, ValueError) as error:
-            # Columns of different lengths.
+            # The columns have different lengths.
             expected = "what makes columns of one DataFrame"
             raise InvalidParameter(
                 CONTENT_TYPE, expected, str(error)[:_SHOWN_CHARACTERS]
             ) from error
 
     def encoded(self, request: ModelRequest, answer: Answer) -> Answer:
-        """Return an answer in tensors, with the content types of its outputs as parameters.
+        """Convert the outputs of an answer to tensors, and add their content types as parameters.
 
         Raises WrongOutput.
         """
@@ -81,12 +81,12 @@ class Contents:
             given = self._columns(given)
             parameters = {CONTENT_TYPE: DATA_FRAME, **parameters}
         if not isinstance(given, Mapping):
-            return answer  # its check says what is wrong
+            return answer  # OutputCheck reports the error
         outputs: dict[str, object] = dict(given)
         of_outputs = {name: dict(one) for name, one in answer.output_parameters.items()}
         for name in request.outputs:
             if name not in outputs:
-                continue  # its check says so
+                continue  # OutputCheck reports the error
             value = given[name]
             kind = self._kind(request, name, value)
             if is_frame and self._specs[name].datatype is BYTES:
@@ -104,7 +104,7 @@ class Contents:
         return str(found)
 
     def _chosen(self, given: Mapping[str, Parameters], tensor: str) -> str:
-        """Return the content type of a tensor; empty if none is given."""
+        """Return a tensor's content type, or an empty string if neither source sets it."""
         found = given[tensor].get(CONTENT_TYPE) if tensor in given else None
         return str(found or self._configured.get(f"{CONTENT_TYPE}.{tensor}", ""))
 
@@ -115,7 +115,7 @@ class Contents:
             raise WrongOutput(self._model, "", error.expected, error.got) from error
 
     def _kind(self, request: ModelRequest, output: str, value: object) -> str:
-        """Return the content type that a value is written by."""
+        """Return the content type to encode a value with."""
         of_outputs = request.tensor_parameters.outputs
         if chosen := self._chosen(of_outputs, output):
             return chosen
@@ -123,14 +123,14 @@ class Contents:
         return _ARRAY if is_array else of_value(value)
 
     def _written(self, spec: TensorSpec, value: object, kind: str) -> object:
-        """Return the tensor for the value of an output; raises WrongOutput."""
+        """Encode the value of an output as a tensor; raises WrongOutput."""
         if isinstance(value, np.ndarray):
-            return value  # these are its elements already
+            return value  # an array needs no encoding
         try:
             tensor = encode(value, kind)
         except TensorDataError as error:
             raise WrongOutput(self._model, spec.name, error.expected, error.got) from error
-        # A row for each element, as MLServer writes lists, unless the output has no rows.
+        # One row per element, as MLServer encodes lists, unless the output has no batch dimension.
         if kind != _ARRAY and len(spec.shape) in (1, 2):
             return tensor.reshape((-1, 1)[: len(spec.shape)])
         return tensor

@@ -1,4 +1,4 @@
-"""The server, as a copy of a Python model sees it."""
+"""The server API that a replica of a Python model uses."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,27 +13,27 @@ from xlaserve.runtime.metrics import Described, Metric
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """A model copy's access to the server."""
+    """Gives a replica of a model access to the server."""
 
     model: str
     version: str
     directory: Path
-    """The version directory, which holds model.py."""
+    """The version directory, which contains model.py."""
     replica: int = 0
-    """Index of the copy, below the count of its instance group."""
+    """Index of the replica, less than the count of its instance group."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Entries of `parameters` of the configuration."""
+    """The `parameters` of the model configuration."""
     host: PythonHost | None = field(default=None, repr=False)
-    """The server itself; not for authors."""
+    """The server's side of this API; not for model code."""
     owner: object = field(default=None, repr=False)
-    """Owner of its metrics; not for authors."""
+    """Key under which the server keeps the model's metrics; not for model code."""
 
     async def infer(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """Return the outputs of another model, as part of the request that is computed.
+        """Call another model as part of the current request, and return its outputs.
 
-        Raises the errors that every client meets: let them pass.
+        Raises the same errors that a client would get; let them propagate to answer the client.
         """
         asked = Asked(model, inputs, version, outputs)
         found = await asyncio.wrap_future(self._host.calls.infer(asked, current_request()))
@@ -42,14 +42,14 @@ class Context:
     def infer_and_wait(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """Like `infer`, for code without coroutines. Blocks."""
+        """Call another model and wait for its outputs, for code that is not async. Blocks."""
         asked = Asked(model, inputs, version, outputs)
         return dict(self._host.calls.infer(asked, current_request()).result())
 
     def stream(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> Iterator[Arrays]:
-        """Yield the answers of a model that gives many, as they come. Blocks."""
+        """Yield the answers of a decoupled model as they arrive. Blocks."""
         replies = self._host.calls.stream(Asked(model, inputs, version, outputs), current_request())
         try:
             yield from replies
@@ -57,11 +57,11 @@ class Context:
             replies.cancel()
 
     def counter(self, name: str, help: str = "", **labels: str) -> Metric:
-        """Return a counter of `GET /metrics`, with these labels, the model and the version."""
+        """Return a counter in `GET /metrics`; the labels `model` and `version` are added."""
         return self._metric("counter", name, help, labels)
 
     def gauge(self, name: str, help: str = "", **labels: str) -> Metric:
-        """Return a gauge of `GET /metrics`, labelled as a counter is."""
+        """Return a gauge in `GET /metrics`; the labels `model` and `version` are added."""
         return self._metric("gauge", name, help, labels)
 
     def _metric(self, kind: str, name: str, help: str, labels: Mapping[str, str]) -> Metric:

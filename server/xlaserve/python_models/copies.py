@@ -1,4 +1,4 @@
-"""A replica of a Python model: an object of the author's class, and its thread."""
+"""A replica of a Python model: an instance of the author's class, and its thread."""
 
 import asyncio
 import inspect
@@ -22,32 +22,32 @@ from xlaserve.runtime.handling import ModelRequest
 from xlaserve.runtime.loaded import ModelInfo
 
 Freed: TypeAlias = Callable[[], None]
-"""Called when a replica is ready for more requests."""
+"""Called when a replica can take more requests."""
 
 UNLOAD_SECONDS = 30.0
-"""Timeout of a model's `unload`, in seconds; after it the thread is abandoned."""
+"""Timeout of a model's `unload`, in seconds; its thread is then abandoned."""
 
 _NONE = object()
 
 
 class Copy(Protocol):
-    """Answers requests, one execution after the other."""
+    """A replica of a Python model."""
 
     def load(self) -> None:
-        """Get ready. Blocks; raises what the code raises."""
+        """Prepare the replica. Blocks; exceptions of the model's code propagate."""
         ...
 
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Execute requests together or one by one; call `freed` when ready for more.
+        """Execute requests, as one batch or one by one, and call `freed` when ready for more.
 
-        Returns at once.
+        Returns immediately.
         """
         ...
 
     def close(self) -> None:
-        """Clean up. Blocks; raises nothing."""
+        """Clean up. Blocks; never raises."""
         ...
 
 
@@ -57,12 +57,12 @@ def is_async(method: Callable[..., Any]) -> bool:
 
 
 def is_generator(method: Callable[..., Any]) -> bool:
-    """Tell whether a method is a generator: it may give any number of answers."""
+    """Tell whether a method is a generator, so the model is decoupled."""
     return inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
 
 
 def takes_request(kind: type[PythonModel]) -> bool:
-    """Tell whether the `infer` of a class takes a Request after the inputs."""
+    """Tell whether a model's `infer` takes a Request as second argument."""
     return len(inspect.signature(kind.infer).parameters) > len(("self", "inputs"))
 
 
@@ -98,7 +98,7 @@ class OwnCopy:
         return self._stream if inspect.isgeneratorfunction(infer) else self._answer
 
     def load(self) -> None:
-        """Call `load` of the model, in its thread."""
+        """Call the model's `load` in its thread."""
         wait_for(self._thread, lambda: self._model.load(self._context))
 
     def handle(
@@ -111,14 +111,14 @@ class OwnCopy:
             self._thread.submit(partial(self._handle, requests, freed))
 
     def close(self) -> None:
-        """Call `unload` of the model, and end its thread."""
+        """Call the model's `unload`, then stop its thread."""
         try:
             wait_for(self._thread, self._model.unload, UNLOAD_SECONDS)
         except BaseException as error:
             failure(self._name, error, "unload")
         self._thread.close()
 
-    # --- in the thread ---
+    # --- runs in the model's thread ---
 
     def _handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
         try:
@@ -186,7 +186,7 @@ class OwnCopy:
             self._fail(request, error)
 
     def _answer_together(self, requests: Sequence[ModelRequest]) -> None:
-        """Execute the rows of all requests as one batch, and split the outputs among them."""
+        """Execute requests as one batch, and split the outputs by request."""
         try:
             for request in requests:
                 request.begin()
@@ -214,9 +214,9 @@ class OwnCopy:
             start = end
 
     def _stream(self, request: ModelRequest) -> None:
-        """Send the answers of a generator, each once the client can receive it.
+        """Send the answers of a generator, pausing it while the client does not read.
 
-        Meanwhile the thread computes for others.
+        The thread executes other requests meanwhile.
         """
         try:
             answers: Iterator[object] = self._infer(*self._arguments(request))

@@ -1,4 +1,4 @@
-"""The tensors of a Python model: what its configuration lists, and what its class declares."""
+"""Merges the tensors in a model's configuration with those that its class declares."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from xlaserve.tensors import DATATYPES, describe
 
 
 def agreed(config: ModelConfig, model: Any) -> Signature:
-    """Return the signature on which a configuration and a class agree; raises InvalidModel.
+    """Return the signature of a model; raises InvalidModel if configuration and class disagree.
 
-    What one of them leaves out is taken from the other.
+    A value that one of them omits is taken from the other.
     """
     batch = _batch(config, model)
     return from_config(
@@ -30,7 +30,7 @@ def agreed(config: ModelConfig, model: Any) -> Signature:
 
 
 def asks_for_batches(config: ModelConfig) -> bool:
-    """Tell whether a configuration has a dynamic_batching, be it empty."""
+    """Tell whether a configuration contains dynamic_batching, even an empty message."""
     if config.message is None:
         return False
     chosen, _ = betterproto.which_one_of(config.message, "scheduling_choice")

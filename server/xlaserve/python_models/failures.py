@@ -1,4 +1,4 @@
-"""Errors of the code of models, as the server tells its clients."""
+"""Converts exceptions of model code into errors for clients."""
 
 import traceback
 from collections.abc import Mapping
@@ -27,33 +27,33 @@ assert _OF_CODES.keys() == CODES
 
 
 def told(model: str, code: str, text: str) -> ModelFailed:
-    """Return the error for a code and a text of a model."""
+    """Return the error for an error code and a text that a model has given."""
     return _OF_CODES[code](model, text)
 
 
 def failure(model: str, error: BaseException, doing: str = "infer") -> XlaserveError:
-    """Return the error that clients are told for one that the code of a model raised.
+    """Return the client's error for an exception that the model's code raised.
 
-    Its traceback is in the log, unless the code raised it for the client.
+    The traceback is logged, except for an error that the code raised for the client.
     """
     if isinstance(error, InferenceError):
         return told(model, error.code, str(error))
     if isinstance(error, ModelNotFound):
-        # It is another model that is not there: a mesh must not believe that this one is gone.
+        # A called model is missing: ModelMesh must not conclude that this one is.
         return code_errors.NotFoundByModel(model, str(error))
     if isinstance(error, XlaserveError):
         return error
-    # The log takes a bounded piece: a recursion without end has a thousand lines.
+    # Limit the frames: infinite recursion has a thousand of them.
     lines = "".join(traceback.format_exception(error, limit=-_SHOWN_FRAMES))
     _log.error("the code of a model raised", model=model, doing=doing, traceback=lines)
     return ModelFailed(model, described(error))
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the text of an error in one line."""
+    """Return an exception's type and text on one line."""
     try:
         text = str(error)
-    except BaseException:  # the code of the model has the last word on its own errors
+    except BaseException:  # the exception class is the model's: its `__str__` may raise
         text = "(its text cannot be made)"
     name = type(error).__name__
     return f"{name}: {text}" if text else name

@@ -1,4 +1,4 @@
-"""The inputs of a request, as Python code takes them."""
+"""Converts the inputs of a request into arrays for Python code."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from xlaserve.tensors import Tensor
 
 
 def on_host(inputs: Mapping[str, Value]) -> dict[str, Tensor]:
-    """Return inputs as arrays of the host; what an ensemble left on a device is fetched."""
+    """Return inputs as host arrays, fetching those that an ensemble step left on a device."""
     return {
         name: value if isinstance(value, np.ndarray) else value.numpy()
         for name, value in inputs.items()

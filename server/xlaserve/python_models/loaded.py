@@ -1,4 +1,4 @@
-"""A Python model in memory (a LoadedModel, Handling)."""
+"""A loaded Python model (a LoadedModel that is Handling)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ PLATFORM = "python"
 
 
 class LoadedPython(UncompiledModel):
-    """The copies of one version of a Python model."""
+    """The replicas of one version of a Python model."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class LoadedPython(UncompiledModel):
         concurrency: int,
         forget: Callable[[], None],
     ) -> None:
-        """`forget` is called once its last execution has ended."""
+        """`forget` is called after all replicas are closed."""
         self._name = name
         self.info = info
         self.replicas = len(copies)
@@ -41,7 +41,7 @@ class LoadedPython(UncompiledModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return the maximum of rows per execution, if requests may be batched."""
+        """Return the maximum number of rows per execution: 1 if requests are not batched."""
         return self.info.max_batch_size if self.is_batched else 1
 
     def handle(
@@ -52,34 +52,34 @@ class LoadedPython(UncompiledModel):
         *,
         together: bool = True,
     ) -> None:
-        """Hand requests to a copy, and return at once."""
+        """Pass requests to a replica; returns immediately."""
         self._copies[replica].handle(requests, freed, together=together)
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Have a copy answer a request of the server itself: of a warm-up, for instance. Blocks."""
+        """Execute a request of the server's own, such as a warm-up, on a replica. Blocks."""
         waiting = Waiting(self._name, self.info, inputs)
         self._copies[replica].handle([waiting.request], waiting.freed)
         return waiting.result()
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return the pending answers of its copies' `is_ready`; empty without that method."""
+        """Return the pending `is_ready` results of the replicas that define the method."""
         return ask_all(self._copies)
 
     def expected_seconds(self, rows: int) -> float:
-        """Return infinity: nothing was measured."""
+        """Return infinity: execution times are not measured."""
         return math.inf
 
     def close(self) -> None:
-        """Have the code clean up, and forget its modules."""
+        """Unload every replica, then remove the model's modules and metrics."""
         for copy in self._copies:
             copy.close()
         self._forget()
 
 
 def close_all(copies: Sequence[Copy], forget: Callable[[], None]) -> None:
-    """Close what a load that failed had made."""
+    """Close the replicas that a failed load has created."""
     for copy in copies:
         try:
             copy.close()

@@ -1,4 +1,4 @@
-"""A version directory with a model.py becomes a model whose code runs in this process."""
+"""Loads a Python model: imports its model.py and creates the replicas."""
 
 import json
 from collections.abc import Callable
@@ -30,16 +30,16 @@ from xlaserve.runtime.loaded import ModelInfo, Stage
 from xlaserve.runtime.wrappers import optional_inputs
 
 CONCURRENCY = 64
-"""The most requests that one copy of a model with an `async` method works on at a time."""
+"""Maximum number of concurrent requests per replica of a model with an `async` method."""
 
 SETTING = "--allow-python-models"
 
 
 def load(directory: Path, context: LoadContext) -> LoadedPython:
-    """Run model.py of a version directory, and return its model, ready.
+    """Import model.py from a version directory, and return the loaded model.
 
-    Raises InvalidModel where the operator does not allow it, for code that came with a request, and
-    for code that raises.
+    Raises InvalidModel if the operator has not enabled Python models, if the model's files came
+    with the request, or if its code raises.
     """
     host = _allowed(context)
     _file_name(directory, context)
@@ -67,7 +67,7 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
 
 
 def make_here(directory: Path, context: LoadContext) -> "Making":
-    """Run the code of a version directory in this process, and return what makes its copies.
+    """Import model.py in this process, and return its class with everything to create replicas.
 
     Raises InvalidModel.
     """
@@ -87,7 +87,7 @@ def make_here(directory: Path, context: LoadContext) -> "Making":
 
 
 def _as_invalid(context: LoadContext, error: BaseException) -> BaseException:
-    """Return what a load raises for an error of the code."""
+    """Return the error that the load raises for an exception of the model's code."""
     if isinstance(error, InvalidModel | LoadCancelled):
         return error
     failure(context.model, error, "load")
@@ -129,16 +129,16 @@ def _file_name(directory: Path, context: LoadContext) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """A model with a known class, before its copies are made."""
+    """A model whose class is known, before its replicas are created."""
 
     info: ModelInfo
     make: Callable[[int], Copy]
-    """Makes the copy of an index; the code runs."""
+    """Creates the replica with this index; runs the class's `__init__`."""
     count: int
     is_batched: bool
     concurrency: int
     forget: Callable[[], None]
-    """Drops its modules and metrics once every replica has stopped."""
+    """Drops the model's modules and metrics; called after every replica has stopped."""
 
 
 def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -> Making:
@@ -221,7 +221,7 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     is_iterative = sequences is not None and sequences.is_iterative
     is_gathered = asks_for_batches(config) or sequences is not None
     is_batched = is_gathered and bool(info.max_batch_size)
-    # The requests of a sequence meet the code one after the other.
+    # Requests of one sequence are executed one at a time.
     is_concurrent = is_async(execute) and (config.is_decoupled or sequences is None)
     concurrency = CONCURRENCY if is_concurrent else 1
     return Making(info, make, len(kinds), is_batched, concurrency, code.close)
@@ -239,13 +239,13 @@ def _info(
         optional=optional_inputs.of_code(config),
         ragged=frozenset(one.name for one in config.inputs if one.is_ragged),
         takes_parameters=True,
-        # Triton's interface has no place for them.
+        # Triton's interface has no parameters on tensors.
         takes_tensor_parameters=is_own,
     )
 
 
 def _is_strict(config: ModelConfig) -> bool:
-    """Tell whether outputs that the configuration does not describe are refused."""
+    """Tell whether outputs that do not match the configuration are rejected."""
     found = config.parameters.get(STRICT_OUTPUTS, "false").lower()
     if found not in ("true", "false"):
         raise InvalidModel(
@@ -255,7 +255,7 @@ def _is_strict(config: ModelConfig) -> bool:
 
 
 def _check_environment(config: ModelConfig) -> None:
-    """Raise InvalidModel where the code wants libraries of its own."""
+    """Raise InvalidModel if the configuration asks for a separate Python environment."""
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise InvalidModel(
             "parameter 'EXECUTION_ENV_PATH': expected none, since code runs with the Python of the "
@@ -306,12 +306,12 @@ def _is_batched(kind: type[PythonModel], config: ModelConfig, info: ModelInfo) -
 
 
 def _count(config: ModelConfig, platform: str) -> int:
-    """Return how many copies there are: those of all instance groups; raises InvalidModel."""
+    """Return the number of replicas in all instance groups; raises InvalidModel."""
     return len(_instance_kinds(config, platform))
 
 
 def _instance_kinds(config: ModelConfig, platform: str) -> tuple[str, ...]:
-    """Return the instance kind of each replica, as Triton names it; raises InvalidModel."""
+    """Return Triton's instance kind of each replica; raises InvalidModel."""
     return tuple(
         "MODEL" if group.is_of_model else "CPU"
         for group in placement.read(config, platform).groups

@@ -1,4 +1,4 @@
-"""Calls of Python models to other models, as parts of the call being computed."""
+"""Calls from Python models to other models, as part of the current request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -30,12 +30,13 @@ from xlaserve.tensors import BYTES, Tensor, encoded_elements
 
 
 class Nested(InferCall):
-    """A call that is part of another, and whose answers are for a thread."""
+    """A call made by model code as part of another call; its answers go to a waiting thread."""
 
     def __init__(self, parent: InferCall | None, asked: Asked) -> None:
         self.asked_model = asked.model
         self.waiting: Sequence[InferCall] = ()
-        """The calls whose answer needs it: a batch asks once for all of its requests."""
+        """The calls that need this one's answer: a batched `infer` calls once for all its requests.
+        """
         if parent is None:
             return
         self.parent = parent
@@ -43,7 +44,7 @@ class Nested(InferCall):
         self.principal = parent.principal
         self.waiting = _together(parent)
         self.deadline = _latest(self.waiting)
-        # Code may pass on what it was given.
+        # The code may have passed on its own inputs.
         self.is_volatile = any(one.is_volatile for one in self.waiting)
         for one in self.waiting:
             if one.nested is None:
@@ -52,24 +53,24 @@ class Nested(InferCall):
             one.nested.add(self)
 
     def expire_within(self, seconds: float) -> None:
-        """Give it so many seconds at most."""
+        """Set the deadline to this many seconds from now, unless it is already earlier."""
         latest = asyncio.get_running_loop().time() + seconds
         self.deadline = latest if self.deadline is None else min(self.deadline, latest)
 
     def settle(self, error: BaseException) -> None:
-        """Raise an error in the waiting code."""
+        """Raise an error in the code that waits for the answer."""
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in the calling code, without names of hidden models."""
+        """Raise an error in the calling code, without the names of hidden models."""
         self.settle(without_hidden(self, error, (self.asked_model,)))
 
     def cancel(self, reason: str = "") -> None:
-        """End the call, notifying its caller."""
+        """Cancel the call, and raise CancelledByModel in the code that waits for it."""
         super().cancel(reason)
         self.settle(CancelledByModel(self.asked_model, "the request was cancelled"))
 
     def release(self) -> None:
-        """Release what it holds, and leave its parent."""
+        """Release the call's resources, and remove it from its parents."""
         super().release()
         for one in self.waiting:
             if one.nested is not None:
@@ -116,11 +117,11 @@ class _Many(Nested):
 
 
 MakeChange: TypeAlias = Callable[[Change, Collection[str]], Awaitable[None]]
-"""Loads or unloads a model; knows the models whose requests wait for it."""
+"""Loads or unloads a model; the second argument names the models whose requests wait for it."""
 
 
 class NestedCalls:
-    """Has other models answer the code of a model (Calls)."""
+    """Lets the code of a model call other models (Calls)."""
 
     def __init__(self, engine: Engine, gates: Gates) -> None:
         self._engine = engine
@@ -130,11 +131,11 @@ class NestedCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def bind(self, loop: asyncio.AbstractEventLoop, make_change: MakeChange) -> None:
-        """Remember the event loop and the loader of models, before any is loaded."""
+        """Set the event loop and the function that changes models, before any model loads."""
         self._loop, self._make_change = loop, make_change
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Ask for one answer."""
+        """Call a model for one answer."""
         answer: Future[Arrays] = Future()
 
         def begin() -> None:
@@ -147,14 +148,14 @@ class NestedCalls:
         return answer
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Ask for any number of answers."""
+        """Call a decoupled model; the answers are put into the returned `Replies`."""
         found = Replies() if replies is None else replies
 
         def begin() -> None:
             call = _Many(_call_of(within), asked, found)
             found.on_taken = partial(self._post, call.resume)
             found.on_cancel = partial(self._post, call.cancel)
-            # A cancellation before now had no callback.
+            # The caller may have cancelled before `on_cancel` was set.
             if found.is_cancelled:
                 call.cancel()
             else:
@@ -165,7 +166,7 @@ class NestedCalls:
         return found
 
     def change(self, change: Change, within: object) -> "Future[None]":
-        """Load or unload a model; a request that ends meanwhile waits for it no more."""
+        """Load or unload a model; cancelled when the request that asked for it ends."""
         answer: Future[None] = Future()
 
         def begin() -> None:
@@ -205,7 +206,7 @@ class NestedCalls:
             _settle(answer)
 
     def is_ready(self, model: str, version: str, within: object) -> bool:
-        """Tell whether a model would answer now."""
+        """Tell whether a model can answer now. Blocks until the event loop has looked."""
         found: Future[bool] = Future()
 
         def look() -> None:
@@ -213,7 +214,7 @@ class NestedCalls:
             try:
                 instance = self._engine.resolve(model, version)[1]
             except (ModelNotFound, ModelNotReady):
-                pass  # that, too, the answer goes by
+                pass  # not ready, which `note` records below
             except ENDS:
                 raise
             except BaseException as error:
@@ -267,7 +268,7 @@ def _models_of(call: Call | None) -> Iterator[str]:
 
 
 def _settle(answer: "Future[None]", error: BaseException | None = None) -> None:
-    """Say how a change ended, unless its request ended before."""
+    """Complete the future of a load or unload, unless its request has ended before."""
     if answer.done():
         return
     if error is None:
@@ -277,13 +278,13 @@ def _settle(answer: "Future[None]", error: BaseException | None = None) -> None:
 
 
 def _together(call: InferCall) -> Sequence[InferCall]:
-    """Return the calls that one run of code answers, this one among them."""
+    """Return all calls of the batch that contains this call, including itself."""
     others = [one for ref in call.companions if isinstance(one := ref(), InferCall)]
     return others or [call]
 
 
 def _latest(calls: Sequence[InferCall]) -> float | None:
-    """Return the last of the deadlines of calls; None where one has none."""
+    """Return the latest deadline, or None if any of the calls has none."""
     deadlines = [one.deadline for one in calls]
     return None if None in deadlines else max(filter(None, deadlines))
 
@@ -299,7 +300,7 @@ def _cancel_change(
     waiting: Sequence[InferCall],
 ) -> None:
     if not answer.done() and _nobody_waits(waiting):
-        # A load whose code does not end is cancelled some time later.
+        # Settle first: cancelling a load may take time, if its code does not return.
         _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
         task.cancel()
 
@@ -322,7 +323,7 @@ def _request(asked: Asked) -> InferRequest:
 
 
 def _sendable(array: Tensor) -> Tensor:
-    """Return an array as a client would send it: texts are bytes."""
+    """Return an array as a client would send it, with strings encoded as bytes."""
     if array.dtype.kind not in "OSU":
         return array
     elements = encoded_elements(array.astype(np.object_))

@@ -1,4 +1,4 @@
-"""Checks the outputs of Python code against the model's declaration."""
+"""Validates the outputs of Python code against the model's signature."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from xlaserve.tensors import (
 )
 
 _RESERVED = frozenset(("triton_final_response", "binary_data_size"))
-"""Parameters that the protocol itself gives answers and their outputs."""
+"""Names that the protocol itself uses in response and output parameters."""
 
 _SHOWN_CHARACTERS = 80
 
 
 class OutputCheck:
-    """Checks the answers of one model."""
+    """Validates the answers of one model."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class OutputCheck:
         batched: bool,
         converts: bool = False,
     ) -> None:
-        """With `converts`, numbers may have another width if the conversion is exact."""
+        """With `converts`, numbers of another width are accepted if the conversion is exact."""
         self._model = model
         self._converts = converts
         self._specs = {spec.name: spec for spec in specs}
         self._batched = batched
 
     def checked(self, given: object, wanted: Sequence[str], rows: int) -> dict[str, Tensor]:
-        """Return the outputs that are wanted, as arrays.
+        """Return the requested outputs as arrays.
 
         Raises MissingOutputs or WrongOutput, which name the model and the tensor.
         """
@@ -61,9 +61,9 @@ class OutputCheck:
     def parameters(
         self, given: Mapping[str, Parameter], of_outputs: Parameters
     ) -> AnswerParameters | None:
-        """Return the parameters of an answer and of its outputs, or None.
+        """Return the parameters of an answer and its outputs, or None if there are none.
 
-        Raises WrongOutput for one that no client could be told.
+        Raises WrongOutput for a parameter that the protocol cannot represent.
         """
         if not (given or of_outputs):
             return None
@@ -98,7 +98,7 @@ class OutputCheck:
     def array(self, name: str, value: object, rows: int | None) -> Tensor:
         """Return one output as an array of its datatype; raises WrongOutput.
 
-        `rows` are those of its request; None leaves the first dimension open.
+        `rows` is the number of rows of the request; None accepts any first dimension.
         """
         spec = self._specs[name]
         array = cast(Any, value) if isinstance(value, np.ndarray) else self._converted(spec, value)
@@ -118,7 +118,7 @@ class OutputCheck:
         return (rows, *spec.shape[1:]) if self._batched and rows is not None else spec.shape
 
     def _converted(self, spec: TensorSpec, value: object) -> Any:
-        # Arrays of JAX, and lists. What it takes to copy them is the author's to know.
+        # JAX arrays and lists may be copied here, unlike numpy arrays.
         try:
             if spec.datatype is BYTES and isinstance(value, list | tuple):
                 return np.array(value, np.object_)
@@ -128,7 +128,7 @@ class OutputCheck:
             raise WrongOutput(self._model, spec.name, str(spec), got) from error
 
     def _texts(self, spec: TensorSpec, array: Any) -> Any:
-        """Return an array of `bytes` from one that may contain texts."""
+        """Return an array of `bytes` from one that may contain strings."""
         try:
             elements = encoded_elements(array)
         except TensorDataError as error:

@@ -1,4 +1,4 @@
-"""Calls a model's `is_ready`, in a thread of its own."""
+"""Calls a model's `is_ready` in a separate thread."""
 
 import asyncio
 import inspect
@@ -13,10 +13,10 @@ from xlaserve.python_models.failures import failure
 
 
 class CodeReadiness:
-    """Asks one copy; concurrent askers get the same answer (single-flight).
+    """Asks one replica; concurrent callers share one call (single-flight).
 
-    Its thread is not that of the copy: one that executes for long is no less ready. It ends with
-    each answer, and one that never comes holds up no end of the process.
+    Its thread is not the replica's, so a long execution does not make the model unready. It is a
+    daemon thread that ends after one answer: an `is_ready` that hangs does not delay shutdown.
     """
 
     def __init__(self, name: str, is_ready: Callable[[], Any]) -> None:
@@ -25,7 +25,7 @@ class CodeReadiness:
         self._asked: Future[bool] | None = None
 
     def ask(self) -> "Future[bool]":
-        """Return what is asked now, or is from now on: a result, never an error."""
+        """Return the future of the pending call, or of a new one; it never raises."""
         if self._asked is None or self._asked.done():
             self._asked = asked = Future[bool]()
             title = f"python {self._name} is_ready"
@@ -52,19 +52,19 @@ class CodeReadiness:
 
 
 class PresentReadiness:
-    """The readiness of a copy whose code is not asked."""
+    """Readiness that the server knows without asking the model's code."""
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
 
     def ask(self) -> "Future[bool]":
-        """Return the answer."""
+        """Return the answer as a completed future."""
         answer = Future[bool]()
         answer.set_result(self._is_ready())
         return answer
 
 
 def ask_all(copies: Sequence[object]) -> "list[Future[bool]]":
-    """Return the pending `is_ready` answers of copies that have it."""
+    """Return the pending `is_ready` results of the replicas that have readiness checks."""
     found = (getattr(copy, "readiness", None) for copy in copies)
     return [one.ask() for one in found if isinstance(one, CodeReadiness | PresentReadiness)]

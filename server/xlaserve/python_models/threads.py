@@ -1,4 +1,4 @@
-"""The thread of one copy of a Python model: it makes all calls."""
+"""The thread of one replica of a Python model, which calls all its methods."""
 
 import asyncio
 import threading
@@ -16,38 +16,38 @@ _log = structlog.get_logger("python")
 
 
 class CodeThread(Protocol):
-    """A thread that runs the code of a model."""
+    """A thread that runs a model's code."""
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """Return the name of the thread."""
         ...
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Call a function after all earlier ones; it must not raise."""
+        """Queue a call; it must not raise."""
         ...
 
     def close(self) -> None:
-        """End the thread after its queued calls; does not wait."""
+        """Stop the thread after its queued calls; does not wait."""
         ...
 
 
 class PlainThread:
-    """Calls one thing after the other."""
+    """Runs queued calls one after the other."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The end of the process does not wait for code that does not end.
+        # A daemon: shutdown does not wait for model code that does not return.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Call a function after all earlier ones."""
+        """Queue a call."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread after its queued calls."""
+        """Stop the thread after its queued calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -56,13 +56,13 @@ class PlainThread:
             try:
                 call()
             except BaseException as error:
-                # It is to raise nothing; those who wait behind it are answered all the same.
+                # Calls must not raise; if one does, the queued ones still run.
                 _log.error("call of a model thread failed", thread=self.name, exc_info=error)
             del call
 
 
 class LoopThread:
-    """Has an event loop of its own, away from the server's: coroutines run side by side on it."""
+    """A thread with an event loop, on which a model's coroutines run concurrently."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(call)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine beside others."""
+        """Run a coroutine as a task on the loop."""
 
         def begin() -> None:
             task = self._loop.create_task(work())
@@ -87,7 +87,7 @@ class LoopThread:
         self.submit(begin)
 
     def close(self) -> None:
-        """End the loop, with what still runs on it."""
+        """Stop the loop and cancel its remaining tasks."""
         self.submit(self._loop.stop)
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class LoopThread:
             self._loop.close()
 
     def _has_run(self) -> bool:
-        """Run the loop; false if a model's task ended it, while the others continue."""
+        """Run the loop until it is stopped; False if it must be restarted because a task raised."""
         try:
             self._loop.run_forever()
         except BaseException as error:
@@ -113,13 +113,13 @@ class LoopThread:
 
 
 _CANCEL_SECONDS = 1.0
-"""Seconds that coroutines of a model are waited for which are cancelled with its unload."""
+"""Timeout for cancelled coroutines to finish when a model is unloaded, in seconds."""
 
 
 def wait_for(thread: CodeThread, call: Callable[[], T], seconds: float | None = None) -> T:
-    """Run something in the thread, and return or raise what it does. Blocks.
+    """Run a call in a model's thread, and return its result or raise its exception. Blocks.
 
-    Raises TimeoutError after this many seconds; the thread goes on.
+    Raises TimeoutError after `seconds`; the thread continues with the call.
     """
     future: Future[T] = Future()
 

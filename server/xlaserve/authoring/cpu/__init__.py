@@ -1,1 +1,1 @@
-"""Forms of operations that the CPU computes sooner."""
+"""Rewrites operations into equivalent ones that are faster on the CPU."""

@@ -1,11 +1,11 @@
-"""Rewrites a function so that images have their channels last, for faster convolutions.
+"""Rewrites a function to keep images channels-last, for faster convolutions.
 
-Convolutions of images [N,C,...] are quicker on the CPU where channels are last: XLA turns the image
-before each of them, and its result behind it. Here an image is turned before the first one, stays
-so through what comes between, and is turned back for whatever is not known here.
+On the CPU, convolutions of images [N,C,...] are faster with channels last: XLA transposes the image
+before each one, and the result after it. Here an image is transposed once before the first
+convolution, keeps that layout through all operations in `RULES`, and is transposed back for others.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,29 +26,29 @@ from xlaserve.authoring.cpu.swish import swish
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Last:
-    """An image [N,C,...] held as [N,...,C]."""
+    """An image [N,C,...], stored as [N,...,C]."""
 
     held: jax.Array
     logistic_of: jax.Array | None = None
-    """The array whose logistic function it is, if known."""
+    """The array x if this image is logistic(x), which makes their product a swish."""
 
     @property
     def ndim(self) -> int:
-        """Return its number of dimensions."""
+        """Return the number of dimensions."""
         return self.held.ndim
 
     def back(self) -> jax.Array:
-        """Return it as [N,C,...]."""
+        """Return the image as [N,C,...]."""
         return jnp.transpose(self.held, features_last(self.held.ndim))
 
 
 Given: TypeAlias = "jax.Array | Last"
 Rule: TypeAlias = Callable[[core.JaxprEqn, Sequence[Any]], "list[Given] | None"]
-"""Evaluates an equation on Last operands; returns None if unsupported."""
+"""Evaluates an equation on channels-last operands; returns None if it cannot."""
 
 
 def plain(value: Any) -> Any:
-    """Return a value with its original dimension order."""
+    """Return a value in its original dimension order."""
     return value.back() if isinstance(value, Last) else value
 
 
@@ -58,7 +58,7 @@ def rank(value: Any) -> int:
 
 
 def order(rank: int) -> tuple[int, ...]:
-    """Return the order of an image's dimensions in memory."""
+    """Return the permutation from [N,C,...] to [N,...,C]."""
     return (0, *range(2, rank), 1)
 
 
@@ -68,12 +68,12 @@ def held(value: Given) -> jax.Array:
 
 
 def _moved(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """Reorder per-dimension values of an image to its memory layout."""
+    """Reorder per-dimension values of an image to channels-last order."""
     return tuple(sizes[axis] for axis in order(len(sizes)))
 
 
 def convolved(convolution: Convolution, image: Given, kernel: jax.Array) -> "Last | None":
-    """Convolve an image [N,C,...] to one; None where its dimensions are in another order."""
+    """Convolve an image [N,C,...], or return None if the dimensions are in another order."""
     rank = image.ndim
     first = tuple(range(rank))
     numbers = convolution.numbers
@@ -86,7 +86,7 @@ def convolved(convolution: Convolution, image: Given, kernel: jax.Array) -> "Las
     return Last(convolve(turned, held(image), kernel))
 
 
-# --- what leaves the channels where they are ------------------------------------------------------
+# --- rules that keep channels last ----------------------------------------------------------------
 
 
 def _element_by_element(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
@@ -109,7 +109,7 @@ def _logistic(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
 
 
 def _multiplied(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
-    """Multiply two images; one by its logistic function is its swish."""
+    """Multiply two images; the product of an image and its logistic function is its swish."""
     for image, gate in (given, reversed(given)):
         if (
             isinstance(image, Last)
@@ -124,7 +124,7 @@ def _multiplied(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
 def _over_windows(
     combine: Callable[[jax.Array, jax.Array], jax.Array], neutral: Callable[[Any], Any]
 ) -> Rule:
-    """Return the rule of a reduction of windows: dimension by dimension, of shifted images."""
+    """Return the rule for a window reduction, which combines shifted images axis by axis."""
 
     def compute(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
         window = {name: _moved(equation.params[name]) for name in _WINDOW}
@@ -138,7 +138,8 @@ def _over_windows(
                 continue
             config = [(0, 0, 0)] * image.ndim
             config[axis] = (*padding, 0)
-            # What is computed within a pad is computed number by number.
+            # The barrier keeps XLA from fusing the producer into the pad, where it is not
+            # vectorized.
             image = lax.pad(lax.optimization_barrier(image), neutral(image.dtype), config)
             positions = (image.shape[axis] - (size - 1) * dilation - 1) // stride + 1
             parts = (
@@ -159,7 +160,7 @@ def _over_windows(
 
 _WINDOW = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
 MOST_SHIFTS = 16
-"""Largest side of a window that is reduced by shifting the image."""
+"""Maximum side of a window that is reduced by shifting the image."""
 
 
 def _least(dtype: Any) -> Any:
@@ -198,7 +199,7 @@ def _sliced(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
 
 
 def _reduced(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Reduce an image to one number per channel; other axes are unsupported."""
+    """Reduce an image to one value per channel; returns None for other axes."""
     rank = given[0].ndim
     if set(equation.params["axes"]) != set(range(2, rank)):
         return None
@@ -208,7 +209,7 @@ def _reduced(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | 
 
 
 def _broadcast(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Repeat an image of fewer pixels."""
+    """Repeat an image along its dimensions of size 1."""
     shape, axes = equation.params["shape"], equation.params["broadcast_dimensions"]
     if len(given) != 1 or tuple(axes) != tuple(range(len(shape))):
         return None
@@ -271,11 +272,11 @@ RULES: Mapping[core.Primitive, Rule] = {
     primitives.reduce_window_sum_p: _over_windows(lax.add, _zero),
     primitives.slice_p: _sliced,
 }
-"""The operations on images whose channels are last. Others get them as they were."""
+"""Rules for operations on channels-last images. All others get the original layout."""
 
 
 def ruled(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Compute an equation on Last images; None if it needs the original layout."""
+    """Evaluate an equation on channels-last images, or return None if there is no rule."""
     if not any(isinstance(each, Last) for each in given):
         return None
     rule = RULES.get(equation.primitive)

@@ -1,6 +1,6 @@
-"""Convolutions in the forms that XLA's CPU backend runs well, on the CPU alone."""
+"""Computes convolutions in forms that are faster on XLA's CPU backend."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -17,32 +17,36 @@ from jax import lax
 from xlaserve.authoring.cpu import winograd
 
 MAX_PRODUCTS = 128
-"""Shifted products that a grouped convolution is written as: 11 x 11 for each of its channels, or
-3 x 3 of 14. Each adds an operation to the program and some milliseconds to its compilation."""
+"""Maximum number of shifted products that replace a grouped convolution: 11 x 11 kernels with one
+channel per group, or 3 x 3 with 14. Each adds an operation to the program and some milliseconds to
+its compilation."""
 MAX_SPLITS = 64
-"""Limit of plain convolutions that replace a grouped one."""
+"""Maximum number of plain convolutions that replace a grouped one."""
 MAX_COLUMN_POSITIONS = 64
-"""Pixels of a result up to which a convolution is one product of matrices: XLA's own takes 1.8
-times as long for 7 x 7 pixels of 512 channels, and no longer for 14 x 14 of 256."""
+"""Maximum number of result pixels for computing a convolution as one matrix product. XLA's own
+convolution takes 1.8 times as long for 7 x 7 pixels of 512 channels, but no longer for 14 x 14 of
+256."""
 MIN_COLUMN_FEATURES = 64
-"""Fewest channels for which it was measured."""
+"""Minimum number of channels for computing a convolution as one matrix product; fewer were not
+measured."""
 MIN_WINOGRAD_CHANNELS = 96
-"""Channels of an image and of its result from which on Winograd's form is quicker: with fewer, its
-transforms of both take longer than the multiplications that it saves."""
+"""Minimum number of channels in image and result for Winograd's algorithm: with fewer, transforming
+both takes longer than the saved multiplications."""
 MIN_WINOGRAD_MULTIPLICATIONS = 1 << 24
-"""Multiplications per image from which Winograd pays off; below, its overhead exceeds its savings.
+"""Minimum number of multiplications per image for Winograd's algorithm, to outweigh its overhead.
 """
 MAX_WINOGRAD_NUMBERS = 1 << 20
-"""Numbers of an image and of its result together up to which it is quicker. Between its products
-are four times as many, which for a batch of larger ones are in no cache."""
+"""Maximum number of elements in image and result together for Winograd's algorithm. Its
+intermediate tiles have four times as many, which for a batch of larger images do not fit in any
+cache."""
 Form = Callable[["Convolution", jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The attributes of `jax.lax.conv_general_dilated`, with one entry for each spatial dimension.
+    """The attributes of `jax.lax.conv_general_dilated`, with one entry per spatial dimension.
 
-    Convolutions with another `batch_group_count` than 1 are left to XLA.
+    Only convolutions with a `batch_group_count` of 1 are represented.
     """
 
     strides: Sequence[int]
@@ -53,7 +57,7 @@ class Convolution:
     groups: int = 1
     precision: Any = None
     dtype: Any = None
-    """The dtype of the result, None for the image's."""
+    """Dtype of the result; None for that of the image."""
 
     @classmethod
     def plain(
@@ -67,7 +71,7 @@ class Convolution:
         precision: Any = None,
         dtype: Any = None,
     ) -> "Convolution":
-        """Return one of images [N,C,...] with a kernel [O,I,...]."""
+        """Return a convolution of images [N,C,...] with a kernel [O,I,...]."""
         order = tuple(range(len(strides) + 2))
         ones = (1,) * len(strides)
         numbers = lax.ConvDimensionNumbers(order, order, order)
@@ -83,14 +87,14 @@ class Convolution:
         )
 
     def __call__(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Convolve as XLA does, of what a negative padding leaves of the image.
+        """Convolve with XLA's operation, after applying negative padding separately.
 
-        Of padding that adds up to nothing, as -1 and 1, the CPU backend of jaxlib 0.10 reads what
-        lies beside the image.
+        For paddings that sum to 0, such as -1 and 1, the CPU backend of jaxlib 0.10 reads outside
+        the image.
         """
         padding, dilation = self.padding, self.image_dilation
         if any(side < 0 for sides in padding for side in sides):
-            # XLA would make one convolution of both.
+            # Without the barrier XLA would merge the pad into the convolution again.
             image = lax.optimization_barrier(self.padded(image))
             padding, dilation = [(0, 0)] * len(padding), [1] * len(padding)
         convolved: jax.Array = lax.conv_general_dilated(
@@ -108,7 +112,7 @@ class Convolution:
         return convolved
 
     def positions(self, image: jax.Array, kernel: jax.Array) -> tuple[int, ...]:
-        """Return the spatial sizes of the result; not positive if it is empty."""
+        """Return the spatial sizes of the result; 0 or less if it is empty."""
         sizes = [image.shape[axis] for axis in self.numbers.lhs_spec[2:]]
         extents = [
             (kernel.shape[axis] - 1) * dilation + 1
@@ -136,16 +140,16 @@ class Convolution:
 def convolve(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
     """Compute a convolution in the form that is fastest on the CPU.
 
-    It stays one convolution where no form is known to be quicker: spatial dimensions without a
-    size, numbers that are neither floats nor integers, too many products and groups. The sums of a
-    form have another order: their last bits may differ.
+    Uses XLA's convolution if none is known to be faster: for unknown spatial sizes, for complex
+    numbers, and for too many products or groups. Other forms add in another order, so the last bits
+    of the result may differ.
     """
     form = form_of(convolution, image, kernel)
     return (form or Convolution.__call__)(convolution, image, kernel)
 
 
 def form_of(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> Form | None:
-    """Return the CPU form of a convolution; None for XLA's."""
+    """Return the fastest form of a convolution, or None for XLA's operation."""
     if not _has_forms(convolution, image, kernel):
         return None
     places = prod(kernel.shape[axis] for axis in convolution.numbers.rhs_spec[2:])
@@ -171,29 +175,29 @@ def _has_forms(convolution: Convolution, image: jax.Array, kernel: jax.Array) ->
 
 
 def _sum_dtype(convolution: Convolution, image: jax.Array) -> Any:
-    """Return the dtype of sums: halves are added up in FP32, as XLA does within a convolution."""
+    """Return the dtype for sums: FP32 for 16-bit floats, as in XLA's convolution."""
     dtype = np.dtype(convolution.dtype or image.dtype)
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < np.dtype(np.float32).itemsize:
         return np.dtype(np.float32)
     return dtype
 
 
-# --- products: one shifted image, times one number for each channel, after another ----------------
+# --- shifted products, for grouped convolutions ---------------------------------------------------
 
 
 def _products(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Sum the image shifted to each kernel position, times the kernel there."""
+    """Sum the products of the shifted image and the kernel, over all kernel positions."""
     numbers, groups = convolution.numbers, convolution.groups
     positions = convolution.positions(image, kernel)
     dtype = _sum_dtype(convolution, image)
     feature = numbers.lhs_spec[1]
-    # The features become (group, feature within it), beside each other.
+    # The feature axis is split in two: (group, feature in the group).
     places = [axis + (axis > feature) for axis in numbers.lhs_spec[2:]]
-    # What is computed within a pad is computed number by number.
+    # The barrier keeps XLA from fusing the producer into the pad, where it is not vectorized.
     padded = convolution.padded(lax.optimization_barrier(image))
     shifted = _split_axis(padded, feature, groups).astype(dtype)
     outputs, members, *sides = numbers.rhs_spec
-    # What one place has for neighbouring features is read at once where it lies side by side.
+    # Features become the last axes, so that the factors of one position are contiguous in memory.
     factors = jnp.transpose(kernel, (*sides, members, outputs)).astype(dtype)
     factors = _split_axis(lax.optimization_barrier(factors), len(sides) + 1, groups)
     total = None
@@ -244,11 +248,11 @@ def _arranged(
     return result.astype(convolution.dtype or image.dtype)
 
 
-# --- a product of matrices: the kernel has one place alone -------------------------------------
+# --- matrix product, for kernels of size 1 -----------------------------------------------------
 
 
 def _pointwise(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiply the features of each position by the kernel, a matrix for each group."""
+    """Multiply the features of each pixel by the kernel, one matrix per group."""
     numbers, groups = convolution.numbers, convolution.groups
     positions = convolution.positions(image, kernel)
     ordered = jnp.transpose(convolution.padded(image), numbers.lhs_spec)
@@ -264,7 +268,7 @@ def _pointwise(convolution: Convolution, image: jax.Array, kernel: jax.Array) ->
     matrices = matrices.reshape((groups, outputs // groups, features // groups))
     vectors = met.reshape((rows, groups, features // groups, prod(positions)))
     multiplied = lax.dot_general(
-        # A matrix for each row: so XLA reads and writes the images in the order that they have.
+        # With one matrix per image of the batch, XLA keeps the layout of the images.
         jnp.broadcast_to(matrices, (rows, *matrices.shape)),
         vectors,
         (((3,), (2,)), ((0, 1), (0, 1))),
@@ -276,19 +280,19 @@ def _pointwise(convolution: Convolution, image: jax.Array, kernel: jax.Array) ->
 
 
 def features_last(rank: int) -> tuple[int, ...]:
-    """Return the positions of dimensions [N,C,...] in the layout [N,...,C]."""
+    """Return the positions of the dimensions [N,C,...] in the layout [N,...,C]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def _has_features_last(convolution: Convolution) -> bool:
-    """Tell whether image and result have features last, in one group."""
+    """Tell whether image and result have features last, in a single group."""
     numbers = convolution.numbers
     last = features_last(len(numbers.lhs_spec))
     return convolution.groups == 1 and tuple(numbers.lhs_spec) == tuple(numbers.out_spec) == last
 
 
 def _multiplied(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiply all vectors of features by the kernel at once."""
+    """Multiply the features of all pixels by the kernel in one matrix product."""
     positions = convolution.positions(image, kernel)
     padded = convolution.padded(image)
     limits = [
@@ -309,11 +313,11 @@ def _multiplied(convolution: Convolution, image: jax.Array, kernel: jax.Array) -
     return result.astype(convolution.dtype or image.dtype)
 
 
-# --- columns: what each pixel of the result is made of, side by side ------------------------------
+# --- matrix product of patches (im2col) -----------------------------------------------------------
 
 
 def _has_columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> bool:
-    """Tell whether one product of matrices is quicker than a convolution."""
+    """Tell whether one matrix product is faster than XLA's convolution."""
     return (
         _has_features_last(convolution)
         and kernel.shape[convolution.numbers.rhs_spec[1]] >= MIN_COLUMN_FEATURES
@@ -322,10 +326,10 @@ def _has_columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) 
 
 
 def _columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiply the patches at all positions by the kernel."""
+    """Multiply the patches of all pixels by the kernel."""
     outputs, inputs, *sides = convolution.numbers.rhs_spec
     positions = convolution.positions(image, kernel)
-    # What is computed within a pad is computed number by number.
+    # The barrier keeps XLA from fusing the producer into the pad, where it is not vectorized.
     padded = convolution.padded(lax.optimization_barrier(image))
     rows, *_, features = padded.shape
     parts = []
@@ -351,18 +355,18 @@ def _columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> j
     return result.astype(convolution.dtype or image.dtype)
 
 
-# --- Winograd: products of matrices with fewer multiplications ------------------------------------
+# --- Winograd: matrix products with fewer multiplications -----------------------------------------
 
 
 def _has_winograd(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> bool:
-    """Tell whether Winograd's form computes a convolution, and is quicker."""
+    """Tell whether Winograd's algorithm applies to a convolution, and is faster."""
     outputs, inputs, *sides = convolution.numbers.rhs_spec
     if not (
         _has_features_last(convolution)
         and [kernel.shape[side] for side in sides] == [winograd.KERNEL] * 2
         and {*convolution.strides, *convolution.image_dilation, *convolution.kernel_dilation} == {1}
         and np.dtype(np.float32) == image.dtype == np.dtype(convolution.dtype or image.dtype)
-        # Whoever asks for more than is usual gets each product as it is.
+        # Winograd loses some precision, so it is not used if a higher one is requested.
         and convolution.precision in _USUAL
     ):
         return False
@@ -387,13 +391,13 @@ def _winograd(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> 
             convolution.padding, winograd.padding_of(positions), strict=True
         )
     ]
-    # Held before the pad, for the reason that _columns has.
+    # The barrier keeps XLA from fusing the producer into the pad, where it is not vectorized.
     padded = replace(convolution, padding=padding).padded(lax.optimization_barrier(image))
     outputs, inputs, *sides = convolution.numbers.rhs_spec
     return winograd.convolved(padded, jnp.transpose(kernel, (*sides, inputs, outputs)), positions)
 
 
-# --- one convolution for each group ---------------------------------------------------------------
+# --- one convolution per group --------------------------------------------------------------------
 
 
 def _split(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""A JAX function with convolutions in forms that are fast on the CPU."""
+"""Rewrites a JAX function so that its convolutions are faster on the CPU."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,20 @@ from xlaserve.errors import InvalidModel
 
 
 def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an equivalent function whose convolutions are fast on the CPU.
+    """Return an equivalent function whose convolutions are faster on the CPU.
 
-    The CPU gets a program of its own; other platforms compute what they did. In it images [N,C,...]
-    have their channels last between convolutions, their swish is a quotient of polynomials, and
-    grouped, depthwise and pointwise convolutions, and those of many channels, are computed as
-    `convolve` of xlaserve.authoring.cpu.convolutions describes. Convolutions are found in what `fn`
-    calls as well: jitted functions, branches, loops and custom derivatives. A function with custom
-    derivatives is inlined there, so optimize what is differentiated after it was differentiated.
-    Convolutions in other transformations, such as `shard_map`, and those with a
-    `batch_group_count`, stay what they are.
+    Only the CPU gets the rewritten program; other platforms compile the original one. Images
+    [N,C,...] are kept channels-last between convolutions, swish is computed as a quotient of
+    polynomials, and grouped, depthwise, pointwise and large convolutions are rewritten by
+    `convolve` of xlaserve.authoring.cpu.convolutions.
 
-    Every argument is a pytree of arrays, by position or by name. Raises InvalidModel for anything
-    that cannot be called, and TypeError, as JAX does, for arguments that are no arrays.
+    Convolutions are also found inside jitted functions, branches, loops and custom derivatives.
+    Functions with custom derivatives are inlined, so differentiate before optimizing. Convolutions
+    in other transformations, such as `shard_map`, and those with a `batch_group_count`, are left
+    unchanged.
+
+    Arguments are pytrees of arrays. Raises InvalidModel if `fn` is not callable, and TypeError, as
+    JAX does, for arguments that are not arrays.
     """
     if not callable(fn):
         raise InvalidModel(f"optimize: expected a function, got a {type(fn).__name__}")
@@ -38,7 +39,7 @@ def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fn)
     def optimized(*args: Any, **kwargs: Any) -> Any:
         closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
-        written = core.jaxpr_as_fun(closed)  # fn itself would be traced a second time
+        written = core.jaxpr_as_fun(closed)  # calling `fn` would trace it again
         leaves = jax.tree.leaves((args, kwargs))
         if _is_rewritten(closed.jaxpr):
             quick = partial(_rewrite, closed)
@@ -51,7 +52,7 @@ def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_rewritten(jaxpr: core.Jaxpr) -> bool:
-    """Tell whether it contains a convolution with another form."""
+    """Tell whether a jaxpr contains a convolution that can be rewritten."""
     return any(
         _is_candidate(equation) or any(map(_is_rewritten, _inner(equation).values()))
         for equation in jaxpr.eqns
@@ -66,7 +67,7 @@ def _is_candidate(equation: core.JaxprEqn) -> bool:
 
 
 def _inner(equation: core.JaxprEqn) -> dict[tuple[str, int], Any]:
-    """Return the functions of an equation by their parameter and place in it."""
+    """Return an equation's inner functions by parameter name and index."""
     found: dict[tuple[str, int], Any] = {}
     for name in _FUNCTIONS.get(equation.primitive, ()):
         value = equation.params.get(name)
@@ -78,15 +79,15 @@ def _inner(equation: core.JaxprEqn) -> dict[tuple[str, int], Any]:
 
 _INLINED = frozenset(
     {
-        # Their rules of differentiation are of the old function.
+        # Their derivative rules belong to the original function.
         primitives.custom_jvp_call_p,
         primitives.custom_vjp_call_p,
-        # Images pass through them as they are held.
+        # Inlined so that images stay channels-last across the call.
         primitives.jit_p,
         primitives.remat_p,
     }
 )
-"""Equations that are inlined."""
+"""Calls that are inlined."""
 
 _FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
     primitives.jit_p: ("jaxpr",),
@@ -97,11 +98,11 @@ _FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
     primitives.custom_jvp_call_p: ("call_jaxpr",),
     primitives.custom_vjp_call_p: ("call_jaxpr",),
 }
-"""Function parameters of equations; others are left unchanged."""
+"""Parameters of each primitive that contain functions to rewrite."""
 
 
 def _rewrite(closed: Any, *arguments: jax.Array) -> list[jax.Array]:
-    """Evaluate a jaxpr with convolutions in other forms."""
+    """Evaluate a jaxpr with rewritten convolutions."""
     return [plain(each) for each in _evaluate(closed, *arguments)]
 
 
@@ -137,13 +138,13 @@ def _computed(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
         for name in _FUNCTIONS[equation.primitive]:
             parameters[name] = _rewritten(parameters[name])
     bound = equation.primitive.get_bind_params(parameters)
-    with equation.ctx.manager:  # what `fn` set while it was traced, as 64-bit types
+    with equation.ctx.manager:  # settings made in `fn`, such as 64-bit types
         results = equation.primitive.bind(*map(plain, given), **bound)
     return list(results) if equation.primitive.multiple_results else [results]
 
 
 def _rewritten(function: Any) -> Any:
-    """Return jaxprs with convolutions in other forms."""
+    """Return jaxprs with rewritten convolutions."""
     if isinstance(function, tuple | list):
         return type(function)(_rewritten(each) for each in function)
     jaxpr = getattr(function, "jaxpr", function)
@@ -156,7 +157,7 @@ def _rewritten(function: Any) -> Any:
     made = jax.make_jaxpr(partial(_rewrite, function))(*arguments)
     if hasattr(function, "consts"):
         return made
-    # Only a closed one has a place for constants.
+    # An open jaxpr cannot hold constants, so keep the original.
     return function if made.consts else made.jaxpr
 
 

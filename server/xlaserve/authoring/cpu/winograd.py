@@ -1,6 +1,6 @@
-"""Winograd's F(2x2, 3x3): a convolution in 4/9 of the multiplications, as products of matrices."""
+"""Winograd's F(2x2, 3x3): a convolution as matrix products, with 4/9 of the multiplications."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -11,29 +11,29 @@ import jax.numpy as jnp
 from jax import lax
 
 KERNEL = 3
-"""The height and width of a kernel."""
+"""Height and width of the kernel."""
 RESULT = 2
 """Height and width of a tile's result."""
 TILE = KERNEL + RESULT - 1
-"""The height and width of a tile. Neighbours have KERNEL - 1 pixels in common."""
+"""Height and width of a tile. Adjacent tiles overlap by KERNEL - 1 pixels."""
 
 Parts: TypeAlias = Sequence[jax.Array]
 
 
 def padding_of(positions: Sequence[int]) -> list[int]:
-    """Return the extra padding for whole tiles."""
+    """Return the padding that completes the last tile, per dimension."""
     return [-size % RESULT for size in positions]
 
 
 def convolved(image: jax.Array, kernel: jax.Array, positions: Sequence[int]) -> jax.Array:
     """Convolve a padded image [N,H,W,C] by a kernel [3,3,C,O] to [N,*positions,O].
 
-    The image is padded as `padding_of` says. Numbers that are not finite make NaN of what their
-    tiles give.
+    The image must have the padding of `padding_of`. A value that is not finite makes all results of
+    its tiles NaN.
     """
     down, across = (-(-size // RESULT) for size in positions)
-    # What is computed is held between the two passes, and never transformed pixel by pixel from
-    # all of a tile: XLA compiles that a third faster.
+    # The barrier separates the two passes of the transform; otherwise XLA would compute each pixel
+    # from its whole tile. XLA also compiles this form a third faster.
     lines = lax.optimization_barrier(
         _of_tile([_every_second(image, 1, start, down) for start in range(TILE)])
     )
@@ -57,21 +57,21 @@ def _every_second(image: jax.Array, axis: int, start: int, count: int) -> jax.Ar
 
 
 def _multiplied(tiles: Parts, matrices: Parts) -> jax.Array:
-    """Multiply the vectors at four places of the tiles by a matrix for each, in one product.
+    """Multiply four positions of all tiles by one matrix each, in a single batched product.
 
-    XLA divides one product among threads, but not the small ones that each would be alone.
+    XLA distributes one product over several threads, but runs small ones on a single thread.
     """
     vectors = jnp.stack(tiles)
     product = lax.dot_general(
         vectors, jnp.stack(matrices), (((vectors.ndim - 1,), (1,)), ((0,), (0,)))
     )
-    # Where it is fused with what is computed from it, the library does not multiply it.
+    # If XLA fused the product with its consumers, it would not use the matrix library.
     held: jax.Array = lax.optimization_barrier(product)
     return held
 
 
 def _filters(kernel: jax.Array) -> list[Parts]:
-    """Return the transformed kernel, line by line."""
+    """Return the transformed kernel, row by row."""
     columns = [
         _of_kernel([kernel[line, column] for line in range(KERNEL)]) for column in range(KERNEL)
     ]

@@ -1,1 +1,1 @@
-"""Python models whose code runs in processes of their own."""
+"""Python models with `execution: process`: each replica is a separate process."""

@@ -1,4 +1,4 @@
-"""The first message to a model's process, with everything its code is given."""
+"""The first message to a model's process, which describes the model to load."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from xlaserve.runtime.host import PythonHost
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The first message to a process, and the server behind it."""
+    """The first message to a process, and the parts of the server that the process may use."""
 
     said: Mapping[str, Any]
     host: PythonHost
     owner: object
     seconds: float
-    """Limit of its silence while it has requests; 0 for none."""
+    """Seconds that the process may be silent while it has requests; 0 for no limit."""
     check_cancelled: Callable[[], None]
 
     @property

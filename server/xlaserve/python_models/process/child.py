@@ -1,6 +1,6 @@
-"""The process of one copy of a Python model: `python -P -m` this module.
+"""Runs one replica of a Python model, as the main module of its process.
 
-It has one end of a pair of sockets, does what comes there, and ends when the other end is closed.
+It executes the messages that arrive on a socket pair, and exits when the server closes its end.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from xlaserve.tensors import Tensor
 
 
 class ChildRequest:
-    """A request, in the process of the model (a ModelRequest)."""
+    """A request in the model's process (implements ModelRequest)."""
 
     def __init__(self, number: int, said: Mapping[str, Any], inputs: Arrays, pipe: Pipe) -> None:
         self.number = number
@@ -58,7 +58,7 @@ class ChildRequest:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Tell the server that the code begins with it."""
+        """Tell the server that the model starts to execute this request."""
         self._send("begin", {})
 
     def answer(
@@ -68,28 +68,28 @@ class ChildRequest:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Send an answer; after a non-final one, wait for the server."""
+        """Send an answer; after a non-final one, the request is not writable until `go_on`."""
         self.is_writable = last
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 
     def again(self) -> None:
-        """Reschedule the request."""
+        """Ask the server to reschedule the request."""
         self._send("again", {})
 
     def later(self) -> None:
-        """Say that the answer comes after this execution."""
+        """Tell the server that the answer will be sent after this execution has returned."""
         self._send("later", {})
 
     def end(self) -> None:
-        """End the request."""
+        """Tell the server that the request has no more answers."""
         self._send("end", {})
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
-        """End the request with an error, perhaps of all that were executed with it."""
+        """Fail the request with an error; `whole` says that it applies to the whole batch."""
         self._send("fail", {}, error=named(error), whole=whole)
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call once when the client may be sent another answer."""
+        """Call `resume` once the client can receive another answer, or has cancelled."""
         with self._lock:
             if not (self.is_writable or self.is_cancelled):
                 self._resume = resume
@@ -97,10 +97,10 @@ class ChildRequest:
         resume()
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Do nothing: the code of a model asks `is_cancelled`."""
+        """Do nothing: model code polls `is_cancelled`."""
 
     def go_on(self, *, cancelled: bool) -> None:
-        """Let the model go on: the server said so."""
+        """Resume the model: the client can receive another answer, or has cancelled."""
         with self._lock:
             self.is_writable = True
             self.is_cancelled = self.is_cancelled or cancelled
@@ -113,7 +113,7 @@ class ChildRequest:
 
 
 class ChildCalls:
-    """Calls of other models, through the server (Calls)."""
+    """Calls to other models, sent through the server (implements Calls)."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -122,11 +122,11 @@ class ChildCalls:
         self._streams: dict[int, Replies] = {}
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Ask for one answer."""
+        """Call a model for one answer."""
         return self._ask("call", _said(asked, within), plain(asked.inputs))
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Ask for any number of answers."""
+        """Call a decoupled model; the answers are put into the returned `Replies`."""
         number = next(self._numbers)
         found = Replies() if replies is None else replies
         found.on_taken = lambda: self._pipe.send({"kind": "taken", "call": number})
@@ -149,26 +149,26 @@ class ChildCalls:
         return self._ask("change", said, files)
 
     def is_ready(self, model: str, version: str, within: object) -> bool:
-        """Tell whether a model would answer now."""
+        """Ask the server whether a model can answer now. Blocks."""
         said = {"model": model, "version": version, "within": _number(within)}
         found = self._ask("is_ready", said, {})
         return bool(found.result())
 
     def reply(self, number: int, outputs: Arrays) -> None:
-        """Give a call for many answers the next one."""
+        """Add an answer to a streaming call."""
         replies = self._streams.get(number)
         if replies is not None:
             replies.put(outputs)
 
     def end(self, number: int, error: tuple[str, str] | None, *, empty: bool) -> None:
-        """End a call for many answers; `empty` says that the last has no outputs."""
+        """End a streaming call; `empty` says that its final response had no outputs."""
         replies = self._streams.pop(number, None)
         if replies is not None:
             replies.is_end_empty = empty
             replies.end(None if error is None else raised(error))
 
     def settle(self, number: int, header: Mapping[str, Any], tensors: Arrays) -> None:
-        """Give a call its answer."""
+        """Complete a call with its answer or error."""
         waiting = self._waiting.pop(number)
         if header.get("error") is not None:
             waiting.set_exception(raised(header["error"]))
@@ -202,28 +202,28 @@ def _said(asked: Asked, within: object) -> dict[str, Any]:
 
 
 class ChildMetric(Metric):
-    """A series mirrored in the server with each change."""
+    """A time series whose changes are also sent to the server."""
 
     tell: Callable[[str, float], None]
 
     def increment(self, by: float = 1) -> None:
-        """Add."""
+        """Add `by` to a counter or gauge."""
         super().increment(by)
         self.tell("increment", by)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
+        """Set the value of a gauge."""
         super().set(value)
         self.tell("set", value)
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add a value to a histogram."""
         super().observe(value)
         self.tell("observe", value)
 
 
 class ChildMetrics(ModelMetrics):
-    """Metrics that the server shows."""
+    """Metrics that the server exposes for this process."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class ChildMetrics(ModelMetrics):
 
 
 class Child:
-    """Does what the server says."""
+    """Executes the server's messages."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -261,7 +261,7 @@ class Child:
         self._copy: Any = None
 
     def run(self) -> None:
-        """Load, and answer requests until the server ends it or is gone."""
+        """Load the model and handle messages until the pipe is closed, which raises PipeError."""
         said, _ = self._pipe.receive()
         threading.Thread(target=self._load, args=(said,), daemon=True).start()
         while True:
@@ -336,8 +336,8 @@ class Child:
 
 
 def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
-    """Serve the pipe and the slabs of three descriptors; ends the process."""
-    # Nothing may outlive the server, whatever the code of the model does meanwhile.
+    """Serve the pipe and slabs with these descriptors, then exit the process."""
+    # The kernel kills this process with the server, even if the model's code hangs.
     end_with_parent(parent)
     end_session_with_this()
     stay_deaf()
@@ -348,7 +348,7 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     for slab in (inward, outward):
         if slab >= 0:
             os.close(slab)
-    # What the code forks must not speak in its place, and ends with it.
+    # Forked children must not use the pipe, and are killed when this process ends.
     os.register_at_fork(after_in_child=end.close)
     os.register_at_fork(after_in_child=end_with_parent)
     pipe = Pipe(end, writer, reader)

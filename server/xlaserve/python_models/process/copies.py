@@ -33,17 +33,18 @@ _log: Any = structlog.get_logger("python")
 
 _LOOK_SECONDS = 0.25
 _NOTED_BYTES = 1 << 20
-"""Least change of a process's memory that is reported, in bytes."""
+"""A change of the process's memory is reported only above this size."""
 _LEAST_PAUSE_SECONDS = 0.1
 _MOST_PAUSE_SECONDS = 30.0
-"""Backoff before a dead process is restarted: doubled while it keeps dying early."""
+"""Maximum backoff before a dead process is restarted; it doubles while the process keeps dying
+early."""
 
 _WORDS = frozenset(("again", "end", "later"))
-"""Messages of a process that map to methods of their request."""
+"""Kinds of messages that call the ModelRequest method of the same name."""
 
 
 class _ToBeEnded(Exception):
-    """The process has to be killed, for this reason."""
+    """The process has to be killed; the text is the reason."""
 
 
 @dataclass(slots=True)
@@ -55,48 +56,49 @@ class _Group:
     begun: set[int] = field(default_factory=set)
     """Requests whose execution the process has announced."""
     told: set[int] = field(default_factory=set)
-    """Requests whose cancellation was sent to the process."""
+    """Requests that the process knows to be cancelled."""
     is_freed: bool = False
     is_together: bool = False
-    """Whether they are executed as one batch."""
+    """Whether the process executes the requests as one batch."""
 
 
 class ProcessCopy:
-    """Sends requests to a process, and restarts it when it dies (a Copy)."""
+    """Sends requests to a process, and restarts the process when it dies (implements Copy)."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
         self._name = beginning.model
         self._log: Any = _log.bind(model=self._name)
         self.loaded: Future[Mapping[str, Any]] = Future()
-        """The model as the process describes it, once it is loaded."""
+        """The process's description of the model, set after the first load."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        """Held for the groups and the pipe."""
+        """Guards `_groups` and `_pipe`."""
         self._groups: dict[int, _Group] = {}
         self._pipe: Pipe | None = None
-        """None while no process takes requests."""
+        """None while no process accepts requests."""
         self._process: RunningProcess | None = None
         self._is_closing = False
         self._heard = time.monotonic()
         self._paused: set[int] = set()
-        """Requests paused until their clients read (backpressure)."""
+        """Requests paused until the client reads (backpressure)."""
         self._lost = ""
         self._is_stopped = False
-        """Whether the process is stopped (SIGSTOP), and gets no requests."""
+        """Whether the process has been stopped (SIGSTOP), and so receives no requests."""
         self.readiness = PresentReadiness(lambda: self._pipe is not None and not self._is_stopped)
         self.resident_bytes = 0
         """Last measured memory of the process; 0 if unknown."""
         self.on_memory: Callable[[], None] = lambda: None
-        """Called in a thread when it has changed."""
+        """Called in the reader thread when `resident_bytes` changes."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         title = f"python {self._name} {beginning.said['replica']}"
-        # The kernel kills the process when the thread that started it ends, so this one must last.
+        # This thread must outlive the process: the kernel kills a child when the thread that
+        # started it exits.
         self._reader = threading.Thread(target=self._run, name=title, daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"{title} out", daemon=True)
 
     def load(self) -> None:
-        """Start the process; raises InvalidModel where it cannot load the model. Blocks."""
+        """Start the process; raises InvalidModel if it cannot load the model. Blocks."""
         self._reader.start()
         self._writer.start()
         while True:
@@ -110,7 +112,7 @@ class ProcessCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Send requests to the process; without one they fail."""
+        """Send requests to the process; fail them if no process is running."""
         numbered = {next(self._numbers): request for request in requests}
         number = next(self._numbers)
         with self._lock:
@@ -130,12 +132,12 @@ class ProcessCopy:
         self._outgoing.put(partial(self._send_requests, pipe, number, numbered, together=together))
 
     def close(self) -> None:
-        """Have the code clean up, and end the process. Blocks."""
+        """Unload the model in the process, then end the process. Blocks."""
         self._is_closing = True
         process, pipe = self._process, self._pipe
         if process is not None:
             if pipe is not None:
-                # Not sent here: a process that is stopped reads nothing.
+                # The writer thread sends it, because sending to a stopped process would block.
                 self._enqueue(pipe, {"kind": "unload"}, {})
                 process.wait(UNLOAD_SECONDS)
             process.kill()
@@ -143,7 +145,7 @@ class ProcessCopy:
         if self._reader.ident is not None:
             self._reader.join(UNLOAD_SECONDS)
 
-    # --- the reader thread, which also starts the process ---
+    # --- reader thread, which also starts the process ---
 
     def _run(self) -> None:
         pause = _LEAST_PAUSE_SECONDS
@@ -163,7 +165,7 @@ class ProcessCopy:
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
 
     def _life(self) -> str:
-        """Run one process to its end, and return the reason of its end."""
+        """Run one process until it ends, and return the reason."""
         try:
             shared_bytes = self._beginning.host.shared_bytes
             lines = ProcessLog(self._log)
@@ -171,7 +173,7 @@ class ProcessCopy:
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
         except BaseException as error:
-            # The load waits for this thread's result: return one whatever is raised.
+            # Always return a reason: `load` waits for it.
             self._log.exception("the process of a model cannot be started")
             return f"its process cannot be started: {type(error).__name__}"
         self._process, self._is_stopped = process, False
@@ -205,7 +207,7 @@ class ProcessCopy:
         return reason
 
     def _listen(self, process: RunningProcess, services: Services) -> str:
-        """Handle messages until the process is gone; return a reason to end it, if any."""
+        """Handle messages until an exception ends the loop; return the text of a failed load."""
         looked = time.monotonic()
         while True:
             try:
@@ -241,7 +243,7 @@ class ProcessCopy:
             getattr(self, name)(pipe, header, tensors)
 
     def _measure(self, process: RunningProcess) -> None:
-        """Measure the memory of the process, and end it beyond its limit."""
+        """Measure the memory of the process; raise _ToBeEnded if it exceeds the limit."""
         held, limit = process.resident_bytes, self._beginning.host.process_bytes
         if limit and held > limit:
             excess = f"it held {held} bytes, more than {limit} (python_process_bytes)"
@@ -251,13 +253,13 @@ class ProcessCopy:
             self.on_memory()
 
     def _check(self, process: RunningProcess, services: Services) -> None:
-        """Stop reading from a process that is gone, stopped, or overdue."""
+        """Raise PipeError if the process has ended, _ToBeEnded if it is stopped or overdue."""
         stopped = process.stopped
         stopped.look()
         if stopped.is_over:
             raise _ToBeEnded(f"it was stopped for {stopped.seconds:.0f} seconds and was ended")
         self._is_stopped = stopped.is_long
-        # What it forked may hold its end of the pipe.
+        # A forked child of the process may keep the pipe open.
         if process.has_ended:
             raise PipeError("the process has ended")
         if reason := self._is_overdue(services):
@@ -268,7 +270,7 @@ class ProcessCopy:
         self._is_stopped = False
 
     def _tell_cancelled(self, pipe: Pipe) -> None:
-        """Tell the process which of its requests were abandoned."""
+        """Tell the process which of its requests have been cancelled."""
         for key, group in list(self._groups.items()):
             for number in group.open - group.told:
                 if group.requests[number].is_cancelled:
@@ -278,9 +280,9 @@ class ProcessCopy:
             self._drop(key, pipe)
 
     def _is_overdue(self, services: Services) -> str:
-        """Return a reason to end an overdue process."""
+        """Return the reason to kill the process if it is overdue, else an empty string."""
         limit = self._beginning.seconds
-        # A model that waits for other models or slow clients may be silent.
+        # A process may be silent while it waits for other models or for slow clients.
         is_due = not services.are_awaited and any(
             not group.is_freed or group.open - self._paused for group in list(self._groups.values())
         )
@@ -304,7 +306,7 @@ class ProcessCopy:
     # --- messages from the process ---
 
     def _found(self, number: int) -> ModelRequest | None:
-        # A copy: the event loop adds groups meanwhile.
+        # Copy the dict: the event loop adds groups concurrently.
         for group in list(self._groups.values()):
             if number in group.open:
                 return group.requests[number]
@@ -333,7 +335,7 @@ class ProcessCopy:
         request.when_writable(partial(self._go_on, pipe, number, request))
 
     def _on_word(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
-        """Handle a message that only names its request."""
+        """Handle a message that consists of a request number and a method name."""
         request, word = self._found(header["request"]), header["kind"]
         if request is not None:
             getattr(request, word)()
@@ -370,8 +372,8 @@ class ProcessCopy:
         except MessageTooLarge as error:
             self._refuse(number, ModelFailed(self._name, str(error)))
         except PipeError:
-            pipe.close()  # the reader fails them
-        # A request cannot be serialized: nothing was sent, and the thread continues.
+            pipe.close()  # the reader thread fails the requests
+        # A request could not be serialized; nothing was sent, so the process is unaffected.
         except BaseException as error:
             self._refuse(number, answerable(error))
 
@@ -417,7 +419,7 @@ class ProcessCopy:
 def _of_requests(
     requests: Mapping[int, ModelRequest],
 ) -> tuple[list[tuple[int, dict[str, Any]]], dict[str, Tensor]]:
-    """Return requests as a message has them, and their tensors by number and name."""
+    """Return the requests in message form, and their tensors by "<number> <input>"."""
     described, tensors = [], {}
     for key, request in requests.items():
         inputs = on_host(request.inputs)
@@ -438,7 +440,7 @@ def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     try:
         pipe.send(said, tensors)
     except MessageTooLarge:
-        # Its receiver would wait for ever.
+        # The process would wait forever for this message.
         pipe.close()
     except PipeError:
         return

@@ -1,4 +1,4 @@
-"""Errors on their way between the server and the process of a model."""
+"""Serializes errors between the server and a model's process."""
 
 from xlaserve import errors
 from xlaserve.errors import XlaserveError
@@ -12,7 +12,7 @@ _KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors), **vars(l
 
 
 def named(error: BaseException) -> tuple[str, str]:
-    """Return class and text of an error."""
+    """Return the class name and text of an error."""
     kind = type(error)
     while kind.__name__ not in _KNOWN and kind is not BaseException:
         kind = kind.__base__ or BaseException
@@ -20,13 +20,13 @@ def named(error: BaseException) -> tuple[str, str]:
 
 
 def raised(said: tuple[str, str]) -> XlaserveError:
-    """Return the error again; one that is not the server's own is a ModelFailed."""
+    """Recreate an error from its class name and text, or a ModelFailed if the class is unknown."""
     name, text = said
     found = _KNOWN.get(name)
     kind: type[XlaserveError] = ModelFailed
     if isinstance(found, type) and issubclass(found, XlaserveError):
         kind = found
-    # Its class forms texts from facts; this one is formed already.
+    # Skip `__init__`, which would format the text again.
     made = kind.__new__(kind)
     Exception.__init__(made, text)
     return made

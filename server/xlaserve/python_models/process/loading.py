@@ -1,4 +1,4 @@
-"""A Python model whose copies are processes."""
+"""Loads a Python model whose replicas are processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from xlaserve.tensors import DATATYPES, TensorSpec
 def in_processes(
     directory: Path, context: LoadContext, host: PythonHost, count: int
 ) -> LoadedPython:
-    """Start a process for each copy, and return the model that they serve; raises InvalidModel."""
+    """Start one process per replica, and return the loaded model; raises InvalidModel."""
     owner = object()
     forget = _forgetting(host, owner)
     copies: list[ProcessCopy] = []
@@ -70,7 +70,7 @@ def _memory(copies: Sequence[ProcessCopy]) -> ModelMemory:
 
 
 def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[str, Any]:
-    """Return the description of a model as a message."""
+    """Return the description of a loaded model, for a message to the server."""
     return {
         "inputs": [(one.name, one.datatype.name, one.shape) for one in info.inputs],
         "outputs": [(one.name, one.datatype.name, one.shape) for one in info.outputs],

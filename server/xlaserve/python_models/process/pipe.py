@@ -31,9 +31,9 @@ from xlaserve.tensors import (
 
 LIMIT_HEADER_BYTES = 16 << 20
 LIMIT_TENSOR_BYTES = 1 << 31
-"""The most bytes of the tensors of one message."""
+"""Maximum size of all tensors in one message."""
 STALLED_SECONDS = 30.0
-"""Seconds without progress of a message before the other end is given up."""
+"""Seconds without progress in sending a message before the connection counts as broken."""
 
 _SIZES = struct.Struct("<IQ")
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -41,24 +41,24 @@ _NO_TENSORS: Mapping[str, Tensor] = {}
 _Head: TypeAlias = tuple[
     dict[str, Any], list[tuple[str, str, tuple[int, ...], int]], int | None, list[int]
 ]
-"""The header; name, datatype, shape and bytes of each tensor; their place in the slab, or None if
-they follow on the socket; and the places of the other slab that are free again."""
+"""The header; the name, datatype, shape and size of each tensor; their offset in the slab, or None
+if they follow on the socket; and the offsets in the other slab that can be reused."""
 _read_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class PipeError(Exception):
-    """The other end sent a malformed message, or is gone."""
+    """The peer sent a malformed message, or closed the connection."""
 
 
 class MessageTooLarge(PipeError):
-    """A message has more bytes than may be sent; nothing of it was."""
+    """A message exceeds the size limit; nothing was sent."""
 
 
 class Pipe:
-    """One end of a pair of sockets, and the slabs beside it. One thread receives; any may send.
+    """One end of a socket pair with two slabs. One thread receives; any thread may send.
 
-    Larger tensors are written to a slab where there is memory in it, and else sent behind the
-    header. What was dropped of the other slab is told with the next message.
+    Large tensors are written to the slab if it has free memory, and are otherwise sent after the
+    header. Each message lists the chunks of the peer's slab that this side has finished reading.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Pipe:
         self.reader = reader
         self._sending = threading.Lock()
         self.on_silence: Callable[[], None] = lambda: None
-        """Called whenever nothing came for the timeout of the socket, also within a message; may
-        raise to receive no more."""
+        """Called when no data arrives within the socket's timeout, even in the middle of a message;
+        may raise to stop receiving."""
 
     def send(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor] = _NO_TENSORS) -> None:
-        """Send a message; blocks while the other end does not read. Raises PipeError."""
+        """Send a message; blocks while the peer does not read. Raises PipeError."""
         shown, buffers, total = [], [], 0
         for name, tensor in tensors.items():
             datatype = datatype_of(tensor.dtype)
@@ -89,7 +89,8 @@ class Pipe:
         if total > LIMIT_TENSOR_BYTES:
             limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
             raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
-        said = msgspec.Raw(msgspec.msgpack.encode(header))  # before a place of the slab is taken
+        # Encode before `write` allocates memory in the slab, because encoding may raise.
+        said = msgspec.Raw(msgspec.msgpack.encode(header))
         writer, reader, place = self.writer, self.reader, None
         dropped = () if reader is None else reader.dropped()
         if writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
@@ -106,9 +107,9 @@ class Pipe:
             raise PipeError(str(error)) from error
 
     def receive(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the next message; raises PipeError, or TimeoutError where none begins in time.
+        """Return the next message. Raises PipeError, or TimeoutError if none begins in time.
 
-        Numbers may be views of the slab, whose place is free again once no view is left.
+        Numeric tensors may be views of the slab; their memory is reused once no view is left.
         """
         head_size, total = _SIZES.unpack(self._exactly(_SIZES.size))
         if head_size > LIMIT_HEADER_BYTES or total > LIMIT_TENSOR_BYTES:
@@ -136,9 +137,9 @@ class Pipe:
         return header, tensors
 
     def close(self) -> None:
-        """Close this end; a thread that receives gets PipeError.
+        """Close this end; a receiving thread gets PipeError.
 
-        The slabs are unmapped once no array of them is left.
+        Each slab is unmapped when no array refers to it.
         """
         self.writer = self.reader = None
         with suppress(OSError):
@@ -146,7 +147,7 @@ class Pipe:
         self.socket.close()
 
     def _all_of(self, data: Buffer) -> None:
-        # The timeout of the socket is that of receiving: the other end may be slower than that.
+        # The socket's timeout is meant for receiving; sending may take longer.
         left, moved = memoryview(data).cast("B"), time.monotonic()
         while left:
             try:
@@ -158,7 +159,7 @@ class Pipe:
                 moved = time.monotonic()
 
     def _exactly(self, count: int) -> memoryview:
-        # Unlike a bytearray, it is not filled with zeros first.
+        # Unlike a bytearray, this buffer is not zeroed first.
         view, got = aligned_bytes(count).data, 0
         while got < count:
             try:
@@ -181,7 +182,7 @@ def _as_it_is(count: int) -> int:
 
 
 def plain(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return arrays as they can be sent: in the order of C, texts as objects."""
+    """Return arrays in a form that can be sent: C-contiguous, strings as objects."""
     found = {}
     for name, value in tensors.items():
         array = np.asarray(value)

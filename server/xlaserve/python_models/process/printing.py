@@ -1,4 +1,4 @@
-"""Puts the lines that a model's process prints or logs into the server's log."""
+"""Writes output and log records of a model's process into the server's log."""
 
 import subprocess
 import threading
@@ -13,34 +13,34 @@ from xlaserve.python_models.process.pipe import Pipe, PipeError
 
 _SHOWN = 2000
 _LOGGED = 10_000
-"""The most characters of a line that is printed, and of a value that is logged."""
+"""Maximum length of a logged event or value, in characters."""
 _LINES_PER_SECOND = 200
-"""The most lines that a process prints or logs which the log takes in a second."""
+"""Maximum number of lines per second that one process may log; others are dropped."""
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical"))
 
 
 class ProcessLog:
-    """Writes a bounded number of the lines of one process into a log. Thread-safe."""
+    """Logs the lines of one process, up to a rate limit. Thread-safe."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self._lock = threading.Lock()
-        """Held for the counts."""
+        """Guards the counters."""
         self._second = self._count = self._dropped = 0
 
     def printed(self, line: str) -> None:
-        """Write a line that the process printed."""
+        """Log a line that the process printed."""
         if self._takes():
             self._log.info("the process of a model printed", line=line)
 
     def logged(self, level: str, event: str, fields: Mapping[str, str]) -> None:
-        """Write a line that the process logged, on its level."""
+        """Log a record of the process at its level."""
         if self._takes():
             own = {name: value for name, value in fields.items() if name not in ("event", "model")}
             getattr(self._log, level if level in _LEVELS else "info")(event, **own)
 
     def end(self) -> None:
-        """Say how many lines were left out, if any were."""
+        """Log how many lines were dropped since the last report, if any."""
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
@@ -59,7 +59,7 @@ class ProcessLog:
 
 
 def log_printed(process: "subprocess.Popen[bytes]", log: ProcessLog) -> None:
-    """Write what a process prints into a log, until it prints no more. Blocks."""
+    """Log each line that a process prints, until it closes its output. Blocks."""
     assert process.stdout is not None
     with process.stdout as lines:
         while line := lines.readline(_SHOWN):
@@ -68,7 +68,7 @@ def log_printed(process: "subprocess.Popen[bytes]", log: ProcessLog) -> None:
 
 
 def log_to(pipe: Pipe) -> None:
-    """Have what this process logs written by the server, with its levels and settings."""
+    """Send this process's log records to the server, which applies its own levels and settings."""
 
     def forward(logger: Any, method: str, event: Any) -> Any:
         said = {"kind": "log", "level": method, "event": str(event.pop("event", ""))[:_LOGGED]}

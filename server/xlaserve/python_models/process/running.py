@@ -1,4 +1,4 @@
-"""The process of one copy of a model: its start, its memory, and its end."""
+"""Starts, monitors and ends the process of one replica of a model."""
 
 import os
 import signal
@@ -19,21 +19,22 @@ from xlaserve.python_models.process.slab import SlabReader, SlabWriter, make_sla
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.python_models.process.child")
 _END_SECONDS = 5.0
-"""Seconds for a process to end by itself after closing the pipe."""
+"""Seconds that a process may take to exit after the pipe is closed."""
 _POLL_SECONDS = 0.005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class RunningProcess:
-    """A process that was started, and the server's end of the pipe to it.
+    """A child process, and the server's end of the pipe to it.
 
-    It leads a session of its own: what it starts ends with it, unless that leads one too.
+    The process leads its own session. Its descendants are killed with it, except those that start a
+    session of their own.
     """
 
     def __init__(self, log: ProcessLog, look_seconds: float, shared_bytes: int) -> None:
-        """Start it; raises OSError. Its messages are looked for `look_seconds` at a time.
+        """Start the process; raises OSError. `look_seconds` is the timeout for receiving messages.
 
-        With `shared_bytes` it shares so much memory with the server, half for either direction.
+        `shared_bytes` of memory are shared with the server, half of it for each direction.
         """
         with ExitStack() as stack:
             ours, theirs = socket.socketpair()
@@ -55,19 +56,19 @@ class RunningProcess:
             )
             failed.pop_all()
         self.stopped = Stopped(self._process.pid)
-        """How long it has been stopped (SIGSTOP)."""
+        """How long the process has been stopped (SIGSTOP)."""
         self._ending = threading.Lock()
-        """Held while it is killed, and while its number is given back."""
+        """Held while the process is killed or reaped, so that no other process has its id."""
         self.pipe = Pipe(ours, writer, reader)
         printing = threading.Thread(target=log_printed, args=(self._process, log), daemon=True)
         printing.start()
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether it is gone, though its end of the pipe may be held by what it forked.
+        """Tell whether the process has ended, even if a forked child keeps the pipe open.
 
-        It is left a zombie until `end`: so no other process is given its number, by which all that
-        it has started is ended.
+        The process remains a zombie until `end`, so that its process id, which identifies its
+        session, is not reused.
         """
         if self._process.returncode is not None:
             return True
@@ -75,37 +76,37 @@ class RunningProcess:
         try:
             return os.waitid(os.P_PID, self._process.pid, flags) is not None
         except ChildProcessError:
-            # Another thread came to `end` between the two looks.
+            # Another thread reaped it in `end` after the check above.
             return True
 
     @property
     def resident_bytes(self) -> int:
-        """Return its memory; 0 if unknown."""
+        """Return the resident memory of the process, or 0 if unknown."""
         with suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/{self._process.pid}/statm").read_text()
             return int(text.split()[1]) * _PAGE
         return 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, and tell whether it came in time."""
+        """Wait for the process to end; return False if `seconds` pass first."""
         until = time.monotonic() + seconds
         while not self.has_ended and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         return self.has_ended
 
     def kill(self) -> None:
-        """End it now, with all of its session."""
+        """Kill the process and its process group."""
         with self._ending:
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self, reason: str) -> str:
-        """Close the pipe, end it, and say why it ended: the reason, or what the kernel says."""
+        """Close the pipe, end the process, and return the reason, by default its exit status."""
         self.pipe.close()
         if not reason:
             self.wait(_END_SECONDS)
         self.kill()
-        # Its number is its own until it is waited for, and so is that of its session.
+        # Until the process is reaped, its process id and session id are not reused.
         end_session(self._process.pid)
         with self._ending:
             self._process.wait()

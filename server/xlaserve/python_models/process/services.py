@@ -1,4 +1,4 @@
-"""Serves the requests of code in a process: other models, and metrics."""
+"""Handles requests from a model's process: calls to other models, metrics, log records."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ _CHANGES = {"set": "set", "observe": "observe"}
 
 
 class Services:
-    """Everything that one process asks for, from its start to its end.
+    """Handles everything that one process asks of the server.
 
-    A method for each kind of message, `on_` and the kind; the thread that reads calls them.
+    There is one method per kind of message, named `on_<kind>`; the reader thread calls them.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Services:
         heard: Callable[[], None],
         lines: ProcessLog,
     ) -> None:
-        """`find` returns a request that has not ended; `heard` is called with each answer."""
+        """`find` returns a request that has not ended; `heard` is called when a call completes."""
         self._host = beginning.host
         self._beginning = beginning
         self._send = send
@@ -44,28 +44,28 @@ class Services:
         self._heard = heard
         self._lines = lines
         self._lock = threading.Lock()
-        """Held for the number of calls."""
+        """Guards `_calling`."""
         self._calling = 0
         self._streams = Streams()
         self._log: Any = structlog.get_logger("python").bind(model=beginning.model)
 
     @property
     def are_awaited(self) -> bool:
-        """Tell whether the process waits for another model."""
+        """Tell whether the process waits for a call to another model."""
         return bool(self._calling) or self._streams.are_awaited
 
     def close(self) -> None:
-        """Cancel calls to other models: the process is gone."""
+        """Cancel streaming calls to other models: the process has ended."""
         self._streams.close()
 
     def on_call(self, header: Header, tensors: Arrays) -> None:
-        """Ask another model for one answer."""
+        """Call another model for one answer."""
         if not self._refuses(header):
             asked = _asked(header, tensors)
             self._await(header, self._host.calls.infer(asked, self._within(header)))
 
     def on_stream(self, header: Header, tensors: Arrays) -> None:
-        """Ask another model for any number of answers."""
+        """Call a decoupled model."""
         replies = self._streams.begin(header["call"], self._send)
         if self._is_part_of_nothing(header):
             replies.end(CancelledByModel(header["model"], "the request has ended"))
@@ -73,15 +73,15 @@ class Services:
         self._host.calls.stream(_asked(header, tensors), self._within(header), replies)
 
     def on_taken(self, header: Header, tensors: Arrays) -> None:
-        """Let another answer come."""
+        """Record that the process has consumed an answer of a streaming call."""
         self._streams.taken(header["call"])
 
     def on_cancel(self, header: Header, tensors: Arrays) -> None:
-        """Ask for no more answers."""
+        """Cancel a streaming call."""
         self._streams.cancel(header["call"])
 
     def on_change(self, header: Header, tensors: Arrays) -> None:
-        """Load or unload a model; the contents of files come as tensors."""
+        """Load or unload a model; file contents are sent as tensors."""
         files = {name: array.tobytes() for name, array in tensors.items()}
         change = Change(
             self._beginning.model,
@@ -93,17 +93,17 @@ class Services:
             self._await(header, self._host.calls.change(change, self._within(header)))
 
     def on_is_ready(self, header: Header, tensors: Arrays) -> None:
-        """Tell whether a model would answer."""
+        """Answer whether a model can answer requests now."""
         within = self._within(header)
         ready = self._host.calls.is_ready(header["model"], header["version"], within)
         self._send({"kind": "called", "call": header["call"], "value": ready}, {})
 
     def on_log(self, header: Header, tensors: Arrays) -> None:
-        """Write a line into the log."""
+        """Write a log record."""
         self._lines.logged(header["level"], header["event"], header["fields"])
 
     def on_metric(self, header: Header, tensors: Arrays) -> None:
-        """Change a metric."""
+        """Update a metric."""
         described = Described(header["name"], header["of"], header["help"])
         owner = self._beginning.owner
         try:
@@ -117,7 +117,7 @@ class Services:
         return None if within is None else self._find(within)
 
     def _is_part_of_nothing(self, header: Header) -> bool:
-        """Tell whether the request that a call is part of has ended by now."""
+        """Tell whether the request that the call belongs to has already ended."""
         return header["within"] is not None and self._find(header["within"]) is None
 
     def _refuses(self, header: Header) -> bool:
@@ -141,7 +141,7 @@ class Services:
             found = answer.result()
             outputs = {} if found is None else found
             said["parameters"] = parameters_of(outputs)
-        except BaseException as error:  # whatever it is, the code waits
+        except BaseException as error:  # any error must reach the code, which waits for an answer
             said["error"], outputs = named(error), {}
         self._send(said, outputs)
 

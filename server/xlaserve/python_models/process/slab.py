@@ -1,8 +1,7 @@
-"""Memory shared with a model's process: one side writes tensors, the other reads.
+"""Shared memory with a model's process: one side writes tensors, the other reads them.
 
-It is a memfd: it has no name that anybody would have to remove, and is gone with the last process
-that has it mapped, however that ends. Its size is sealed, so that neither side can truncate it
-under the other, which would be a SIGBUS there.
+It is a memfd: it has no file name to clean up, and the kernel frees it when the last process that
+maps it ends. Its size is sealed, because truncating it would kill the other process with SIGBUS.
 """
 
 import fcntl
@@ -19,22 +18,22 @@ import numpy as np
 from xlaserve.tensors import ALIGNMENT
 
 LEAST_BYTES = 64 << 10
-"""Tensors of a message with fewer bytes go through the pipe, which is as quick then."""
+"""Tensors of messages smaller than this are sent through the pipe, which is equally fast."""
 
 _PAGE = mmap.PAGESIZE
 
 
 class SlabError(Exception):
-    """The other side named invalid memory."""
+    """The peer named an invalid memory range."""
 
 
 def aligned(count: int) -> int:
-    """Return a size rounded up, so that the next tensor begins where XLA reads it in place."""
+    """Round a size up, so that the next tensor has the alignment that XLA needs for zero-copy."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def make_slab(size: int) -> int:
-    """Return the descriptor of a slab; -1 where this system has none."""
+    """Create a slab and return its descriptor, or -1 if `size` is 0 or the OS is not Linux."""
     if not size or sys.platform != "linux":
         return -1
     descriptor = os.memfd_create("xlaserve-python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -52,32 +51,32 @@ class SlabWriter:
     """Writes tensors into a slab. Thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map a slab; the descriptor may be closed then."""
+        """Map a slab; the caller may close the descriptor afterwards."""
         size = os.fstat(descriptor).st_size
         self._bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         self._lock = threading.Lock()
-        """Held for what is free, and what is not."""
+        """Guards `_free` and `_taken`."""
         self._free: list[tuple[int, int]] = [(0, size)]
-        """Start and end of what is free, in order and with something between any two."""
+        """Start and end of each free extent, sorted and not adjacent."""
         self._taken: dict[int, int] = {}
-        """End by start."""
+        """End of each allocated extent, by its start."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> int | None:
-        """Copy tensors into memory of their own; return where that begins, or None.
+        """Copy tensors into newly allocated memory; return its offset, or None if the slab is full.
 
-        It is theirs until it is released.
+        The memory is reserved until `release`.
         """
         start = self._take(sum(aligned(len(part)) for part in parts))
         if start is not None:
             at = start
             for part in parts:
-                # Unlike a memoryview, numpy copies without Python's lock.
+                # Unlike assignment to a memoryview, numpy's copy releases the GIL.
                 self._bytes[at : at + len(part)] = np.frombuffer(part, np.uint8)
                 at += aligned(len(part))
         return start
 
     def release(self, start: int) -> None:
-        """Take memory back that the reader has dropped; raises SlabError for other memory."""
+        """Free memory that the reader no longer uses; raises SlabError for an invalid offset."""
         with self._lock:
             end = self._taken.pop(start, None)
             if end is None:
@@ -87,7 +86,7 @@ class SlabWriter:
     def _take(self, count: int) -> int | None:
         size = -(-count // _PAGE) * _PAGE
         with self._lock:
-            # The first that is large enough: its pages were used most likely, and are there.
+            # First fit: low extents were most likely used before, so their pages are mapped.
             for index, (start, end) in enumerate(self._free):
                 if end - start >= size:
                     left = [(start + size, end)] if end - start > size else []
@@ -108,22 +107,22 @@ def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Mapped(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """All memory of a slab.
+    """The whole slab as an array.
 
-    A type of its own: numpy has a view of a view keep the first array alone where that is of the
-    view's type, and would leave out the chunk between them.
+    It needs its own type: when a view has the same type as its base, numpy makes the view refer to
+    the base's base, and the _Chunk in between would be freed too early.
     """
 
 
 class _Chunk(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Memory of one message; arrays that are views of it keep it."""
+    """The memory of one message; arrays that view it keep it alive."""
 
 
 class SlabReader:
-    """Views the other side's data in a slab, and tracks released views."""
+    """Returns views of data that the other side wrote, and tracks which views have been freed."""
 
     def __init__(self, descriptor: int, *, writable: bool) -> None:
-        """Map a slab; the descriptor may be closed then."""
+        """Map a slab; the caller may close the descriptor afterwards."""
         size = os.fstat(descriptor).st_size
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         mapped = mmap.mmap(descriptor, size, access=access)
@@ -131,19 +130,19 @@ class SlabReader:
         self._dropped: deque[int] = deque()
 
     def view(self, start: int, count: int) -> memoryview:
-        """Return what was written at a place; raises SlabError for what lies elsewhere.
+        """Return a view of written data; raises SlabError if the range is outside the slab.
 
-        Once neither it nor any array of it is left, its place is among `dropped`.
+        When the view and all arrays based on it are freed, `dropped` returns `start`.
         """
         if not 0 <= start <= start + count <= len(self._bytes):
             raise SlabError(f"{count} bytes at {start} are not in {len(self._bytes)}")
         chunk = self._bytes[start : start + count].view(_Chunk)
-        # In whatever thread the last of them goes: it only notes the place.
+        # This may run in any thread, so it only records the offset.
         weakref.finalize(chunk, self._dropped.append, start).atexit = False
         return chunk.data
 
     def dropped(self) -> list[int]:
-        """Return the places that were dropped since this was asked last."""
+        """Return the offsets of views freed since the last call."""
         found = []
         while self._dropped:
             found.append(self._dropped.popleft())

@@ -1,4 +1,4 @@
-"""Streams the answers of other models to the process that asked for them."""
+"""Forwards streamed answers of other models to the process that called them."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ class Send(Protocol):
     """Enqueues a message for the process; does not block."""
 
     def __call__(self, said: Mapping[str, Any], tensors: Arrays, /) -> None:
-        """Send it."""
+        """Queue a message with a header and tensors."""
         ...
 
 
 class ForwardedReplies(Replies):
-    """Answers that are sent on as they come; the process says how many its code has taken."""
+    """Sends each answer to the process, and counts the answers that its code has not consumed."""
 
     def __init__(self, number: int, send: Send, on_end: Callable[[], None]) -> None:
         super().__init__()
@@ -25,29 +25,29 @@ class ForwardedReplies(Replies):
         self._send = send
         self._on_end = on_end
         self._count = threading.Lock()
-        """Held for the number of answers that are not taken."""
+        """Guards the counter and `_is_over`."""
         self._not_taken = 0
         self._is_over = False
 
     @property
     def is_full(self) -> bool:
-        """Tell whether no more should come before the code has taken some."""
+        """Tell whether the other model should pause until the process has consumed an answer."""
         return self._not_taken >= WINDOW
 
     @property
     def is_awaited(self) -> bool:
-        """Tell whether the code can only wait for the next answer."""
+        """Tell whether the process has consumed all answers and waits for the next."""
         return not self._not_taken
 
     def put(self, outputs: Arrays) -> None:
-        """Send an answer."""
+        """Send an answer to the process."""
         with self._count:
             self._not_taken += 1
         said = {"kind": "reply", "call": self._number, "parameters": parameters_of(outputs)}
         self._send(said, outputs)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell the process, once, that no more come, or why."""
+        """Send the end of the answers, or the error, to the process; only the first call counts."""
         with self._count:
             is_first, self._is_over = not self._is_over, True
         if is_first:
@@ -57,14 +57,14 @@ class ForwardedReplies(Replies):
             self._send({**ended, "error": said}, {})
 
     def taken(self) -> None:
-        """Record that the code has taken an answer."""
+        """Record that the code has consumed an answer."""
         with self._count:
             self._not_taken -= 1
         self.on_taken()
 
 
 class Streams:
-    """The calls for many answers that one process has made, and that have not ended."""
+    """The open streaming calls of one process."""
 
     def __init__(self) -> None:
         self._open: dict[int, ForwardedReplies] = {}
@@ -75,25 +75,25 @@ class Streams:
         return any(replies.is_awaited for replies in list(self._open.values()))
 
     def begin(self, number: int, send: Send) -> ForwardedReplies:
-        """Return what takes the answers to a call."""
+        """Register a streaming call, and return the object that forwards its answers."""
         replies = ForwardedReplies(number, send, lambda: self._ended(number))
         self._open[number] = replies
         return replies
 
     def taken(self, number: int) -> None:
-        """Let another answer come."""
+        """Record that the process has consumed an answer of a call."""
         replies = self._open.get(number)
         if replies is not None:
             replies.taken()
 
     def cancel(self, number: int) -> None:
-        """Ask for no more answers to a call."""
+        """Cancel a call."""
         replies = self._open.get(number)
         if replies is not None:
             replies.cancel()
 
     def close(self) -> None:
-        """Ask for no more answers to any call: the process is gone."""
+        """Cancel all calls: the process has ended."""
         for number in list(self._open):
             self.cancel(number)
         self._open.clear()

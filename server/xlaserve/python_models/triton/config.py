@@ -1,4 +1,4 @@
-"""Configurations in JSON, as Triton hands them to models, and `pb_utils.ModelConfig`."""
+"""Configurations in the JSON form that Triton passes to models, and `pb_utils.ModelConfig`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from xlaserve.model_config.text import parse_json
 from xlaserve_proto import inference
 
 Json = Any
-"""Whatever JSON may be."""
+"""Any JSON value."""
 
 
 def as_dict(message: betterproto.Message) -> dict[str, Json]:
-    """Return a configuration as JSON has it: names with underscores, numbers as numbers.
+    """Return a configuration as JSON, with snake_case names, and 64-bit integers as numbers.
 
-    Fields that were not given are there with their defaults, but for messages.
+    Fields that are not set have their default values, except message fields, which are omitted.
     """
     found: dict[str, Json] = {}
     for field in schema_of(type(message)).by_name.values():
@@ -56,9 +56,10 @@ def _one(field: Field, value: Any) -> Json:
 
 
 def completed(name: str, config: ReadConfig, kind: Any) -> ReadConfig:
-    """Return the configuration as `auto_complete_config` of a class leaves it.
+    """Return the configuration after the class's `auto_complete_config`, if it defines one.
 
-    Raises InvalidModel for what is no configuration; what the code raises passes.
+    Raises InvalidModel if the result is not a valid configuration; exceptions of the code
+    propagate.
     """
     complete = getattr(kind, "auto_complete_config", None)
     if complete is None:
@@ -75,39 +76,39 @@ def completed(name: str, config: ReadConfig, kind: Any) -> ReadConfig:
 
 
 class ModelConfig:
-    """A configuration that the code of a model may complete."""
+    """A configuration that `auto_complete_config` may modify."""
 
     def __init__(self, model_config: str) -> None:
         self._config: dict[str, Json] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Json]:
-        """Return the configuration; not to be changed."""
+        """Return the configuration; callers must not modify it."""
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the most rows of a request; raises ValueError below what is configured."""
+        """Set max_batch_size; raises ValueError if the configured value is higher."""
         configured = self._config["max_batch_size"]
         if configured > max_batch_size:
             raise self._conflict("max_batch_size", configured, max_batch_size)
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests put together, unless another scheduler is configured: a ValueError."""
+        """Enable dynamic batching; raises ValueError if another scheduler is configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise self._conflict("the scheduler", other, "dynamic_batching")
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Json]) -> None:
-        """Add an input, or agree with the one of this name; raises ValueError."""
+        """Add an input; raises ValueError if it contradicts a configured input of this name."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: Mapping[str, Json]) -> None:
-        """Add an output, or agree with the one of this name; raises ValueError."""
+        """Add an output; raises ValueError if it contradicts a configured output of this name."""
         self._add("output", output, ("name", "data_type", "dims"))
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Json]) -> None:
-        """Set whether the model is decoupled; raises ValueError if the configuration says."""
+        """Set whether the model is decoupled; raises ValueError if the configuration disagrees."""
         for name in transaction_policy_dict:
             if name != "decoupled":
                 raise ValueError(f"model_transaction_policy: expected 'decoupled', got '{name}'")

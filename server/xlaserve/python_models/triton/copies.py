@@ -19,7 +19,7 @@ from xlaserve.runtime.loaded import ModelInfo
 
 
 class TritonCopy:
-    """Calls `execute` of an object with requests, in its own thread."""
+    """Calls the `execute` of a TritonPythonModel instance in its thread."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class TritonCopy:
         is_iterative: bool = False,
         given: GivenOutputs | None = None,
     ) -> None:
-        """`is_iterative` says whether the code may have requests executed once more.
+        """`is_iterative` tells whether the code may reschedule requests.
 
-        `given` takes outputs that the configuration does not describe; None refuses them.
+        `given` accepts outputs that do not match the configuration; with None they are errors.
         """
         self._model = model
         self._args = args
@@ -51,7 +51,7 @@ class TritonCopy:
         self.readiness = None if asked is None else CodeReadiness(self.name, asked)
 
     def load(self) -> None:
-        """Call `initialize`, if defined."""
+        """Call `initialize`, if the class defines it."""
         initialize = getattr(self._model, "initialize", None)
         if initialize is not None:
             wait_for(self._thread, lambda: initialize(dict(self._args)))
@@ -59,7 +59,7 @@ class TritonCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Call `execute` with requests, together or one at a time."""
+        """Call `execute` once with all requests, or once per request."""
         parts = [requests] if together else [[request] for request in requests]
         if self._loop is not None:
             self._loop.start(lambda: self._handle_async(parts, freed))
@@ -67,7 +67,7 @@ class TritonCopy:
             self._thread.submit(lambda: self._handle(parts, freed))
 
     def close(self) -> None:
-        """Call `finalize`, if defined, and end the thread."""
+        """Call `finalize`, if the class defines it, then stop the thread."""
         finalize = getattr(self._model, "finalize", None)
         try:
             if finalize is not None:
@@ -77,7 +77,7 @@ class TritonCopy:
         self._thread.close()
 
     def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
-        """Answer a request with a response of the code, or fail it with the response's error."""
+        """Send a response of the code; one with an error fails the request."""
         try:
             outputs = self._outputs(request, response)
             parameters = self._check.parameters(response.given_parameters, {})
@@ -86,7 +86,7 @@ class TritonCopy:
             return
         request.answer(outputs, last=last, parameters=parameters)
 
-    # --- in the thread ---
+    # --- runs in the model's thread ---
 
     def _handle(self, parts: Sequence[Sequence[ModelRequest]], freed: Freed) -> None:
         try:
@@ -129,7 +129,7 @@ class TritonCopy:
         return served
 
     def _take(self, served: Sequence[tuple[ModelRequest, ServedRequest]], given: Any) -> None:
-        """Answer requests with what `execute` returned."""
+        """Answer requests with the list that `execute` returned."""
         if self.is_decoupled:
             self._take_nothing(served, given)
             return

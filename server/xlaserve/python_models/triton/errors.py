@@ -8,11 +8,11 @@ _NAMES = (
     *("unavailable", "unsupported", "already_exists", "cancelled"),
 )
 CODES: Mapping[int, str] = MappingProxyType(dict(enumerate(_NAMES)))
-"""Codes of errors by the numbers that Triton has for them."""
+"""Our error codes by Triton's numbers."""
 
 
 class TritonError:
-    """An error of one answer."""
+    """The error of a response."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -30,13 +30,13 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """Return its text."""
+        """Return the text."""
         return self._message
 
     def code(self) -> int:
-        """Return its code."""
+        """Return Triton's number for the error code."""
         return self._code
 
 
 class TritonModelException(Exception):
-    """An error of the code of a model."""
+    """An exception for model code to raise; its text is sent to the client."""

@@ -8,20 +8,20 @@ from xlaserve.runtime.calls import Calls, Change, current_request
 
 
 class ModelLoading:
-    """Loads and unloads models for the code of one model (Triton's model loading API)."""
+    """Lets a model's code load and unload models (Triton's model loading API)."""
 
     def __init__(self, model: str, calls: Calls) -> None:
         self._model = model
         self._calls = calls
 
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
-        """Tell whether a model would answer now."""
+        """Tell whether a model can answer now."""
         return self._calls.is_ready(model_name, str(model_version), current_request())
 
     def load_model(
         self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Load a model or reload it, and return once it answers. Blocks.
+        """Load or reload a model, and return once it is ready. Blocks.
 
         Raises TritonModelException.
         """

@@ -33,21 +33,21 @@ _OWN_PARAMETERS = frozenset(
         *("binary_data_output", "triton_enable_empty_final_response"),
     )
 )
-"""Parameters that are the protocol's, and no model's."""
+"""Request parameters that the protocol itself uses."""
 
 
 class InferenceTrace:
-    """The trace of a request; nested calls are traced automatically."""
+    """The trace of a request. Nested calls are traced automatically, with or without it."""
 
     def get_context(self) -> None:
-        """Return nothing: spans are the server's alone."""
+        """Return None: model code cannot access the server's spans."""
 
 
 class InferenceRequest:
-    """A request to this model, or one that its code makes for another."""
+    """A request to this model, or one that its code creates to call another model."""
 
     calls: Calls | None = None
-    """Calls other models; each model's module has its own subclass with it."""
+    """Calls other models; set in a subclass per model."""
 
     def __init__(  # noqa: PLR0917 - Triton's order of arguments
         self,
@@ -73,26 +73,26 @@ class InferenceRequest:
         self._timeout = timeout
         self._parameters = dict(parameters or {})
 
-    # --- what it says ---
+    # --- accessors ---
 
     def inputs(self) -> list[Tensor]:
-        """Return its input tensors."""
+        """Return the input tensors."""
         return self._inputs
 
     def request_id(self) -> str:
-        """Return its id."""
+        """Return the request id."""
         return self._id
 
     def correlation_id(self) -> int | str:
-        """Return the id of its sequence; 0 for none."""
+        """Return the sequence id, or 0 if the request belongs to no sequence."""
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
-        """Return the names of the outputs that are asked for."""
+        """Return the names of the requested outputs."""
         return self._outputs
 
     def set_requested_output_names(self, names: Sequence[str]) -> None:
-        """Ask for other outputs."""
+        """Set the names of the requested outputs."""
         self._outputs = list(names)
 
     def model_name(self) -> str:
@@ -100,50 +100,50 @@ class InferenceRequest:
         return self._model
 
     def model_version(self) -> int:
-        """Return the version that is asked for; -1 for any."""
+        """Return the requested version, or -1 for any."""
         return self._version
 
     def flags(self) -> int:
-        """Return whether it starts or ends a sequence."""
+        """Return the flags that mark the start and end of a sequence."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Say whether it starts or ends a sequence."""
+        """Set the flags that mark the start and end of a sequence."""
         self._flags = flags
 
     def timeout(self) -> int:
-        """Return its timeout in microseconds; 0 for none."""
+        """Return the timeout in microseconds, or 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """Return its parameters, in JSON."""
+        """Return the parameters as JSON."""
         return json.dumps(self._parameters)
 
     def preferred_memory(self) -> None:
-        """Return nothing: answers are on the host."""
+        """Return None: outputs are always in host memory."""
 
     def trace(self) -> InferenceTrace:
-        """Return its trace, which may be passed to a request made here."""
+        """Return the trace, which may be passed to a request created here."""
         return InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Return False: requests made here are not cancelled."""
+        """Return False: a request created by the model is never cancelled."""
         return False
 
     def get_response_sender(self) -> "InferenceResponseSender":
-        """Refuse: it was made here."""
+        """Raise TritonModelException: a request created by the model has no response sender."""
         raise TritonModelException("a request that a model makes has no response sender")
 
     def set_release_flags(self, flags: int) -> None:
-        """Refuse: it was made here."""
+        """Raise TritonModelException: a request created by the model cannot be rescheduled."""
         raise TritonModelException("a request that a model makes is not rescheduled")
 
-    # --- calls of other models ---
+    # --- calls to other models ---
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Return the answer of the model, or with `decoupled` an iterator of its answers. Blocks.
+        """Return the model's response, or an iterator of responses if `decoupled`. Blocks.
 
-        What goes wrong is the error of an answer.
+        A failed call returns a response with an error.
         """
         if decoupled:
             return ResponseIterator(self._calls.stream(self._asked(), current_request()))
@@ -153,7 +153,7 @@ class InferenceRequest:
             return failed_response(error)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Return an awaitable `exec`; the request is already sent when this returns."""
+        """Send the request, and return an awaitable that yields what `exec` would return."""
         if decoupled:
             found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             found.set_result(self.exec(decoupled=True))
@@ -187,7 +187,7 @@ class InferenceRequest:
 
 
 class Answering(Protocol):
-    """The copy of a model that answers."""
+    """The replica that a response sender belongs to."""
 
     name: str
     version: int
@@ -195,12 +195,12 @@ class Answering(Protocol):
     is_iterative: bool
 
     def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
-        """Give a request an answer."""
+        """Answer a request."""
         ...
 
 
 class ServedRequest(InferenceRequest):
-    """A request of a client."""
+    """A request from a client."""
 
     def __init__(self, request: ModelRequest, owner: Answering) -> None:
         given = request.parameters
@@ -221,10 +221,10 @@ class ServedRequest(InferenceRequest):
         self._tensors: list[Tensor] | None = None
         self.sender: InferenceResponseSender | None = None
         self.is_again = False
-        """Whether the code wants it executed once more."""
+        """Whether the code has asked to execute the request again."""
 
     def inputs(self) -> list[Tensor]:
-        """Return its input tensors; the model may write to them."""
+        """Return the input tensors; the model may modify them."""
         if self._tensors is None:
             self._tensors = [
                 Tensor(name, array if array.flags.writeable else array.copy())
@@ -233,24 +233,24 @@ class ServedRequest(InferenceRequest):
         return self._tensors
 
     def parameters(self) -> str:
-        """Return its parameters, in JSON, without those of the protocol."""
+        """Return the parameters as JSON, without those of the protocol."""
         own = {n: v for n, v in self._request.parameters.items() if n not in _OWN_PARAMETERS}
         return json.dumps(own)
 
     def is_cancelled(self) -> bool:
-        """Tell whether the request was abandoned."""
+        """Tell whether the client has cancelled or abandoned the request."""
         return self._request.is_cancelled
 
     def get_response_sender(self) -> "InferenceResponseSender":
-        """Return what sends its answers; always the same until the request is executed again."""
+        """Return the response sender; the same object until the request is rescheduled."""
         if self.sender is None:
             self.sender = InferenceResponseSender(self._request, self._owner)
         return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Say whether the request is executed once more (RESCHEDULE) behind this execution.
+        """Choose whether the request is rescheduled (RESCHEDULE) after this execution.
 
-        Raises TritonModelException where the model serves no iterative sequences.
+        Raises TritonModelException if the model has no iterative sequences.
         """
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
@@ -265,7 +265,7 @@ class ServedRequest(InferenceRequest):
         self.is_again = flags == RELEASE_RESCHEDULE
 
     def go_on(self) -> None:
-        """Reschedule the request, unless its last answer was given."""
+        """Reschedule the request, unless the code has sent its final response."""
         if self.sender is not None:
             if self.sender.is_closed:
                 return
@@ -274,24 +274,24 @@ class ServedRequest(InferenceRequest):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the code has a sender that has sent nothing yet."""
+        """Tell whether the code holds a sender that has sent nothing yet."""
         return self.sender is not None and self.sender.is_unused
 
     def close_unused_sender(self) -> bool:
-        """Have the sender send nothing more; false where it has sent something."""
+        """Close the response sender, if any; return False if it has already been used."""
         return self.sender is None or self.sender.close_unused()
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Refuse: it is this model's to answer."""
+        """Raise TritonModelException: only requests created by the model can be executed."""
         raise TritonModelException("a request of a client cannot be executed, make one of its own")
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Refuse: it is this model's to answer."""
+        """Raise TritonModelException: only requests created by the model can be executed."""
         raise TritonModelException("a request of a client cannot be executed, make one of its own")
 
 
 class InferenceResponseSender:
-    """Sends the answers to one request, from any thread."""
+    """Sends the responses to one request, from any thread."""
 
     def __init__(self, request: ModelRequest, owner: "Answering") -> None:
         self._request = request
@@ -300,10 +300,10 @@ class InferenceResponseSender:
         self.is_closed = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send an answer, and with the final flag the last one, or none.
+        """Send a response. The final flag marks the last one, and may also be sent alone.
 
-        Waits while the client does not read (backpressure). Raises TritonModelException for more
-        answers than the model may give.
+        Blocks while the client does not read (backpressure). Raises TritonModelException if the
+        model may send no more responses.
         """
         is_last = bool(flags & RESPONSE_COMPLETE_FINAL)
         if self.is_closed:
@@ -328,17 +328,17 @@ class InferenceResponseSender:
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether it has sent nothing, and may."""
+        """Tell whether the sender is open and has sent nothing."""
         return not (self._has_answered or self.is_closed)
 
     def close_unused(self) -> bool:
-        """Send nothing more; false where something was sent."""
+        """Close the sender if it is unused; return False if it has already been used."""
         is_unused = self.is_unused
         self.is_closed = self.is_closed or is_unused
         return is_unused
 
     def is_cancelled(self) -> bool:
-        """Tell whether the request was abandoned."""
+        """Tell whether the client has cancelled or abandoned the request."""
         return self._request.is_cancelled
 
     def __del__(self) -> None:
@@ -348,7 +348,7 @@ class InferenceResponseSender:
 
 
 def error_code(error: TritonError) -> str:
-    """Return the code of an error as our own interface calls it."""
+    """Return our name of a Triton error code."""
     return CODES[error.code()]
 
 

@@ -1,4 +1,4 @@
-"""The module `triton_python_backend_utils` of one model."""
+"""Creates the module `triton_python_backend_utils` of one model."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -22,9 +22,9 @@ NAME = "triton_python_backend_utils"
 
 
 def module_of(model: str, directory: Path, host: PythonHost, owner: object) -> ModuleType:
-    """Return the module, bound to a model: its log, its metrics and its calls.
+    """Create the module with the logger, metrics and calls of one model.
 
-    Classes are those of all models, so that tensors may pass between them.
+    All models share the other classes, so that tensors can be passed between them.
     """
     module = ModuleType(NAME, "Triton's utilities for Python models, as this server has them.")
     request = type("InferenceRequest", (messages.InferenceRequest,), {"calls": host.calls})
@@ -48,42 +48,42 @@ def _by_name(items: Any, name: str) -> Any:
 
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
-    """Return an input of a request; None where it has none of this name."""
+    """Return an input tensor of a request, or None if it has no input of this name."""
     return _by_name(inference_request.inputs(), name)
 
 
 def get_output_tensor_by_name(inference_response: Any, name: str) -> Any:
-    """Return an output of an answer; None where it has none of this name."""
+    """Return an output tensor of a response, or None if it has no output of this name."""
     return _by_name(inference_response.output_tensors(), name)
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """Return an input of a configuration; None where it has none of this name."""
+    """Return an input of a configuration, or None if it has no input of this name."""
     return next((one for one in model_config.get("input", ()) if one["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """Return an output of a configuration; None where it has none of this name."""
+    """Return an output of a configuration, or None if it has no output of this name."""
     return next((one for one in model_config.get("output", ()) if one["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration says that its model is decoupled."""
+    """Tell whether a configuration makes its model decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 class MemoryType(IntEnum):
-    """Kinds of memory."""
+    """Kinds of memory, as Triton numbers them."""
 
     TRITONSERVER_MEMORY_CPU = 0
     TRITONSERVER_MEMORY_GPU = 2
 
 
 class PreferredMemory:
-    """Preferred memory of other models' answers; ignored, they are on the host."""
+    """Accepted for compatibility and ignored: outputs of called models are always on the host."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        """Take it without effect."""
+        """Accept and ignore the arguments."""
 
 
 _SHARED: Mapping[str, Any] = {

@@ -1,4 +1,4 @@
-"""The outputs of Triton's Python models, taken as their code gives them."""
+"""Accepts the outputs of Triton's Python models without checking them against the configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from xlaserve.tensors import BYTES, Tensor, TensorSpec, datatype_of, describe
 class GivenOutputs:
     """Accepts outputs of any shape and datatype, as Triton does.
 
-    The first mismatch of each output with the configuration is logged. All replicas of a model
+    The first mismatch between each output and the configuration is logged. The replicas of a model
     share one object, across threads.
     """
 
@@ -26,9 +26,9 @@ class GivenOutputs:
         self._log: Any = structlog.get_logger("python").bind(model=model)
 
     def checked(self, given: Mapping[str, Any], wanted: Sequence[str], rows: int) -> dict[str, Any]:
-        """Return the outputs that are wanted and given, as arrays of a datatype of the protocol.
+        """Return the requested outputs that the model gave, as arrays of a protocol datatype.
 
-        Raises WrongOutput for an array that has none.
+        Raises WrongOutput for an array whose dtype has no protocol datatype.
         """
         found = {}
         for name in wanted:
@@ -49,7 +49,7 @@ class GivenOutputs:
         return spec.accepts(shape) and (not self._batched or shape[0] == rows)
 
     def _readable(self, spec: TensorSpec, array: Any) -> Tensor:
-        """Return an array in a dtype of the protocol, texts as bytes."""
+        """Convert an array to a dtype of the protocol, with strings as bytes."""
         if array.dtype == np.object_:
             texts = [_text(element) for element in array.ravel().tolist()]
             return np.fromiter(texts, np.object_, len(texts)).reshape(array.shape)
@@ -74,7 +74,7 @@ class GivenOutputs:
 
 
 def _text(element: object) -> bytes:
-    """Return an object as BYTES, converted by `str` unless it is text."""
+    """Return an element as bytes; other objects are converted by `str`."""
     if isinstance(element, bytes):
         return element
     if isinstance(element, bytearray | memoryview):

@@ -9,11 +9,11 @@ import structlog
 from xlaserve.runtime.metrics import Described, Metric, ModelMetrics
 
 _SHOWN = 10_000
-"""The most characters of one line in the log."""
+"""Maximum length of a logged message, in characters."""
 
 
 class LogLevel(StrEnum):
-    """Levels of lines, by the names that the log of the server has for them."""
+    """Log levels, with the server's names."""
 
     INFO = "info"
     WARNING = "warning"
@@ -22,7 +22,7 @@ class LogLevel(StrEnum):
 
 
 class Logger:
-    """Writes into the log of the server, under the name of the model."""
+    """Writes to the server's log, with the model's name."""
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
@@ -34,29 +34,29 @@ class Logger:
         self._log: Any = structlog.get_logger("python").bind(model=model)
 
     def log(self, message: object, level: str = INFO) -> None:
-        """Write a line of a level."""
+        """Log a message at this level."""
         text = str(message)
         getattr(self._log, level)(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
     def log_info(self, message: object) -> None:
-        """Write a line."""
+        """Log a message at level `info`."""
         self.log(message)
 
     def log_warn(self, message: object) -> None:
-        """Write a warning."""
+        """Log a message at level `warning`."""
         self.log(message, self.WARNING)
 
     def log_error(self, message: object) -> None:
-        """Write an error."""
+        """Log a message at level `error`."""
         self.log(message, self.ERROR)
 
     def log_verbose(self, message: object) -> None:
-        """Log a line at level `debug`."""
+        """Log a message at level `debug`."""
         self.log(message, self.VERBOSE)
 
 
 class MetricKind(StrEnum):
-    """Kinds of metrics."""
+    """Types of metrics."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -64,7 +64,7 @@ class MetricKind(StrEnum):
 
 
 class MetricFamily:
-    """A metric of `GET /metrics`, with any number of sets of labels."""
+    """A metric in `GET /metrics`, with one time series per set of labels."""
 
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
@@ -72,7 +72,7 @@ class MetricFamily:
 
     metrics: ModelMetrics
     owner: object = None
-    """Set by the class that the module of a model has."""
+    """Key under which the server keeps the model's metrics; set in a subclass per model."""
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self._described = Described(name, kind, description)
@@ -81,29 +81,29 @@ class MetricFamily:
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] = ()
     ) -> "LabelledMetric":
-        """Return the series of a set of labels."""
+        """Return the time series with these labels."""
         found = self.metrics.metric(self.owner, self._described, labels or {}, buckets)
         return LabelledMetric(found)
 
 
 class LabelledMetric:
-    """One series."""
+    """One time series of a metric."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
 
     def increment(self, value: float) -> None:
-        """Add; a counter takes nothing below 0."""
+        """Add a value; that of a counter must not be negative."""
         self._metric.increment(value)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
+        """Set the value of a gauge."""
         self._metric.set(value)
 
     def observe(self, value: float) -> None:
-        """Count a value of a histogram."""
+        """Add a value to a histogram."""
         self._metric.observe(value)
 
     def value(self) -> float:
-        """Return the value."""
+        """Return the current value."""
         return self._metric.value

@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceResponse`, and the answers of models that were called."""
+"""`pb_utils.InferenceResponse`, and the responses of called models."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from xlaserve.tensors import Parameter
 
 
 class InferenceResponse:
-    """An answer: tensors, or an error."""
+    """A response: tensors or an error."""
 
     def __init__(
         self,
@@ -28,27 +28,27 @@ class InferenceResponse:
         self._tensors = list(output_tensors)
         self._error = error
         self.given_parameters: Mapping[str, Parameter] = dict(parameters or {})
-        """Its parameters, as the code gave them."""
+        """The parameters that the code gave."""
 
     def output_tensors(self) -> list[Tensor]:
-        """Return its tensors."""
+        """Return the output tensors."""
         return self._tensors
 
     def has_error(self) -> bool:
-        """Tell whether it is an error."""
+        """Tell whether the response has an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """Return its error; None where it has none."""
+        """Return the error, or None if there is none."""
         return self._error
 
     def parameters(self) -> str:
-        """Return its parameters, in JSON."""
+        """Return the parameters as JSON."""
         return json.dumps(self.given_parameters)
 
 
 class ResponseIterator:
-    """The answers of a decoupled model that was called."""
+    """Iterates over the responses of a decoupled model."""
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
@@ -66,19 +66,19 @@ class ResponseIterator:
             self._is_over = True
             if not self._replies.is_end_empty:
                 raise
-            # As Triton gives it, and its examples look for: the final flag came alone.
+            # A final flag without outputs yields an empty response: Triton's examples expect it.
             return InferenceResponse()
         except XlaserveError as error:
             self._is_over = True
             return failed_response(error)
 
     def cancel(self) -> None:
-        """Ask for no more."""
+        """Cancel the call."""
         self._replies.cancel()
 
 
 def response_of(outputs: Arrays) -> InferenceResponse:
-    """Return the outputs of another model as an answer."""
+    """Return the outputs of another model as a response."""
     parameters = outputs.parameters if isinstance(outputs, Answered) else None
     tensors = [Tensor(name, array) for name, array in outputs.items()]
     return InferenceResponse(tensors, parameters=parameters)
@@ -100,6 +100,6 @@ _CODES: tuple[tuple[type[XlaserveError], int], ...] = (
 
 
 def failed_response(error: XlaserveError) -> InferenceResponse:
-    """Return an error of the server as an answer."""
+    """Return an error of the server as a response."""
     codes = (code for kind, code in _CODES if isinstance(error, kind))
     return InferenceResponse(error=TritonError(str(error), next(codes, TritonError.INTERNAL)))

@@ -1,4 +1,4 @@
-"""`pb_utils.Tensor`: a name and an array."""
+"""`pb_utils.Tensor`: a named array."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from xlaserve.python_models.triton.types import numpy_to_triton_type
 from xlaserve.tensors import Tensor as Array
 
 _CPU_DEVICES = frozenset((1, 3))
-"""Kinds of devices of DLPack whose memory the host reads: kDLCPU and kDLCUDAHost."""
+"""DLPack device types whose memory the host can read: kDLCPU and kDLCUDAHost."""
 
 
 class Tensor:
-    """A tensor of a request or of an answer."""
+    """A tensor of a request or a response."""
 
     __slots__ = ("_array", "_name")
 
@@ -27,32 +27,32 @@ class Tensor:
         self._array: Array = array
 
     def name(self) -> str:
-        """Return its name."""
+        """Return the name."""
         return self._name
 
     def as_numpy(self) -> Array:
-        """Return its array."""
+        """Return the array."""
         return self._array
 
     def shape(self) -> list[int]:
-        """Return its sizes."""
+        """Return the shape."""
         return list(self._array.shape)
 
     def triton_dtype(self) -> int | None:
-        """Return the number that Triton has for its datatype."""
+        """Return Triton's number of the datatype."""
         return numpy_to_triton_type(self._array.dtype)
 
     def is_cpu(self) -> bool:
-        """Return True: tensors are on the host."""
+        """Return True: tensors are always in host memory."""
         return True
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule of its memory, for a single use."""
+        """Return a DLPack capsule that shares the tensor's memory and can be consumed once."""
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: object = None, **more: object) -> object:
         if not self._array.flags.writeable:
-            # A plain capsule cannot say that its memory is not to be written to.
+            # A bare capsule cannot be marked read-only.
             self._array = self._array.copy()
         return self._array.__dlpack__()
 
@@ -61,9 +61,9 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """Make one of a DLPack capsule, or of what offers one, without a copy.
+        """Create a tensor from a DLPack capsule, or from an object that exports one; no copy.
 
-        Raises TritonModelException for memory of a device, and for another order than C's.
+        Raises TritonModelException if the memory is on a device or not C-contiguous.
         """
         offered: Any = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
         device, _ = offered.__dlpack_device__()
@@ -79,7 +79,7 @@ class Tensor:
 
 
 class _Capsule:
-    """Offers a capsule as DLPack's interface of objects has it; only the host makes bare ones."""
+    """Wraps a bare capsule in the DLPack methods; bare capsules are assumed to be on the host."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule

@@ -1,4 +1,4 @@
-"""Datatypes as Triton's configurations, its server and numpy call them, and BYTES in raw form."""
+"""Conversions between the datatypes of Triton and numpy, and the encoding of BYTES tensors."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ TRITON_STRING_TO_NUMPY = _OF_STRINGS
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Return the type of numpy for a datatype of a configuration: `TYPE_FP32`."""
+    """Return the numpy dtype for a configuration's datatype such as `TYPE_FP32`."""
     return _OF_STRINGS[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Return the type of numpy for the number of a datatype; None for another number."""
+    """Return the numpy dtype for a datatype number, or None if the number is unknown."""
     return _OF_STRINGS.get(_BY_NUMBER.get(data_type, ""))
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """Return the number of a datatype for a type of numpy; None where it has none."""
+    """Return the datatype number for a numpy dtype, or None if there is none."""
     if np.dtype(data_type).kind in "SU":
         return BYTES.config_number
     row = datatype_of(data_type)
@@ -41,9 +41,9 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: Any) -> Any:
-    """Return the raw form of a tensor of texts: each with its length before it.
+    """Encode a tensor of strings, each preceded by its length.
 
-    An empty tuple for an empty tensor, and None for one that holds no texts, as Triton has it.
+    As in Triton, an empty tensor gives an empty tuple, and one without strings gives None.
     """
     if not input_tensor.size:
         return ()
@@ -54,7 +54,7 @@ def serialize_byte_tensor(input_tensor: Any) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
-    """Return the texts of a raw form, as an array of one dimension; raises ValueError."""
+    """Decode strings into a one-dimensional array; raises ValueError."""
     raw = bytes(encoded_tensor)
     count = position = 0
     while position < len(raw):
