@@ -195,7 +195,7 @@ class Reservation:
         return self._capacity.exceeds(sizes)
 
     def handed_over(self) -> "Reservation":
-        """Move the bytes to a new reservation and return it; this one is empty afterwards."""
+        """Move the reserved bytes to a new reservation, which is returned."""
         other = Reservation(self._capacity, self.model)
         self._capacity.hand_over(self, other)
         return other

@@ -24,7 +24,8 @@ _REFRESH_SECONDS = 2.0
 process waits for the index of another process."""
 
 READY_SECONDS = 5.0
-"""How long a model's own readiness check may take, as in Triton; after that it is not ready."""
+"""Time limit of a model's own readiness check, in seconds, as in Triton. After it the model counts
+as not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class Catalog:
         return await self._workers.wait(self._repository.names)
 
     async def _refresh(self) -> None:
-        """List the object stores, at most once per poll interval, and wait a limited time for it.
+        """List the object stores, at most once per poll interval, within a time limit.
 
         After the time limit the index uses the last complete listing.
         """

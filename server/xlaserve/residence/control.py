@@ -169,7 +169,7 @@ class ModelControl:
             ChangeKind.UNLOAD,
             name,
             {"models": [one for one in leaving if one == name or sees(one)]}
-            # Only the process that loads models knows which ones it loaded for this model.
+            # Only the process that loads models knows which ones were loaded for this model.
             | ({} if self.plane.loads else {"dependents": dependents}),
         )
         await self.plane.apply(
@@ -280,8 +280,8 @@ class ModelControl:
         if checked == _PLAIN:
             await self._load_shared(name)
         else:
-            # A unique key: no other load joins this one, but a cancellation of all loads includes
-            # it.
+            # With a unique key, no other load is coalesced with this one. A cancellation of all
+            # loads still includes it.
             load = partial(self._load, name, checked)
             await self._share(name, object(), partial(self._registry.failed.noting, name, load))
         self._dependents.named(name)
@@ -290,8 +290,8 @@ class ModelControl:
         # A load checks the permissions of its caller, so restricted callers do not share their
         # loads with others. Their loads find the models that other loads have finished.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        # Later callers may know of newer files: they start a new load once this one has read its
-        # own.
+        # Callers that arrive after this load has read its files may know of newer ones, so they
+        # start a new load.
         reads = partial(self._loads.close, (name, key))
         load = partial(self._load, name, _PLAIN, reads)
         await self._share(name, key, partial(self._registry.failed.noting, name, load))
@@ -354,8 +354,7 @@ class ModelControl:
             if source.config.is_ensemble or not is_free:
                 # Another load may have finished in the meantime.
                 source = await self._workers.wait(find)
-            # A purge unloads the models registered when it begins, which does not include this one
-            # yet.
+            # A purge unloads only models that are registered when it begins, and this model is not.
             if self._purging or purges != self._purges:
                 raise LoadCancelled(source.name)
             before = self._overrides.pop(source.name, None)

@@ -9,7 +9,7 @@ class Dependents:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._brought: dict[str, set[str]] = {}
-        """Ensemble -> models loaded because it needed them."""
+        """Ensemble -> models that were loaded because the ensemble needed them."""
         self._named: set[str] = set()
         """Models loaded by name (by a client, at startup or by a mesh): no ensemble's unload
         removes them."""
@@ -17,7 +17,7 @@ class Dependents:
     def brought(self, ensemble: str, model: str) -> None:
         """Record that a model is being loaded because an ensemble needs it."""
         self._brought.setdefault(ensemble, set()).add(model)
-        # Forget that it was loaded by name: it has been unloaded since, or never was.
+        # The model is not loaded, so an earlier load by name no longer counts.
         self._named.discard(model)
 
     def named(self, model: str) -> None:
@@ -26,7 +26,7 @@ class Dependents:
             self._named.add(model)
 
     def left(self, model: str) -> None:
-        """Forget an unloaded model: why it was loaded, and which models it brought."""
+        """Forget an unloaded model, and which models were loaded for it."""
         self._brought.pop(model, None)
         self._named.discard(model)
 

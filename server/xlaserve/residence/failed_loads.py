@@ -71,7 +71,7 @@ class FailedLoads:
         self._on_change()
 
     def forget(self, model: str) -> None:
-        """Forget a model: it was loaded, is gone, or one of its versions has the reason."""
+        """Forget a failure: the model was loaded, is gone, or a version of it has the reason."""
         if self.reasons.pop(model, None) is not None:
             self._on_change()
 

@@ -47,7 +47,7 @@ class Finisher:
         self._log = structlog.get_logger("loading")
 
     def load_begins(self) -> None:
-        """Pause until `load_ends` has been called as often as this method."""
+        """Record that a load has begun; compilation pauses until `load_ends` is called."""
         self._loads += 1
 
     def load_ends(self) -> None:
@@ -62,7 +62,7 @@ class Finisher:
         task.add_done_callback(self._tasks.discard)
 
     async def left(self, instance: Instance) -> None:
-        """Return once no thread compiles for an unloaded instance, or its thread was abandoned.
+        """Wait until no thread compiles for an unloaded instance, or its thread was abandoned.
 
         A compilation still queued for the only compiling thread is cancelled. Otherwise it could
         deadlock: the thread may wait for a load, and that load for the memory of this instance.

@@ -173,7 +173,7 @@ class RepositoryFollower:
         if explicit and EVERY_MODEL not in settings.load_model:
             return settings.load_model
         if every is None:
-            # No later poll would load them.
+            # Without polling, nothing would load the models later.
             raise RepositoryUnreadable(self.watch.unreadable, self.watch.problem)
         return every
 

@@ -37,12 +37,12 @@ def cores() -> int:
 
 
 def load_threads(settings: Settings) -> int:
-    """Return how many models may load concurrently: the setting, else up to one per core."""
+    """Return how many models may load concurrently: the setting, or by default one per core."""
     return settings.load_threads or min(_MOST_LOADS, cores())
 
 
 def compile_processes(settings: Settings) -> int:
-    """Return the number of compile processes: the setting, else by cores and memory."""
+    """Return the number of compile processes: the setting, or a default by cores and memory."""
     if settings.compile_processes >= 0:
         return settings.compile_processes
     memory = settings.container_memory_bytes or memory_limit_bytes()
@@ -54,10 +54,10 @@ def compile_processes(settings: Settings) -> int:
 def capacity_bytes(
     settings: Settings, device_limit: int | None, sharing: int, platform: str = "cpu"
 ) -> int:
-    """Return one device's memory for models: the setting, else its memory less the overhead.
+    """Return the model memory of a device: the setting, or device memory minus overhead.
 
     The overhead is at least the memory that models share on a device of this platform. CPU devices
-    have no memory of their own; `sharing` of them divide the host's.
+    divide the host's memory; `sharing` is their number.
     """
     if settings.capacity_bytes:
         return settings.capacity_bytes

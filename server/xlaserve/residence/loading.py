@@ -69,14 +69,14 @@ class Machinery:
     most batch sizes are compiled after the load.
     """
     try_loading: Callable[[Path, ModelConfig, CheckCancelled], None]
-    """Load files that a client sent in a separate process, in case they crash it. Raises
+    """Try to load a client's files in a separate process, because loading might crash. Raises
     InvalidModel, or LoadCancelled once the load is cancelled; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and return freed pages to the operating system; blocks."""
     devices: Callable[[], Devices]
     """Return the devices, after initializing JAX; called in a thread, may block."""
     mappings: Mappings = UNLIMITED
-    """The limit of memory mappings of the process."""
+    """Limits the number of the process's memory mappings."""
     compilation: Compilation = field(default_factory=Compilation)
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     """The compiled programs that loaded models share."""
@@ -141,7 +141,7 @@ class VersionLoader:
         )
         self._stragglers: set[asyncio.Task[None]] = set()
         self._unloading: dict[Version, asyncio.Future[None]] = {}
-        """Versions being unloaded, each with a future that completes at the end."""
+        """Versions being unloaded, with futures that complete when the unload has ended."""
         self._instances: WeakValueDictionary[Reservation, Instance] = WeakValueDictionary()
         """Instances that hold memory: those answering and those being drained."""
         self._to_correct: deque[Reservation] = deque()

@@ -86,12 +86,12 @@ class Instance:
         self._users = 0
         self._idle = asyncio.Event()
         self.has_left = False
-        """Whether it was unloaded, or replaced by a reload: it is closed once it is drained."""
+        """Whether the instance was unloaded or replaced by a reload; once drained, it is closed."""
         self._leaving: list[Callable[[], None]] = []
         self._overstaying: list[Callable[[], None]] = []
         self._make_station = make_station
         self.station: Station = make_station(self, None)
-        """Dispatches its requests; replaced by `renew`."""
+        """Queues and executes the instance's requests; replaced by `renew`."""
 
     @property
     def model(self) -> str:
@@ -115,7 +115,7 @@ class Instance:
 
     @property
     def alone(self) -> Mapping[str, int]:
-        """Return the bytes it would hold on each device if it shared no programs."""
+        """Return the bytes that the model would hold on each device if it shared no programs."""
         return self.info.memory.alone_on_devices(self._device)
 
     @property
@@ -195,7 +195,7 @@ class Instance:
         return self.stuck is not None and not self.stuck.future.done()
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Record an abandoned thread that may still use the model, and describe it."""
+        """Record that an abandoned thread may still use the model; return its description."""
         self.stuck = work
         held = sum(self.reservation.sizes.values())
         return Abandoned(self.model, self.fingerprint, doing, held)
@@ -429,7 +429,7 @@ class Registry:
         return fullest(instance.held for instance in self._loaded(name))
 
     def alone_bytes(self, name: str) -> int:
-        """Return the same as if it shared no programs; raises ModelNotFound."""
+        """Return `size_bytes` as if the model shared no programs; raises ModelNotFound."""
         return fullest(instance.alone for instance in self._loaded(name))
 
     def computation(self, name: str) -> str:
@@ -441,7 +441,7 @@ class Registry:
         return found[0] if len(found) == 1 else ""
 
     def needed_bytes(self, name: str) -> int:
-        """Return the peak reservation of its load on the fullest device; raises ModelNotFound."""
+        """Return the load's peak reservation on the fullest device; raises ModelNotFound."""
         return fullest(instance.reservation.needed for instance in self._loaded(name))
 
     def _loaded(self, name: str) -> list[Instance]:

@@ -75,7 +75,7 @@ class Value:
     blocked: Finding | None = None
     """Why nothing is known about the value; `dimensions` is meaningless then."""
     sized: Finding | None = None
-    """Why it depends on the batch size: an element at a given index differs between batch sizes."""
+    """Why the value depends on the batch size (an element at a given index differs); else None."""
     fact: Fact | None = None
     """Additional knowledge about the elements, if any."""
 

@@ -74,7 +74,7 @@ def verdicts(asked: Asked) -> Mapping[str, Verdict]:
     """
     found: dict[tuple[bytes, ...], Verdict] = {}
     by_platform: dict[str, Verdict] = {}
-    # 64-bit types must be enabled to read them; the artifact states every type explicitly.
+    # Needed to read 64-bit types. It changes no other type, since the artifact states them all.
     with jax.enable_x64(True), refining.parsing():
         refinery = Refinery(asked.exported, asked.sizes, asked.batch)
         for platform in asked.platforms or asked.exported.platforms:

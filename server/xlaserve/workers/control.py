@@ -74,7 +74,7 @@ class _Asked:
     def __init__(self, change: ChangeText) -> None:
         self.change = change
         self.is_given_up = False
-        """Whether its client has left, or the server is shutting down."""
+        """Whether the client has left, or the server is shutting down."""
         self.has_no_way_back = False
         """Whether the change replaced a loaded model in the first worker, so that it cannot be
         undone."""
@@ -102,7 +102,7 @@ class Control:
         self._numbers = itertools.count()
         self._purges = 0
         self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
-        """Changes in progress, by the requesting worker and its number for the change."""
+        """Changes in progress, by requesting worker and that worker's number for the change."""
         self._is_stopping = False
         self._journal = Journal()
         self._in_progress = ChangesInProgress()

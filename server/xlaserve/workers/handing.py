@@ -116,7 +116,7 @@ class Taker(Protocol):
 
 
 class Handing:
-    """Accepts connections of one endpoint, and hands each to the worker with the fewest."""
+    """Accepts an endpoint's connections, and hands each to the least loaded worker."""
 
     def __init__(
         self, setting: str, listening: Listening, takers: Callable[[], Sequence[Taker]]

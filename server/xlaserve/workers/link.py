@@ -58,7 +58,7 @@ from xlaserve.workers.messages import (
 MOST_PENDING = 1024
 """Maximum number of pending changes of this process's clients, including disconnected ones."""
 _NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
-"""Never rejected by that limit: there are few of them, and nobody would retry them."""
+"""Changes exempt from MOST_PENDING: there are few, and nobody would retry them."""
 
 ENGINE = 0
 """Number of the engine process."""
@@ -235,7 +235,7 @@ class Link:
             case Do(number, change):
                 was_loaded = self.is_loaded(change.subject)
                 doing = self._doing[number] = self._task(self._do(change))
-                # As a callback, it reports even a task that is cancelled before it starts.
+                # A callback also reports tasks that were cancelled before they started.
                 doing.add_done_callback(partial(self._did, number, change, was_loaded))
             case GiveUp(number) if number in self._doing:
                 self._doing[number].cancel()
@@ -311,7 +311,7 @@ class Link:
         self._tell(Did(number, failure, was_loaded))
 
     async def _and_shown(self, making: Awaitable[T]) -> T:
-        """Await a change, and then until the front ends of this engine show its effect."""
+        """Await a change, then wait until the front ends of this engine show its effect."""
         try:
             return await making
         finally:

@@ -211,7 +211,7 @@ class Ask(_Message, frozen=True):
     number: int
     change: ChangeText
     is_limited: bool = False
-    """Whether its client may see only some models, which only that worker knows."""
+    """Whether the client may see only some models; only the requesting worker knows which."""
 
 
 class Done(_Message, frozen=True):

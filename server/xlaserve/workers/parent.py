@@ -322,7 +322,7 @@ class Supervisor:
         return self._is_ready and not self._stopping
 
     def _say_state(self) -> None:
-        """Send the server's state to every worker. A restarting worker does not affect it."""
+        """Send the server's state to every worker; a worker that is restarting does not count."""
         first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
         silent = [worker.role.worker for worker in self.workers if worker.is_silent]

@@ -43,7 +43,7 @@ class ParentEvents:
         return kept
 
     def heard(self, message: EventsAre) -> None:
-        """Process an answer from the parent; ignored if nobody waits for it."""
+        """Complete the `read` that waits for this answer, if it has not timed out."""
         answer = self._asked.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message.kept)

@@ -82,7 +82,7 @@ class HandedListeners:
 
     @classmethod
     def of(cls, begin: Begin) -> "HandedListeners":
-        """Create them from the descriptors in the parent's message."""
+        """Wrap the descriptors in the parent's message."""
         sources = [
             HandedConnections(socket.socket(fileno=number)) for _, _, number in begin.endpoints
         ]
@@ -183,7 +183,7 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     try:
         async with application.running():
             if begin.part is Part.ENGINE:
-                # It has no clients, but must answer questions from front ends.
+                # The engine has no clients, but answers questions from front ends.
                 application.http_routes()
             parent.tell(Listening())
             serving = asyncio.ensure_future(application.serve())

@@ -62,36 +62,36 @@ class Role:
 
     @property
     def has_bridges(self) -> bool:
-        """Tell whether it is connected to processes other than the parent."""
+        """Tell whether the process has bridges to other workers."""
         return self.part is not Part.WORKER or self.board >= 0
 
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """A started process; it lives as long as its channel."""
+    """A started worker process. It is considered alive as long as its channel is open."""
 
     role: Role
     process: "subprocess.Popen[bytes]"
     channel: "Channel[FromWorker]"
     begin: Begin
-    """Its first message."""
+    """The first message to the worker."""
     handing: Mapping[str, socket.socket]
     its_ends: Mapping[str, socket.socket]
-    """The worker's ends of the pairs in `handing`: connections it has not taken can be taken
-    back."""
+    """The worker's ends of the pairs in `handing`, to take back connections that it has not
+    taken."""
     silence: Silence
     is_listening: bool = False
     is_ready: bool = False
     is_silent: bool = False
-    """Whether it is unresponsive; it gets no connections then."""
+    """Whether the worker is unresponsive; it gets no connections then."""
     is_pinged: bool = False
-    """Whether it has not answered the last ping yet."""
+    """Whether the last ping is unanswered."""
     makes_changes: bool = False
-    """Whether its control plane can make changes."""
+    """Whether the worker is able to make changes."""
     is_ready_here: bool = False
-    """Whether it reports itself ready."""
+    """Whether the worker reports itself ready."""
     failure: str = ""
-    """Why it exits, if known."""
+    """Why the worker exits, if known."""
     _open: int = 0
     _received: int = 0
     _handed: int = 0
@@ -158,17 +158,17 @@ class WorkerProcess:
 
     @property
     def takes_connections(self) -> bool:
-        """Tell whether connections may be handed to it."""
+        """Tell whether connections may be handed to the worker."""
         takes = self.is_listening and self.role.part is not Part.ENGINE
         return takes and not self.is_silent
 
     def makes(self, kind: ChangeKind) -> bool:
-        """Tell whether it makes changes of a kind; front ends do not load models."""
+        """Tell whether the worker makes changes of a kind: front ends do not change models."""
         return self.role.part is not Part.FRONT_END or kind not in OF_MODELS
 
     @property
     def connections(self) -> int:
-        """Return the number of its connections, including those in transit."""
+        """Return the number of the worker's connections, including those in transit."""
         return self._open + self._handed - self._received
 
     def hand_bridge(self, end: socket.socket) -> None:
@@ -253,12 +253,12 @@ class WorkerProcess:
     # --- Shutdown ---
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Send SIGKILL."""
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
 
     async def ended(self) -> str:
-        """Close its connections, wait for it to exit, and return why it did."""
+        """Close the connections, wait for the process to exit, and return why it did."""
         self.is_listening = self.is_ready = self.makes_changes = False
         for answer in self._expected.values():
             if not answer.done():

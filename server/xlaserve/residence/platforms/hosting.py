@@ -68,7 +68,7 @@ class HostingReading:
     """Largest first."""
     loading: Sequence[LoadReading]
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a process of the server did not answer, by its name."""
+    """Processes that did not answer -> the reason."""
 
 
 class HostingBoard:

@@ -166,7 +166,7 @@ class ModelRuntime:
         self._largest_shared_bytes = 0
         """The largest amount of memory seen that a model needs but another one accounts for."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
-        """Size reported for models that are not loaded yet, by id."""
+        """Predicted sizes reported to the mesh for models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()
         """Number of loads in progress, by id."""
         control.expect_unloads(self._unloads_expected)
@@ -308,7 +308,7 @@ class ModelRuntime:
         return self.limits.may_evict(counted)
 
     def _countable(self, size_bytes: int) -> int:
-        """Return the sum over all processes, limited to the mesh's range."""
+        """Multiply a size by the number of processes, and clip it to what the mesh can count."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:

@@ -14,7 +14,7 @@ _MEMORY_KINDS: Mapping[str, str] = MappingProxyType({"cpu": "CPU", "cuda": "GPU"
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The use of one memory by a model (MemoryUsage)."""
+    """How much of one kind of memory a model uses (MemoryUsage)."""
 
     kind: str
     """CPU, GPU or TPU."""

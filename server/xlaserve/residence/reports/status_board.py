@@ -62,7 +62,7 @@ class Reading:
     """One row per model version. A long list is cut: models that were never loaded are dropped
     first."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a process of the server did not answer, by its name."""
+    """Processes that did not answer -> the reason."""
 
 
 class _Taken(NamedTuple):
@@ -250,5 +250,5 @@ class _Totals:
                 self._buckets = list(map(int.__add__, self._buckets, row.request_buckets))
 
     def sum(self) -> RequestTotals:
-        """Return the sums."""
+        """Return the sums of all rows added so far."""
         return RequestTotals(self._success, self._fail, tuple(self._buckets))

@@ -60,8 +60,8 @@ class DirectoryReader:
         """Return the resolved path; raises InvalidModel if it does not exist."""
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
-        # For a path outside the roots the error must not even tell whether it exists. An absolute
-        # path replaces the root here.
+        # For a path outside the roots, the error must not even reveal whether it exists. If `text`
+        # is absolute, the join ignores the root.
         path = self._roots.confine(self._root / text, text)
         if not path.exists():
             raise InvalidModel(f"there is nothing at '{text}'")

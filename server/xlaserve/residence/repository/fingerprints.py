@@ -63,7 +63,7 @@ def fingerprint_of(directory: Path, files: Sequence[Path] | None = None) -> Fing
 
 
 def content_of(files: Sequence[Path]) -> str:
-    """Return a hash of the small files among these, in sorted order.
+    """Return a hash of the contents of the small files, in sorted order.
 
     Only the contents reveal a change if the file system keeps no modification times, or two changes
     have the same one. Larger files are skipped, since reading them takes as long as a load. An

@@ -62,7 +62,7 @@ class Repository:
         self.remotes = remotes or Remotes()
         """The parts in object stores."""
         self._bare_name = bare_name
-        # A URL is not a local path, even in the form of one.
+        # A URL is not a local directory, although it is stored as a Path.
         self._given_roots = (*(() if remote else (root.absolute(),)), *extra_roots)
         self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
@@ -76,7 +76,7 @@ class Repository:
 
     @property
     def confines(self) -> Roots:
-        """Return the directories that its models' files must be in, also through links."""
+        """Return the directories that model files must be in, also after following links."""
         return self._roots
 
     def listing(self) -> Listing:
@@ -207,7 +207,7 @@ class Repository:
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
-        """Tell from its text alone whether a path may be inside the allowed roots."""
+        """Tell whether a path may be inside the allowed roots, without accessing the disk."""
         place = by_text(path)
         roots = (*self._given_roots, *self._roots.directories)
         return "\0" not in path and any(lies_in(place, root) for root in roots)

@@ -43,7 +43,7 @@ class VersionSource:
     """The version directory, or the file of a single-file model."""
     fingerprint: Fingerprint
     roots: Roots = ANYWHERE
-    """Directories that its files must be in, also through links."""
+    """Directories that the files must be in, also after following links."""
     home: Path = Path()
     """The model's directory, against which paths in its configuration are resolved."""
     sent: bool = False

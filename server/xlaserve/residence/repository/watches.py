@@ -27,13 +27,13 @@ class RepositoryWatches:
 
     @property
     def unreadable(self) -> str:
-        """Return the first part that the last scan could not read; empty if it read all."""
+        """Return the first part that the last scan could not read; empty if there was none."""
         found = (watch for watch in self._watches if watch.problem)
         return next((watch.place for watch in found), "")
 
     @property
     def doubted(self) -> bool:
-        """Tell whether so many models were missing from the last scan that a second one decides."""
+        """Tell whether many models were missing in the last scan, so that the next one decides."""
         return any(watch.doubted for watch in self._watches)
 
     @property

@@ -268,7 +268,7 @@ def _until_all_are_done(
 
 
 def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
-    """Return what the condition asks about rows, or why it reveals other rows."""
+    """Return the question that the condition asks about rows, or why the loop mixes rows."""
     (returned,) = operation.regions[0].returned
     terms = terms_of(returned, walker.made_by)
     asking = [one for one in terms if walker.value(one).blocked is not None]

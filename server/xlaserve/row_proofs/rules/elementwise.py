@@ -31,7 +31,7 @@ NAMES = frozenset(
 
 
 def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Join the operands, or evaluate the operation if they are known constants."""
+    """Join the operands' abstract values, or evaluate the operation if all are known constants."""
     shape = operation.types[0].shape
     taken = _selected(operation, operands)
     if taken is not None:

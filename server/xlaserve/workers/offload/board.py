@@ -5,7 +5,7 @@ import os
 
 _WORD_BYTES = 8
 _IDLE = 0
-"""Index of the idle flag in a row; the other words are one per worker it executes batches for."""
+"""Index of the idle flag in a row. Each other word holds the last batch begun for one worker."""
 
 
 class WorkerBoard:

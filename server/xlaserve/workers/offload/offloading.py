@@ -136,7 +136,7 @@ class Offloading:
             del self._peers[peer.worker]
 
     def know_silent(self, silent: frozenset[int]) -> None:
-        """Send nothing to unresponsive workers, and take back batches they have not begun.
+        """Stop using unresponsive workers, and take back batches that they have not begun.
 
         Those are executed here instead.
         """

@@ -45,7 +45,7 @@ class Home(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether it would execute a batch of another worker now."""
+        """Tell whether this worker would execute a batch of another worker now."""
         ...
 
     def find(self, model: str, identity: bytes) -> Offer | None:

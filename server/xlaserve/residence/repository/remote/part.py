@@ -91,7 +91,7 @@ class RemotePart:
         self._asking = threading.Lock()
         """Serializes listings."""
         self._preparing = tuple(threading.Lock() for _ in range(_STRIPES))
-        """Serialize preparations of a model; the hash of its name selects the lock."""
+        """Locks that serialize the preparations of a model, selected by the hash of its name."""
         self._changing = threading.Lock()
         """Held while state changes, but never during a request to the store."""
         self._asked_at: float | None = None

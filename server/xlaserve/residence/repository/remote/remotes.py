@@ -35,7 +35,7 @@ class Remotes:
 
     @classmethod
     def of_settings(cls, settings: Settings, reading: LocalReading) -> "Remotes":
-        """Create them from the settings; raises InvalidSettings if the cache cannot be used."""
+        """Create the parts and their cache from the settings; raises InvalidSettings."""
         roots = [
             (root, url_of(root))
             for root in (settings.repository, *settings.model_repository)
