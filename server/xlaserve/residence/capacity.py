@@ -28,8 +28,7 @@ class Capacity:
         """JAX's device kind; empty while unknown."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """One future per task in `changed`: bounded by the load limit and one Finisher task per
-        model."""
+        """One future per task waiting in `changed`: one per load or Finisher task."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
         """Set the total memory of each device; until this call every reservation is accepted.

@@ -57,7 +57,7 @@ class RepositoryFollower:
         unload: Callable[[str], Awaitable[None]],
         plane: ControlPlane,
     ) -> None:
-        """`load` and `unload` are those of `ModelControl`, serialized with requests of clients."""
+        """`load` and `unload` are methods of `ModelControl`, which serializes them."""
         self._settings = settings
         self._registry = registry
         self._repository = repository

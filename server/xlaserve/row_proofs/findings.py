@@ -1,4 +1,4 @@
-"""Reasons why a value is not proved to depend on one row."""
+"""Reasons why a proof of row independence fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """The operation at which a property was lost, and why."""
+    """The operation at which the proof fails, and why."""
 
     mixed: bool
     """Whether the operation seems to combine rows. Such findings are reported before missing rules,

@@ -50,7 +50,7 @@ def broken(
 
 
 def misfit(value: Value, shape: Shape) -> str:
-    """Return why a value does not fit a shape, in a clause; empty if it does."""
+    """Return why a value does not fit a shape, in a clause; empty if it fits."""
     if isinstance(value.fact, Segments):
         reason = _parts_misfit(value.fact, shape)
         if reason:

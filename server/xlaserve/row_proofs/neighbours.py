@@ -32,7 +32,7 @@ FEW = (SUBJECTS, 5)
 """Batch sizes of the short trial, besides 1."""
 
 _CONFIRMING_SEEDS = (0, 1, 2)
-"""A difference must occur with all of these seeds: rounding that flips a comparison does not."""
+"""A difference must occur with each of these seeds, since rounding may flip one comparison."""
 
 _FACTOR = 1000
 _SMALL_INTEGERS = 8

@@ -86,7 +86,7 @@ def verdicts(asked: Asked) -> Mapping[str, Verdict]:
 
 
 def _at_both(refinery: Refinery, platform: str, rows: tuple[int, int]) -> tuple[bytes, ...]:
-    """Return the refined modules at two batch sizes; one size could coincide with a constant."""
+    """Return the refined modules at two batch sizes: a constant might equal a single size."""
     return tuple(refinery.refined(refinery.open_module(size, platform)) for size in rows)
 
 

@@ -193,7 +193,7 @@ class _Scan:
     def _computed(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
         count = len(operation.results)
         if not operands:
-            # Drawn or counted values: never treated as constants.
+            # Random numbers and counts (iota) are not constants: treat them as data.
             return [_DATA] * count
         if any(map(_is_of_computed, operands)):
             return [self._like(operation, operands)]

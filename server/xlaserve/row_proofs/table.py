@@ -60,7 +60,7 @@ def _traced(
 RULES: Rules = MappingProxyType(
     {
         **dict.fromkeys(sorted(elementwise.NAMES), _traced(elementwise.elementwise)),
-        # May depend on only one side, if the predicate is known.
+        # If the predicate is known, the result depends on one side only.
         "stablehlo.select": _traced(elementwise.elementwise, ignored=_all),
         "stablehlo.constant": _rule(constant.constant, grows={"value"}),
         # Moves of elements.

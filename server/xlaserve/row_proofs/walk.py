@@ -30,7 +30,8 @@ class Rule:
     """Attributes that `compute` reads as sizes, which may depend on the batch size. The operation
     is rejected if any other attribute does."""
     ignored: Callable[[int], Collection[int]] = lambda count: ()
-    """Takes the number of operands; returns the positions of those the results may ignore."""
+    """Given the number of operands, returns the positions of those that results may not depend
+    on."""
     settle: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]] | None = None
     """Returns more precise results found by another method; may return them unchanged."""
 
@@ -64,7 +65,7 @@ class Walker:
         return self._values.get(number)
 
     def same_as(self, number: int) -> int:
-        """Return the value that a loop-invariant argument equals; other numbers are returned."""
+        """Return the value that a loop-invariant argument equals, or else the number itself."""
         while number in self._same:
             number = self._same[number]
         return number

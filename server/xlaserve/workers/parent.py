@@ -297,7 +297,7 @@ class Supervisor:
         if self.was_ready:
             await self.control.converge(worker)
         if not worker.makes_changes:
-            return  # died in the meantime
+            return  # the worker has died in the meantime
         worker.is_listening = worker.is_ready = True
         ready = sum(one.is_ready for one in self.workers)
         if ready == len(self._roles) and not self.was_ready:

@@ -1,4 +1,4 @@
-"""Values carried by a loop: counters, and values that stay constant."""
+"""Loop-carried values: counters, and values that stay constant in a row that is done."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def _padded(loop: Loop, operation: Operation, at: tuple[int, int], item: int) ->
 
 
 def _put_before(loop: Loop, operation: Operation, at: tuple[int, int], item: int) -> bool:
-    """Tell the same for an update slice that ends before that index."""
+    """Tell whether `_begins_with` holds after a slice update that ends before the index."""
     axis, first = at
     size = operation.operand_types[1].shape[axis]
     fact = loop.walker.value(operation.operands[2 + axis]).fact

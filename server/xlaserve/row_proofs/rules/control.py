@@ -56,10 +56,10 @@ def _asked_by_rows(
 ) -> list[Value]:
     """Return the results of a conditional whose index depends on several rows.
 
-    A result that is equal in all branches is that of either branch. If a branch is taken because
-    any row requests it, a result is independent of other rows if both branches give the same for a
-    row that does not request it. The result is then that of always taking the branch: if no row
-    requests it, that is the same for all rows.
+    A result that is equal in all branches does not depend on the index. If one branch is taken
+    because any row requests it, a result is independent of other rows if both branches give the
+    same for rows that do not request it. The conditional is then treated as if that branch were
+    always taken, which gives the same result even if no row requests it.
     """
     reason = "takes a branch by a value of several rows"
     finding = Finding(ended_by.mixed, operation.name, reason, operation.location())

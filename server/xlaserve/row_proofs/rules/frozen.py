@@ -1,7 +1,7 @@
-"""Rows for which a predicate is false, and the values that stay unchanged in them.
+"""Rows for which a predicate is false ("done" rows), and the values that stay unchanged in them.
 
-A loop that runs until all rows are done, or a branch taken if any row requests it, keeps rows apart
-if it changes nothing in the other rows.
+A loop that runs until all rows are done keeps rows apart if it changes nothing in done rows. So
+does a branch taken if any row requests it, if it changes nothing in the other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
 MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
 _LARGER = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
-"""The comparison that is true for an operand that `maximum` or `minimum` discards against."""
+"""The comparison that holds between the operand that `maximum` or `minimum` returns and the
+other."""
 _UNANIMOUS = {True: "stablehlo.and", False: "stablehlo.or"}
 """The operation that yields a boolean only if all of its operands have that value."""
 MAX_DEPTH = 64
@@ -150,7 +151,7 @@ class DoneRow:
     relations: dict[tuple[str, Hashable, Hashable], bool] = field(default_factory=dict)
     """Results of comparisons with a scalar, by direction and labels."""
     writes: Callable[[int, int, DoneRow], bool] = lambda returned, argument, row: False
-    """Tells whether a value equals another after a write of what is already there."""
+    """Tells whether a value equals another, apart from writes that change nothing in this row."""
     _found_truths: dict[int, bool | None] = field(default_factory=dict)
     _found_same: dict[tuple[int, int], bool] = field(default_factory=dict)
     """A cache, since many values are computed from the same ones."""

@@ -47,7 +47,7 @@ class _Indices:
     """The index vectors of a gather or a scatter, by dimension of the operand."""
 
     together: Value
-    """The join of all relevant indices, without the index vector dimension."""
+    """The combined abstract value of all relevant indices, without the index vector dimension."""
     places: Mapping[int, Place]
     """Indices derived from the row number, by dimension of the operand, without the index vector
     dimension."""

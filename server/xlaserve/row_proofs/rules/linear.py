@@ -171,7 +171,7 @@ def fft(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     count = len(operation.integers("fft_length"))
     found = list(value.dimensions)
     for axis in range(len(found) - count, len(found)):
-        # A transform over the batch size would have a size in `fft_length`, which is rejected.
+        # A transform along the batch would have a symbolic `fft_length`, which is rejected.
         found[axis] = factor(operation.types[0].shape[axis], Along.ANY)
     return [Value(tuple(found), sized=value.sized)]
 

@@ -23,7 +23,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
-    """Return the traced form of a value's integers, or of a part of them."""
+    """Trace a value's integers, or a part of them, to the form `number * stride + offset`."""
     tracing = Tracing(walker, _RULES)
     found = tracing.place(number, part)
     if found is None or found.is_cut or (part is None and tracing.forgets(number, found)):

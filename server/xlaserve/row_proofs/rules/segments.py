@@ -1,4 +1,4 @@
-"""Values concatenated from blocks of rows of different sizes, and their separation."""
+"""Values concatenated from blocks of rows of different sizes, and slices of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SEGMENTS = 16
 
 
 def put_together(values: Sequence[Value], of: Sequence[Size], axis: int, finding: Finding) -> Value:
-    """Return a value that is known by its blocks only; `finding` says why not as a whole."""
+    """Return a value of which only the blocks are known; `finding` says why."""
     kept = [(value, size) for value, size in zip(values, of, strict=True) if size != ZERO]
     if len(kept) > MAX_SEGMENTS:
         return Value((), finding)

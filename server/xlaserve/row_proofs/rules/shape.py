@@ -39,7 +39,7 @@ from xlaserve.row_proofs.sizes import BATCH, ONE, ZERO, Size, static
 def depends_on_size(operation: Operation, reason: str, *, surely: bool = True) -> Finding:
     """Return the finding that an operation's result depends on the batch size.
 
-    With `surely=False`, it only might.
+    With `surely=False`, the dependency is only possible.
     """
     return Finding(surely, operation.name, reason, operation.location())
 

@@ -139,7 +139,7 @@ def _clamped(trace: Trace) -> Place | None:
 
 
 def _is_counted_up(found: Place, divisor: int) -> bool:
-    """Tell whether a nonnegative integer can be divided: its offset, and its stride."""
+    """Tell whether the offset and stride of a nonnegative integer can be divided separately."""
     within = found.within
     return (
         within is not None
@@ -270,7 +270,7 @@ def _converted(trace: Trace) -> Place | None:
 
 
 def _is_narrower(after: str, before: str) -> bool:
-    """Tell whether a narrowing conversion gives the same whether or not its operand overflowed."""
+    """Tell whether a conversion gives the same result whether or not its operand overflowed."""
     whole, of = ranges.of_dtype(after), ranges.of_dtype(before)
     if whole is None or of is None or after == "i1":
         return False

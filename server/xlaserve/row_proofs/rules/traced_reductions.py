@@ -74,7 +74,7 @@ def _of_region(trace: Trace, region: Region, wholes: Sequence[Range | None]) -> 
 
 
 def _truth_of_all(trace: Trace, neutral: int) -> Place | None:
-    """Trace `all` or `any` over booleans by tracing each of them."""
+    """Trace `all` or `any` over booleans by tracing each boolean."""
     axes = trace.operation.integers("dimensions")
     start = trace.other(1)
     if trace.part is not None or start is None or start.item() != neutral:

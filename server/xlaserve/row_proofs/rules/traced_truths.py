@@ -1,4 +1,4 @@
-"""Traces booleans, and selections with what their predicate implies."""
+"""Traces booleans, and selects using the bounds that their predicate implies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _compare(trace: Trace) -> Place | None:
 
 
 def _logical(trace: Trace, neutral: int) -> Place | None:
-    """Trace `and` or `or`; if one operand is unknown, it may imply the other."""
+    """Trace `and` or `or`. If neither operand is known, one may still imply the other."""
     if trace.operation.types[0].dtype != "i1":
         return _bits(trace, neutral)
     left, right = (trace.operand(place) or Place(NOTHING, TRUTH) for place in (0, 1))

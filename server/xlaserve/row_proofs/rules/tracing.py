@@ -53,7 +53,7 @@ class Place:
     """Bounds of the offset; always known if `stride` is not 0."""
     stride: int = 0
     rows: Dimensions = ()
-    """The dimension of the rows, if `stride` is not 0: all are uniform except one ROW factor."""
+    """If `stride` is not 0, where the rows are: all factors are UNIFORM except one ROW factor."""
     is_cut: bool = False
     """Whether the form holds only modulo 2**bits of the datatype, because of overflow."""
 
@@ -185,7 +185,7 @@ class Tracing:
     def _has_part(self, number: int, part: Part) -> bool:
         """Tell whether a part lies along a dimension of the same size in every batch.
 
-        Other dimensions may contain rows, and indices along them move.
+        In other dimensions there may be rows, and an index may mean another element.
         """
         operation = self.made_by(number)
         if operation is not None:
@@ -235,7 +235,7 @@ class Tracing:
         return _fitting(found, kind.dtype, is_modular=_is_modular(operation))
 
     def leaf(self, number: int, within: Range | None, part: Part | None) -> Place | None:
-        """Return what the walk knows about a value."""
+        """Return the trace of a value that is not followed further, from its abstract value."""
         value = self._news.get(number) or self._walker.known(number)
         if value is None:
             return None if within is None else Place(NOTHING, within)
@@ -307,7 +307,7 @@ def _restricted(found: Place | None, within: Range | None) -> Place | None:
 
 
 def _fitting(found: Place, dtype: str, *, is_modular: bool) -> Place | None:
-    """Return a trace, marked or without its bounds if some integers may overflow."""
+    """Account for overflow: mark the trace as cut, or widen its bounds to the datatype's."""
     whole = found.sum
     if whole is not None and ranges.fits(whole, dtype):
         return replace(found, is_cut=False)
@@ -362,7 +362,7 @@ class Trace:
         return None if found is None or found.is_cut else found
 
     def own(self, within: Range | None) -> Place | None:
-        """Return the walk's knowledge of the result with the given bounds."""
+        """Return the result's abstract value as a trace with the given bounds."""
         return self.tracing.leaf(self.operation.results[self.result], within, self.part)
 
 

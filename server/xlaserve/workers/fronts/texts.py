@@ -43,7 +43,7 @@ class Texts:
         return [one for one in wanted if one.digest and one.handle not in self._found]
 
     async def read(self, wanted: Iterable[Wanted]) -> None:
-        """Read tokenizers in a thread; failures are logged and recorded."""
+        """Read tokenizers in a thread; log and record failures."""
         for one in wanted:
             try:
                 self._found[one.handle] = await asyncio.to_thread(_read, one, self._limits)

@@ -145,7 +145,7 @@ class Peer:
         self.bridge.close()
 
     def withdraw(self) -> None:
-        """Execute here the batches that the peer has not begun."""
+        """Take back the batches that the peer has not begun, and execute them here."""
         begun = self._home.board.begun(self.worker, self._home.worker)
         for number in [number for number in self._given if number > begun]:
             self._withdrawn.add(number)
@@ -199,7 +199,7 @@ class Peer:
         given.ended(Executed(outputs, begun_ns, ended_ns))
 
     def lost(self) -> None:
-        """Execute here the batches that the peer had not begun; the others fail."""
+        """Execute the batches that the peer had not begun in this worker, and fail the others."""
         given, self._given = self._given, {}
         begun = self._home.board.begun(self.worker, self._home.worker)
         self._home.left(self)
