@@ -20,8 +20,8 @@ from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.settings import Settings
 
 _REFRESH_SECONDS = 2.0
-"""How long an index request waits for the listing of object stores, in seconds. Shorter than a
-process waits for the index of another process."""
+"""How long an index request waits for the listing of object stores, in seconds. Shorter than the
+time that a process waits for another's index."""
 
 READY_SECONDS = 5.0
 """Time limit of a model's own readiness check, in seconds, as in Triton. After it the model counts

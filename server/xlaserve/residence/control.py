@@ -439,7 +439,7 @@ class ModelControl:
             try:
                 following = await self._workers.wait(self._repository.find, step.model_name)
             except (ModelNotFound, LoadFailed):
-                continue  # possibly loaded from an override; the load itself will tell
+                continue  # it may be loaded from an override; if not, the load fails later
             await self._refuse_cycle(following, (*path, step.model_name))
 
     # --- Unloading ---

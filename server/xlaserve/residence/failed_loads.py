@@ -51,7 +51,7 @@ def of_reload(reason: str) -> str:
 
 
 class FailedLoads:
-    """The last failure of each model that no version records: of its configuration or of a step.
+    """The last load failure of each model, unless one of its versions has recorded it.
 
     A reason is kept until a load of the model succeeds, or fails in a version that records it. Used
     from the event loop only.
@@ -81,7 +81,7 @@ class FailedLoads:
         return reason and without_names(reason, seen_now())
 
     async def noting(self, model: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Load a model, recording a failure that no version records. Raises what `load` raises."""
+        """Load a model, and remember a failure that no version records. Raises as `load` does."""
         try:
             await load()
         except XlaserveError as error:

@@ -115,7 +115,7 @@ class Finisher:
         if version.instance is not instance:
             return
         instance.correct()
-        instance.renew()  # a batch size worth using may have changed
+        instance.renew()  # the new programs may change which batch sizes are best
         self._log.info(
             "model complete",
             model=version.model,

@@ -13,7 +13,7 @@ from xlaserve.serving.stations.sequences.sequences import Sequences
 def answer_left_behind(
     plane: ControlPlane, registry: Registry, regions: Regions, cache: ResponseCache | None
 ) -> None:
-    """Register this process's answer about the state lost when it ends."""
+    """Make this process report, when asked, the state that is lost when it exits."""
 
     async def reply(_: object) -> Mapping[str, int]:
         return {

@@ -69,7 +69,7 @@ class Lifecycle:
         self.reason = ""
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Apply an event by the transition table. Only `follow` sets the state otherwise."""
+        """Change the state according to the transition table; raises ForbiddenTransition."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise ForbiddenTransition(self.state, event)

@@ -45,7 +45,7 @@ class Loading:
     source: VersionSource
     reservation: Reservation
     context: LoadContext
-    """Without callbacks for stages and cancellation, which the runner adds."""
+    """The load's context without callbacks for stages and cancellation, which the runner adds."""
 
 
 class LoadRunner:

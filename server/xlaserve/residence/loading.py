@@ -422,7 +422,7 @@ class VersionLoader:
             compilation=self._machinery.compilation,
             programs=self._machinery.programs,
             on_memory=partial(self._correct_soon, asyncio.get_running_loop(), reservation),
-            # Corrected together with the reservation of the model that takes over shared programs.
+            # Queued, to be corrected together with the reservation of the model that takes over.
             on_handed_on=partial(self._to_correct.append, reservation),
         )
         return await self._runner.run(Loading(version, source, reservation, context))

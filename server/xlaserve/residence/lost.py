@@ -43,11 +43,11 @@ class Answering(msgspec.Struct, frozen=True):
 
 
 def answer_answering(plane: ControlPlane, registry: Registry, follower: RepositoryFollower) -> None:
-    """Register this process's answer about the models it serves."""
+    """Make this process report, when asked, the models that it serves."""
 
     async def reply(_: object) -> object:
         if not plane.loads:
-            return None  # its engine reports them
+            return None  # the engine reports the models of front ends
         models = (
             (model.name, sorted(registry.answering(model.name))) for model in registry.models()
         )

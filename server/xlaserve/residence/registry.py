@@ -195,7 +195,7 @@ class Instance:
         return self.stuck is not None and not self.stuck.future.done()
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Record that an abandoned thread may still use the model; return its description."""
+        """Record an abandoned thread that may still use the model; return its `Abandoned` entry."""
         self.stuck = work
         held = sum(self.reservation.sizes.values())
         return Abandoned(self.model, self.fingerprint, doing, held)

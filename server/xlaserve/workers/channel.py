@@ -13,7 +13,7 @@ from xlaserve.workers.messages import FromWorker, ToWorker
 LIMIT_MESSAGE_BYTES = 32 << 20
 """Maximum size of a message; longer data travels in a file."""
 LIMIT_PENDING_BYTES = 64 << 20
-"""Maximum amount of unsent data; if the peer does not read, the channel is closed beyond it."""
+"""Maximum amount of unsent data if the peer does not read; beyond it the channel is closed."""
 _LENGTH = struct.Struct("<I")
 
 Incoming = TypeVar("Incoming")

@@ -360,7 +360,7 @@ class Control:
     async def replay(self, worker: WorkerProcess) -> None:
         """Make all recorded changes in a new worker.
 
-        The load of an ensemble is repeated if its steps are loaded later in the journal.
+        A failed load of an ensemble is repeated after its steps, if the journal loads them later.
         """
 
         async def make(known: ChangeText) -> Failure | None:
@@ -369,7 +369,7 @@ class Control:
                 did = None if change is None else await self._do(worker, change)
             return None if did is None else did.failure
 
-        # The changes' files are on disk, so changes are passed through unread.
+        # The changes' files are on disk, so there are no contents to drop from memory.
         remaking = Remaking(make, attrgetter("text"), lambda change: change)
         for known in self._journal.changes():
             if worker.makes(known.kind):

@@ -14,7 +14,7 @@ from xlaserve.serving.observability.events import Event, Kept
 
 
 class Part(StrEnum):
-    """The part of the server that a process plays."""
+    """The role of a process in the server."""
 
     WORKER = "worker"
     """Serves clients, and executes models."""

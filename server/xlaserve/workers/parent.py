@@ -266,8 +266,8 @@ class Supervisor:
                 self._say_state()
             case Listening():
                 worker.makes_changes = True
-                # Hand over connections during startup already, so that liveness checks are
-                # answered. A replacement gets connections only after replaying the changes.
+                # During startup, hand over connections early, so that liveness checks are answered.
+                # A replacement gets connections only after replaying the changes.
                 worker.is_listening = not self.was_ready
             case Ready():
                 self._begin(self._join(worker))

@@ -69,7 +69,7 @@ def has_front_ends(settings: Settings) -> bool:
 
 
 def parts_of(settings: Settings) -> Sequence[Part]:
-    """Return the part that each process plays, by process number."""
+    """Return the role of each process, by process number."""
     if not has_front_ends(settings):
         return [Part.WORKER] * settings.processes
     return [Part.ENGINE, *[Part.FRONT_END] * (settings.processes - 1)]

@@ -12,7 +12,7 @@ class Spare:
     """Starts processes, and keeps one role's replacement ready. Used from the event loop only."""
 
     def __init__(self, role: Role | None) -> None:
-        """`role` is the one that has a spare; None for none."""
+        """`role` is the role to keep a spare for; None disables the spare."""
         self._role = role
         self._process: WorkerProcess | None = None
         self._is_starting = self._is_closed = False

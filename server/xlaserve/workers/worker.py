@@ -208,7 +208,8 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
             finally:
                 _cancel(beside)
     finally:
-        # Kept until draining ends, since clients may wait for changes that need the parent.
+        # Keep listening until draining ends, since clients may wait for changes that need the
+        # parent.
         _cancel(hearing)
     return application.has_threads_left
 
@@ -317,7 +318,7 @@ async def _hear(
 
 
 async def _listen(silence: Silence, link: Link) -> None:
-    """Report not ready while the parent is unresponsive; after a limit, fail what waits for it."""
+    """Report not ready while the parent is unresponsive; after a limit, fail pending waits."""
     while True:
         await asyncio.sleep(silence.step)
         silence.look()

@@ -113,7 +113,7 @@ class WorkerProcess:
     async def ahead(cls, role: Role, *, imports: bool = True) -> "WorkerProcess":
         """Start a process without configuring it; raises OSError.
 
-        With `imports` it imports JAX in the meantime.
+        With `imports`, the process imports JAX while it waits.
         """
         with ExitStack() as theirs, ExitStack() as ours:
             end, its_end = socket.socketpair()

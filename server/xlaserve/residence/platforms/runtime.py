@@ -301,8 +301,7 @@ class ModelRuntime:
             return True
         counted = self._countable(self._told.total_bytes) + sum(size or 0 for size in coming)
         if len(self._loading) > 1:
-            # Another load already holds its memory, maybe more than predicted, and will report that
-            # size.
+            # Another load may already hold more memory than predicted, and will report that size.
             fullest = max(map(self._capacity.used_on, self._capacity.totals))
             counted = max(counted, self._countable(fullest))
         return self.limits.may_evict(counted)

@@ -23,12 +23,12 @@ class ToldSizes:
 
     A mesh learns a model's size once, when the model is loaded, and expects that much memory to be
     free after evicting it, in any order. Memory that models share, however, stays until the last of
-    them leaves. So each model is normally reported with all memory that it may come to account for:
-    whatever stays is then counted with each remaining model.
+    them is unloaded. So each model is normally reported with all memory that it may come to account
+    for: whatever stays is then counted with each remaining model.
 
     A smaller size, without the shared part that another model accounts for, is reported if that
     part fits into `room`, the memory withheld from the mesh. Room is used once per computation,
-    until the last model reported with less leaves.
+    until the last model that was reported with less is unloaded.
 
     Memory that grows after a load, beyond that room, is added to the size reported for the next
     load, and to the prediction before it.

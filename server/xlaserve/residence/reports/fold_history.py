@@ -57,14 +57,15 @@ class _Side:
             self._known |= _by_key(sample)
 
     def at(self, moment: float) -> _Seen:
-        """Return the worker's last sample at a time."""
+        """Return the worker's last sample before a given time."""
         count = bisect_right(self._times, moment)
         for sample in self._samples[self._taken : count]:
             self._known |= _by_key(sample)
         self._taken = max(self._taken, count)
         if count:
             return _Seen(self._samples[count - 1], dict(self._known))
-        # Earlier samples were dropped. Using the first one kept avoids showing its counts as new.
+        # Earlier samples were dropped. The first one kept is used, or its counts would appear as
+        # new.
         first = self._samples[0] if self._samples and moment > self._began else None
         return _Seen(first, dict(self._known))
 

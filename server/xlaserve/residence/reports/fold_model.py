@@ -20,7 +20,7 @@ _ABSENT = (State.UNAVAILABLE.public, NOT_LOADED)
 
 
 def fold_model(answers: Mapping[str, ModelReading]) -> ModelReading:
-    """Merge the readings of one model; `answers` maps names of workers to them.
+    """Merge the readings of one model; `answers` maps worker names to readings.
 
     Counts and bytes are added up. A version is READY if it is READY in all workers.
     """

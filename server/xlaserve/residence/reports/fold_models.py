@@ -91,7 +91,7 @@ def fold_states(states: States) -> tuple[str, str]:
 
 
 def fold_index(answers: Mapping[str, Sequence[IndexEntry]]) -> list[IndexEntry]:
-    """Merge the repository indexes of all workers; `answers` maps names of workers to them.
+    """Merge the repository indexes of all workers; `answers` maps worker names to indexes.
 
     A version that a worker does not know counts as UNAVAILABLE there.
     """

@@ -12,7 +12,7 @@ from xlaserve.residence.reports.status_board import MAX_ROWS, Reading, RequestTo
 def fold_readings(
     answers: Mapping[str, Reading], missing: Mapping[str, str] = MappingProxyType({})
 ) -> Reading:
-    """Merge status readings; `answers` maps names of workers to them.
+    """Merge status readings; `answers` maps worker names to readings.
 
     `missing` says why other workers did not answer; the server is then not ready.
     """

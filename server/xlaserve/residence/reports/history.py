@@ -210,8 +210,8 @@ def history_in_sight(history: HistorySnapshot, sees: Sees) -> HistorySnapshot:
 def _samples_in_sight(samples: Sequence[Sample], sees: Sees) -> list[Sample]:
     """Return the samples for a caller who may see only some models.
 
-    A version that busier ones displaced from a sample keeps its last counts, and has the counts of
-    its first sample before that. Otherwise the sums would jump by all of its requests.
+    A version that busier ones displaced from a sample keeps its last counts. Before its first
+    sample, it has the counts of that sample. Otherwise the sums would jump by all of its requests.
     """
     # Sorted, since the original order (by requests) could reveal how busy hidden models are.
     seen: list[_Known] = [

@@ -133,7 +133,7 @@ class DirectoryReader:
     def versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
-        """Return the versions that the policy selects; files of `sent` ones must lie inside."""
+        """Return the versions selected by the policy. With `sent`, files must be inside them."""
         found = {
             int(path.name): path
             for path in directory.iterdir()
@@ -156,7 +156,7 @@ class DirectoryReader:
         directory = path if sent else roots.confine(path)
         listed = files_below(directory)
         for file in listed:
-            # A regular file is inside its directory; resolving it would cost 50 us.
+            # Only links can lead outside; resolving every file would cost 50 us each.
             if os.path.islink(file):  # noqa: PTH114, in a quarter of the time
                 roots.confine(file)
         found = fingerprint_of(directory, listed)

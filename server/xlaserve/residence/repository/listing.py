@@ -1,4 +1,4 @@
-"""Lists a repository's root: models, and other entries with a reason."""
+"""Lists a repository's root: models, and why other entries are not models."""
 
 import errno
 import os

@@ -74,7 +74,7 @@ class RepositoryWatches:
         changed |= (before - self._shared) & held
         new = self._shared - before
         gone |= new & held_before
-        # Loading an ambiguous model fails with an explanation, so a new one counts as changed.
+        # A new ambiguous model counts as changed: its load then fails with an explanation.
         changed = (changed - self._shared) | (new - held_before)
         return Changes(tuple(sorted(changed - gone)), tuple(sorted(gone)))
 

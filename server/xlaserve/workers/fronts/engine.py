@@ -241,7 +241,7 @@ class ConnectedFrontEnd:
             data = bytes_of(output.datatype, output.data)
             total += len(data)
             at = positions[output.name]
-            # Of other models, the front end knows the datatypes.
+            # For other models, the front end already knows the datatypes.
             told = (at, output.datatype.name) if is_lenient else at
             flat += (told, output.data.shape, data)
         place = self.bridge.place(flat[2::3], total)

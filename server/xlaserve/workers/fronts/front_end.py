@@ -56,7 +56,7 @@ class Limits:
 
 
 class _Passed:
-    """The place of a request that was forwarded to the engine."""
+    """Lets a request that was forwarded to the engine be abandoned (a Place)."""
 
     __slots__ = ("_front", "_number")
 

@@ -27,7 +27,7 @@ from xlaserve.tensors import (
 LENGTH = struct.Struct("<Q")
 """Header of each frame: its size in bytes."""
 NOWHERE = -1
-"""The offset in records that contain the bytes of their tensors."""
+"""Slab offset in a record that itself contains the bytes of its tensors."""
 
 _COPIED_BYTES = 4096
 

@@ -199,7 +199,7 @@ class Peer:
         given.ended(Executed(outputs, begun_ns, ended_ns))
 
     def lost(self) -> None:
-        """Execute the batches that the peer had not begun in this worker, and fail the others."""
+        """Fail the batches that the peer had begun, and execute the others in this worker."""
         given, self._given = self._given, {}
         begun = self._home.board.begun(self.worker, self._home.worker)
         self._home.left(self)
@@ -258,7 +258,7 @@ class Peer:
         self.bridge.say((Kind.ANSWER, number, place, flat, result.begun_ns, result.ended_ns))
 
     def unsaid(self, record: Record, error: BaseException) -> Record | None:
-        """Replace a record that cannot be serialized: execute a batch here, or fail an answer."""
+        """Replace a record that cannot be serialized: execute a batch here, or send a failure."""
         if record[0] == Kind.BATCH:
             given = self._given.pop(record[1])
             given.count(Offloads(refused=1))
