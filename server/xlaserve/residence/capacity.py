@@ -91,7 +91,7 @@ class Capacity:
             self._held[other] = self._held.pop(holder)
 
     def held(self, holder: object) -> Sizes:
-        """Return a holder's reservation."""
+        """Return the bytes reserved for a holder, by device."""
         return self._held.get(holder, {})
 
     def missing(self, holder: object, sizes: Sizes) -> Sizes:

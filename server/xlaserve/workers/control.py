@@ -1,9 +1,8 @@
 """Coordinates changes of the server in the parent, so that all workers make them.
 
 The requesting worker goes first, since it has the client's call: if the client lacks permission, or
-a model cannot be loaded, the change fails there without affecting other workers. A change that can
-be undone runs in all workers concurrently: the first load of a model, requested by a client that
-may see every model.
+a model cannot be loaded, the change fails there without affecting others. The first load of a model
+can be undone, so it runs in all workers concurrently if its client may see every model.
 """
 
 import asyncio
@@ -76,8 +75,7 @@ class _Asked:
         self.is_given_up = False
         """Whether the client has left, or the server is shutting down."""
         self.has_no_way_back = False
-        """Whether the change replaced a loaded model in the first worker, so that it cannot be
-        undone."""
+        """Whether the change replaced a loaded model, so that it cannot be undone."""
         self.made_by: dict[int, WorkerProcess] = {}
         """The workers currently making the change, by the number of their Do message."""
 
@@ -112,8 +110,7 @@ class Control:
     def change(self, origin: WorkerProcess, ask: Ask) -> Coroutine[Any, Any, None]:
         """Return a coroutine that makes a requested change and reports the result to the worker.
 
-        The change is registered immediately, so that a GiveUp received before the coroutine starts
-        finds it.
+        The change is registered now, so that a GiveUp can find it before the coroutine starts.
         """
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
         kind = ask.change.kind
@@ -136,8 +133,7 @@ class Control:
                 _log.exception("change not made", kind=kind, subject=ask.change.subject)
             finally:
                 del self._asked[origin, ask.number]
-                # Report even after an exception, since the worker waits. Ignored if the worker is
-                # gone.
+                # Report after an exception too, since the worker waits for it.
                 origin.tell(Settled(ask.number, failure))
 
         return made()
@@ -401,8 +397,7 @@ class Control:
             async with self._turns.of((True, name)), self._held(change):
                 last = self._journal.last(change)
                 if last is not None and (last.arguments or last.files):
-                    # loaded from files or a configuration of a client, which all workers share
-                    continue
+                    continue  # loaded from a client's files or configuration: all have the same
                 dids = await self._by_others(worker, _Asked(change))
             for other, failure in _failures(dids).items():
                 _log.error(

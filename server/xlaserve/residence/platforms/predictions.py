@@ -114,7 +114,7 @@ class FilesSeen:
     needed_bytes: int
     """Bytes that a load needs on the fullest device."""
     key: Hashable
-    """Equal for models with equal needs."""
+    """A key that is equal for models with equal memory needs."""
 
 
 class FilesLook:

@@ -75,7 +75,7 @@ def _by_key(sample: Sample) -> dict[_Key, VersionSample]:
 
 
 def _sum(seen: Sequence[_Seen]) -> Sample:
-    """Merge the samples of one moment, which the first worker always has."""
+    """Merge the workers' samples of one moment. The first worker always has one."""
     samples = [each.sample for each in seen if each.sample is not None]
     keys = dict.fromkeys(key for sample in samples for key in _by_key(sample))
     of_samples = [each.known for each in seen if each.sample is not None]

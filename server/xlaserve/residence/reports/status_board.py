@@ -242,7 +242,7 @@ class _Totals:
         self._buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
 
     def add(self, rows: Sequence[StatusRow]) -> None:
-        """Add the counts of rows."""
+        """Add the counts of these rows to the sums."""
         for row in rows:
             self._success += row.success_count
             self._fail += row.fail_count

@@ -49,8 +49,8 @@ class VersionSource:
     sent: bool = False
     """Whether a client sent the files with the load request."""
     remote: "RemoteFiles | None" = None
-    """The store to fetch its files from; None if they are local. Until they are fetched, the
-    directory has only the headers needed to predict sizes."""
+    """The store to fetch the files from; None if they are local. Until they are fetched,
+    `directory` has only the headers needed to predict sizes."""
 
     def verify(self, config: ModelConfig, check_cancelled: Callable[[], None]) -> None:
         """Check the files against the checksums in the configuration; raises InvalidModel.

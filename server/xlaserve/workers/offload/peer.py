@@ -93,7 +93,7 @@ class _Given:
 
 
 class Peer:
-    """Sends batches to another worker and executes its batches. Event loop only."""
+    """Sends batches to one other worker, and executes that worker's batches. Event loop only."""
 
     def __init__(self, home: Home, worker: int) -> None:
         self.worker = worker
