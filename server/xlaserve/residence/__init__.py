@@ -1,1 +1,1 @@
-"""Models in memory: found, loaded, accounted for, evicted and unloaded."""
+"""The lifecycle of models in memory: find, load, account for, evict and unload."""

@@ -1,4 +1,4 @@
-"""Attributes a cancelled load to its cause, and says what happens next."""
+"""Logs who cancelled a load and what happens to its model next."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,11 +16,11 @@ _ALL = ""
 
 
 class Cancelled(NamedTuple):
-    """The end of a load before its time."""
+    """Why a load was cancelled, in the words of the log."""
 
     by: str
     next: str
-    """What happens to its model next."""
+    """What happens to the model next."""
 
 
 LEFT = Cancelled(
@@ -35,7 +35,7 @@ _log = structlog.get_logger("loading")
 
 
 class Cancelling:
-    """Records who cancels running loads."""
+    """Logs each cancelled load with the caller that cancelled it."""
 
     def __init__(self, registry: Registry, notes: EventNotes) -> None:
         self._registry = registry
@@ -43,7 +43,7 @@ class Cancelling:
         self._why: dict[str, Cancelled] = {}
 
     async def load(self, name: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model, and record the outcome; raises like `load`."""
+        """Load a model; log the cause if the load is cancelled. Raises what `load` raises."""
         asker = asker_now()
         try:
             await self._notes.load(name, load)
@@ -62,12 +62,12 @@ class Cancelling:
             raise
 
     def stop(self) -> None:
-        """Have every load end, as the server does."""
+        """Attribute every later cancellation to the shutdown of the server."""
         self._why[_ALL] = STOPPING
 
     @contextmanager
     def unloading(self, name: str = _ALL) -> Iterator[None]:
-        """Cancel a model's loads, or all, within a block, on behalf of an unload."""
+        """Attribute cancelled loads of a model, or of all models, to an unload by this caller."""
         what = "an unload" if name else "an unload of every model"
         before = self._why.get(name)
         self._why[name] = Cancelled(f"{what} by {_named(asker_now())}", _UNLOADED)
@@ -81,7 +81,7 @@ class Cancelling:
 
 
 def _named(asker: Asker) -> str:
-    """Return a caller as the log names it."""
+    """Return the caller's name for the log."""
     if asker == NOBODY:
         return "the server"
     principal = f"{asker.principal} at " if asker.principal else ""

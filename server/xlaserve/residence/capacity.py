@@ -9,15 +9,16 @@ from xlaserve.errors import OutOfMemory
 from xlaserve.serving.access.sight import seen_now, without_names
 
 Sizes: TypeAlias = Mapping[str, int]
-"""Bytes by the device that holds them: `cpu:0`, `cuda:1`."""
+"""Bytes per device name, such as `cpu:0` or `cuda:1`."""
 
 
 class Capacity:
     """The reserved memory of each device, in bytes. Used from the event loop only.
 
-    Every load holds a reservation from before it starts until its memory is free again: first
-    of the predicted sizes, then of the measured ones. No reservation makes the sum of a device
-    exceed its total; what was compiled behind a load, and measured then, is written down as it is.
+    Every load holds a reservation from its start until its memory is free again: first for the
+    predicted size, later for the measured one. `reserve` never lets the sum on a device exceed its
+    total; `correct` records measured memory even beyond the total, such as programs compiled after
+    a load.
     """
 
     def __init__(self, totals: Sizes | None = None, elsewhere_bytes: int | None = None) -> None:
@@ -27,34 +28,34 @@ class Capacity:
         """JAX's device kind; empty while unknown."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """One future per task in `changed`: loads have a limit, Finishers are one per model."""
+        """One future per task waiting in `changed`: one per load or Finisher task."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
-        """Set what each device of the server has; until then nothing is refused.
+        """Set the total memory of each device; until this call every reservation is accepted.
 
-        `elsewhere_bytes` is what any other device has: the host's memory beside GPUs.
+        `elsewhere_bytes` is the total of any other device, such as the host on a GPU machine.
         """
         self._totals, self._elsewhere_bytes = totals, elsewhere_bytes
         self.kind = kind
 
     @property
     def totals(self) -> Sizes:
-        """Return the memory of each device; empty until it is known."""
+        """Return the total memory per device; empty until `limit` is called."""
         return self._totals or {}
 
     @property
     def total_bytes(self) -> int | None:
-        """Return the sum over the devices; None while it is not known."""
+        """Return the total memory of all devices, or None until `limit` is called."""
         return None if self._totals is None else sum(self._totals.values())
 
     @property
     def smallest_bytes(self) -> int | None:
-        """Return the smallest device's memory; None while unknown."""
+        """Return the total memory of the smallest device, or None until `limit` is called."""
         return None if self._totals is None else min(self._totals.values(), default=0)
 
     @property
     def used_bytes(self) -> int:
-        """Return the sum of reservations on those devices."""
+        """Return the sum of all reservations on the devices in `totals`."""
         return sum(
             size
             for sizes in self._held.values()
@@ -67,7 +68,7 @@ class Capacity:
         return sum(sizes.get(device, 0) for sizes in self._held.values())
 
     def reserve(self, holder: object, model: str, sizes: Sizes) -> None:
-        """Set the reservation of a holder, or raise OutOfMemory and leave it as it was."""
+        """Set a holder's reservation. Raises OutOfMemory and then leaves the old one in place."""
         for device in self.missing(holder, sizes):
             free = max(0, self._free(holder, device) or 0)
             told = (
@@ -80,7 +81,7 @@ class Capacity:
         self._hold(holder, sizes)
 
     def correct(self, holder: object, sizes: Sizes) -> None:
-        """Record a holder's actual use; one without a reservation stays without."""
+        """Record a holder's measured use. Does nothing for a holder without a reservation."""
         if holder in self._held:
             self._hold(holder, sizes)
 
@@ -90,11 +91,11 @@ class Capacity:
             self._held[other] = self._held.pop(holder)
 
     def held(self, holder: object) -> Sizes:
-        """Return a holder's reservation."""
+        """Return the bytes reserved for a holder, by device."""
         return self._held.get(holder, {})
 
     def missing(self, holder: object, sizes: Sizes) -> Sizes:
-        """Return the missing bytes of a reservation, by device."""
+        """Return how many bytes are missing on each device for a reservation of these sizes."""
         missing = {}
         for device, size in sizes.items():
             free = self._free(holder, device)
@@ -103,17 +104,17 @@ class Capacity:
         return missing
 
     def release(self, holder: object) -> None:
-        """Release a reservation; an unknown one is ignored."""
+        """Release a holder's reservation, if it has one, and wake the waiting tasks."""
         if self._held.pop(holder, None) is not None:
             self._tell()
 
     def exceeds(self, sizes: Sizes) -> bool:
-        """Tell whether a device has less in all than these sizes need."""
+        """Tell whether some device is too small for these sizes even when it is empty."""
         totals = ((self._total(device), size) for device, size in sizes.items())
         return any(total is not None and size > total for total, size in totals)
 
     async def changed(self) -> None:
-        """Return a future of the holder's next change or release, possibly never."""
+        """Wait until a holder changes or releases its reservation, which may never happen."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:
@@ -136,7 +137,7 @@ class Capacity:
         return None if self._totals is None else self._totals.get(device, self._elsewhere_bytes)
 
     def _free(self, holder: object, device: str) -> int | None:
-        """Return the free bytes for a holder; negative if others exceed the total."""
+        """Return the bytes that a holder may reserve; negative if others exceed the total."""
         total = self._total(device)
         if total is None:
             return None
@@ -144,13 +145,13 @@ class Capacity:
 
 
 def greatest(*found: Sizes) -> Sizes:
-    """Return the largest size of each device."""
+    """Return the largest size on each device."""
     devices = dict.fromkeys(device for sizes in found for device in sizes)
     return {device: max(sizes.get(device, 0) for sizes in found) for device in devices}
 
 
 def fullest(sizes: Iterable[Sizes]) -> int:
-    """Return the most that all of them together are on any one device."""
+    """Add up the sizes per device, and return the sum of the fullest device."""
     first, *others = sizes
     if not others:
         return max(first.values(), default=0)
@@ -161,43 +162,43 @@ def fullest(sizes: Iterable[Sizes]) -> int:
 
 
 class Reservation:
-    """The share of the budget that one load holds, and then its instance."""
+    """The reserved memory of one load, and later of the instance that it made."""
 
     def __init__(self, capacity: Capacity, model: str) -> None:
         self._capacity = capacity
         self.model = model
         self.needed: Sizes = {}
-        """The most that it had to hold at once by now; more than it holds after a load that needed
-        more than it left."""
+        """The peak of the reservation, per device. A load may need more than its model holds
+        afterwards."""
 
     @property
     def sizes(self) -> Sizes:
-        """Return its sizes."""
+        """Return the reserved bytes per device."""
         return self._capacity.held(self)
 
     def set(self, sizes: Sizes) -> None:
-        """Change the reservation; raises OutOfMemory."""
+        """Change the reservation, or raise OutOfMemory."""
         self._capacity.reserve(self, self.model, sizes)
         self.needed = greatest(self.needed, sizes)
 
     def correct(self, sizes: Sizes) -> None:
-        """Record actual use, even beyond the total."""
+        """Record the measured use, even beyond the device's total."""
         self._capacity.correct(self, sizes)
 
     def missing(self, sizes: Sizes) -> Sizes:
-        """Return the missing bytes of a larger reservation."""
+        """Return how many bytes are missing on each device to grow to these sizes."""
         return self._capacity.missing(self, sizes)
 
     def exceeds(self, sizes: Sizes) -> bool:
-        """Tell whether a size exceeds the device."""
+        """Tell whether some device is too small for these sizes even when it is empty."""
         return self._capacity.exceeds(sizes)
 
     def handed_over(self) -> "Reservation":
-        """Return another reservation with these bytes, leaving this one empty."""
+        """Move the reserved bytes to a new reservation, which is returned."""
         other = Reservation(self._capacity, self.model)
         self._capacity.hand_over(self, other)
         return other
 
     def release(self) -> None:
-        """Release everything; repeated calls do nothing."""
+        """Release everything. Further calls do nothing."""
         self._capacity.release(self)

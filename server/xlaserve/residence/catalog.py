@@ -1,4 +1,4 @@
-"""The models that clients see: loaded, or in the repository."""
+"""Lists and describes the models that clients see, in memory or in the repository."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.settings import Settings
 
 _REFRESH_SECONDS = 2.0
-"""Seconds for which an index waits for the listing of stores: less than a process waits for the
-index of another one."""
+"""How long an index request waits for the listing of object stores, in seconds. Shorter than the
+time that a process waits for another's index."""
 
 READY_SECONDS = 5.0
-"""How long the code of a model is asked whether it is ready, as in Triton; then it is not."""
+"""Time limit of a model's own readiness check, in seconds, as in Triton. After it the model counts
+as not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,13 @@ class IndexEntry:
 
     name: str
     version: str
-    """Empty for an unloaded model."""
+    """Empty for a model that is not loaded."""
     state: str
     reason: str
 
 
 class Catalog:
-    """Answers questions about models; changes nothing."""
+    """Answers queries about models without changing their state."""
 
     def __init__(
         self,
@@ -56,13 +57,13 @@ class Catalog:
         self._repository = repository
         self._workers = workers
         self._refreshing: asyncio.Future[None] | None = None
-        """The listing of stores that an index has begun."""
+        """The listing of stores in progress or done last; None before the first."""
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List every version that is known, and every model of the repository without one.
+        """List every known version, and every model of the repository that has none.
 
-        Of those that the call which asks may see. Raises RepositoryUnreadable while nobody can
-        tell which there are.
+        Lists only models visible to the caller. Raises RepositoryUnreadable until the repository
+        has been listed completely.
         """
         self._registry.standing.require_listed(self._repository.parts[0].place)
         rows = await self.known(ready=ready)
@@ -72,7 +73,7 @@ class Catalog:
         return rows
 
     async def known(self, *, ready: bool = False) -> list[IndexEntry]:
-        """Return the index from cached listings."""
+        """Return the index without checking that the repository was listed completely."""
         rows, sees = [], seen_now()
         for model in self._registry.models():
             if not sees(model.name):
@@ -90,15 +91,15 @@ class Catalog:
         return sorted(rows, key=lambda row: row.name)
 
     def why_not_loaded(self, name: str) -> str:
-        """Return why a model has no version, as every list of models shows it."""
+        """Return the reason shown in the index for a model without a version."""
         failed = self._registry.failed.reason(name)
         return failed or self._repository.ambiguity(name) or NOT_LOADED
 
     async def ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model answers.
+        """Tell whether a model, or one version of it, is ready to serve.
 
-        Raises ModelNotFound when there is no such model, StillStarting until the first reading of
-        the repository has ended, in every process, unless the model answers already.
+        Raises ModelNotFound for an unknown model. Raises StillStarting for a model that is not
+        ready while some process of the server has not finished its first read of the repository.
         """
         check_asked_version(name, version)
         require_seen_now(name, version)
@@ -116,9 +117,9 @@ class Catalog:
         return await self._says_ready(name, version)
 
     async def _says_ready(self, name: str, version: str) -> bool:
-        """Ask the code of a loaded model whether it is ready, if it answers that."""
+        """Run the model's own readiness check, if it has one."""
         runner = self._registry.resolve(name, version)[1].runner
-        code = getattr(runner, "handling", None) or runner  # it may serve sequences
+        code = getattr(runner, "handling", None) or runner  # a sequence model wraps the user's code
         asked = code.ask_ready() if isinstance(code, SaysReady) else ()
         if not asked:
             return True
@@ -130,7 +131,7 @@ class Catalog:
         return self._registry.standing.absent(name)
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
-        """Return the description of a model and its ready versions; raises like an inference."""
+        """Return a model's metadata and its ready versions; raises as an inference request does."""
         require_seen_now(name, version)
         info = self._registry.resolve(name, version)[1].info
         model = self._registry.find(name)
@@ -139,13 +140,13 @@ class Catalog:
         return info, sorted((v.number for v in answering), key=int)
 
     def config(self, name: str, version: str = "") -> ServedConfig:
-        """Return the configuration of a loaded model; raises as an inference would."""
+        """Return the configuration of a loaded model; raises as an inference request does."""
         require_seen_now(name, version)
         _, instance = self._registry.resolve(name, version)
         return ServedConfig(name, instance.config, instance.info, seen_now())
 
     def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
-        """Report on the versions that answer; see `report`."""
+        """Return the statistics of the ready versions; see `report`."""
         if name:
             require_seen_now(name, version)
             return report(self._registry, name, version)
@@ -158,9 +159,9 @@ class Catalog:
         return await self._workers.wait(self._repository.holds, name)
 
     async def names(self) -> list[str]:
-        """List the repository's models, sorted, hidden ones included.
+        """List the repository's models, sorted, including those hidden from the caller.
 
-        With a mesh it is not the repository that counts, and there is nothing.
+        Empty with ModelMesh, which does not use the repository.
         """
         if self._settings.modelmesh:
             return []
@@ -169,9 +170,9 @@ class Catalog:
         return await self._workers.wait(self._repository.names)
 
     async def _refresh(self) -> None:
-        """Have stores listed, no more often than polls do; one that takes long is not waited for.
+        """List the object stores, at most once per poll interval, within a time limit.
 
-        The index then says what the last listing did.
+        After the time limit the index uses the last complete listing.
         """
         if self._refreshing is None or self._refreshing.done():
             refresh = self._repository.remotes.refresh

@@ -1,4 +1,4 @@
-"""Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
+"""Loads, reloads and unloads models for clients, at startup, and on repository changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
@@ -62,7 +62,10 @@ def _nothing() -> None:
 
 
 class ModelControl:
-    """Decides what is loaded. Operations on one model are serialized, models run side by side."""
+    """Controls which models are loaded.
+
+    Operations on one model are serialized; different models load and unload concurrently.
+    """
 
     def __init__(
         self,
@@ -77,11 +80,11 @@ class ModelControl:
         notes: EventNotes | None = None,
         sees_for: Callable[[Operation], Sees] = lambda _: everything,
     ) -> None:
-        """`sees_for` returns the models for which the client of a call has another permission."""
+        """`sees_for` returns which models the current caller may use for an operation."""
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.failed_loads: Mapping[str, int] = self._notes.failed_loads
-        """Failed loads by model without a version."""
+        """Failed loads per model, counting those that failed before a version was known."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(
@@ -118,17 +121,18 @@ class ModelControl:
         self._stopping = False
         self._purging = 0
         self._purges = 0
-        """Number of begun and ended purges: a load that saw another number is cancelled."""
+        """Counts the starts and ends of purges: a load that finds the count changed is
+        cancelled."""
         self._log = structlog.get_logger("control")
 
-    # --- requests of clients ---
+    # --- Requests of clients ---
 
     async def load(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
-        """Load a model or reload it, and return once it answers without further preparation.
+        """Load or reload a model, and return once it answers without further preparation.
 
-        Loads of one model that come together are one load. Raises ModelControlForbidden,
-        ModelNotFound, LoadFailed, OutOfMemory, OutOfSpace, or an InvalidRequest for the
-        parameters (model repository extension, Load).
+        Concurrent loads of one model are coalesced. Raises ModelControlForbidden, ModelNotFound,
+        LoadFailed, OutOfMemory, OutOfSpace, or an InvalidRequest for the parameters (model
+        repository extension, Load).
         """
         self.require_explicit("load")
         checked = _read(self._settings, name, parameters)
@@ -141,17 +145,17 @@ class ModelControl:
         await self.plane.apply(change, partial(self._load_checked, name, checked))
 
     async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
-        """Unload a model and return once its memory is free; one that is not loaded is no error.
+        """Unload a model and return once its memory is free. No error if it is not loaded.
 
-        With `unload_dependents` the ensembles that use it go first, and what was loaded only
-        for it goes along (model repository extension, Unload); but those that the client may not
-        manage stay.
+        With `unload_dependents`, the ensembles that use the model are unloaded first, and models
+        that were loaded only for it are unloaded after it (model repository extension, Unload).
+        Models that the client may not manage stay loaded.
         """
         self.require_explicit("unload")
         dependents = read_unload_parameters(parameters)
         require_seen_now(name)
         if self._registry.find(name) is None:
-            # A load that has begun may not have come to the registry.
+            # A load in progress may not have reached the registry yet.
             await self._loads.over(_of(name))
         if self._registry.find(name) is None:
             if not await self.catalog.could_load(name):
@@ -165,7 +169,7 @@ class ModelControl:
             ChangeKind.UNLOAD,
             name,
             {"models": [one for one in leaving if one == name or sees(one)]}
-            # What it had loaded, only the process that loads knows.
+            # Only the process that loads models knows which ones were loaded for this model.
             | ({} if self.plane.loads else {"dependents": dependents}),
         )
         await self.plane.apply(
@@ -173,7 +177,7 @@ class ModelControl:
         )
 
     def begin_shutdown(self) -> None:
-        """Become unready, so that new requests go elsewhere, and cancel every load."""
+        """Report the server as not ready, so that clients go elsewhere, and cancel every load."""
         self.follower.stop()
         self._stopping = True
         self._cancelling.stop()
@@ -181,12 +185,12 @@ class ModelControl:
         self._registry.notify()
 
     def require_explicit(self, operation: str) -> None:
-        """Raise ModelControlForbidden unless clients may load and unload."""
+        """Raise ModelControlForbidden unless the control mode lets clients load and unload."""
         mode = self._settings.model_control_mode
         if mode is not ModelControlMode.EXPLICIT:
             raise ModelControlForbidden(operation, mode.value)
 
-    # --- requests of a mesh ---
+    # --- Requests of ModelMesh and SageMaker ---
 
     async def load_from(
         self,
@@ -196,11 +200,11 @@ class ModelControl:
         *,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Load a model that is not in the repository, from wherever `find` finds it.
+        """Load a model from outside the repository; `find` locates its files.
 
-        Loads of one name and key that come together are one load; a model that already answers
-        from the same files stays as it is. What has to be done `before` is part of the load, which
-        an eviction ends there too. Raises what `load` raises.
+        Concurrent loads with the same name and key are coalesced, and a model already loaded from
+        the same files stays loaded. `before` runs as the first part of the load, so an eviction
+        cancels it too. Raises what `load` raises.
         """
 
         async def load() -> None:
@@ -212,14 +216,14 @@ class ModelControl:
         self._dependents.named(name)
 
     def expect_unloads(self, are_expected: Callable[[], bool]) -> None:
-        """Let loads wait for memory after running unloads only while more unloads may come."""
+        """Set the predicate by which loads decide whether to wait for memory of further unloads."""
         self._loader.expect_unloads = are_expected
 
     async def evict(self, name: str) -> None:
-        """End the loads of a model, unload and drop it, and return once its memory is free.
+        """Cancel a model's loads, unload and forget it, and return once its memory is free.
 
-        No name is unknown. A load is ended wherever it is: the registry does not know it before
-        its files are found.
+        Any name is accepted. Loads are cancelled even before they find their files, when the
+        registry does not know the model yet.
         """
         with self._cancelling.unloading(name):
             await self._loads.call_off(_of(name))
@@ -230,7 +234,7 @@ class ModelControl:
     async def purge(self) -> None:
         """Cancel every load, unload every model, and return once all memory is free.
 
-        Loads that arrive meanwhile are cancelled as well: their senders are about to be told
+        Loads that arrive in the meantime are cancelled too, since the caller is about to report
         that nothing is loaded (ModelMesh SPI, runtimeStatus).
         """
         self._purges += 1
@@ -244,10 +248,10 @@ class ModelControl:
             self._purging -= 1
             self._purges += 1
 
-    # --- shutdown ---
+    # --- Shutdown ---
 
     async def close(self) -> None:
-        """Unload everything and remove every override; a front end has nothing to unload."""
+        """Unload everything and remove every override directory. Does nothing in a front end."""
         if not self.plane.loads:
             return
         models = self._registry.models()
@@ -257,7 +261,7 @@ class ModelControl:
             await self._workers.wait(override.remove)
         self._overrides.clear()
 
-    # --- requests to another process of the server ---
+    # --- Requests forwarded by other processes ---
 
     async def _load_change(self, change: Change) -> None:
         parameters = {**change.arguments, **change.files}
@@ -270,22 +274,24 @@ class ModelControl:
         for name in names:
             await self._unload_one(name)
 
-    # --- loading ---
+    # --- Loading ---
 
     async def _load_checked(self, name: str, checked: LoadParameters) -> None:
         if checked == _PLAIN:
             await self._load_shared(name)
         else:
-            # Not joined by another, but ended with all.
+            # With a unique key, no other load is coalesced with this one. A cancellation of all
+            # loads still includes it.
             load = partial(self._load, name, checked)
             await self._share(name, object(), partial(self._registry.failed.noting, name, load))
         self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
-        # A load asks what its caller may do: of another caller it is another load, which finds
-        # what the first one has loaded.
+        # A load checks the permissions of its caller, so restricted callers do not share their
+        # loads with others. Their loads find the models that other loads have finished.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        # A caller that comes after the files are read may know of newer ones.
+        # Callers that arrive after this load has read its files may know of newer ones, so they
+        # start a new load.
         reads = partial(self._loads.close, (name, key))
         load = partial(self._load, name, _PLAIN, reads)
         await self._share(name, key, partial(self._registry.failed.noting, name, load))
@@ -308,7 +314,7 @@ class ModelControl:
             self._repository.find, name, config_text=parameters.config, override=override
         )
         if parameters.config is not None or override is not None:
-            # The permission to load this model is none to infer its steps.
+            # Permission to load this model does not include permission to infer its steps.
             find = partial(with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
             forced = parameters != _PLAIN
@@ -326,7 +332,7 @@ class ModelControl:
         forced: bool = False,
         reads: Callable[[], None] = _nothing,
     ) -> None:
-        """Load what `find` finds; `reads` is called before it reads what is loaded."""
+        """Load the model that `find` returns; `reads` is called just before the files are read."""
         if self._stopping:
             raise ShuttingDown
         purges = self._purges
@@ -337,7 +343,7 @@ class ModelControl:
             source = await self._workers.wait(find)
         except ModelNotFound:
             if cause_now() is not Cause.START:
-                # A directory that is not there yet may be that of a volume that is not, either.
+                # The directory may be missing because its volume is not mounted yet.
                 self._registry.standing.require_settled(name)
             raise
         await self._load_steps(source)
@@ -346,9 +352,9 @@ class ModelControl:
             if not was_free:
                 reads()
             if source.config.is_ensemble or not is_free:
-                # Another load may have gone before meanwhile.
+                # Another load may have finished in the meantime.
                 source = await self._workers.wait(find)
-            # A purge unloads what the registry knows by its begin, and this load is not there yet.
+            # A purge unloads only models that are registered when it begins, and this model is not.
             if self._purging or purges != self._purges:
                 raise LoadCancelled(source.name)
             before = self._overrides.pop(source.name, None)
@@ -367,7 +373,7 @@ class ModelControl:
     async def _keep_override(
         self, source: ModelSource, before: Override | None, new: Override | None
     ) -> None:
-        """Keep the directory that the model now answers from, remove the one it left."""
+        """Keep the override directory that the model now serves from, and remove the other one."""
         name = source.name
         marks = [version.fingerprint for version in source.versions]
         model = self._registry.find(name)
@@ -402,7 +408,7 @@ class ModelControl:
             [v for v in known.versions.values() if v.number not in wanted_numbers]
         )
 
-    # --- ensembles ---
+    # --- Ensembles ---
 
     async def _load_steps(self, source: ModelSource) -> None:
         if not source.config.is_ensemble:
@@ -433,10 +439,10 @@ class ModelControl:
             try:
                 following = await self._workers.wait(self._repository.find, step.model_name)
             except (ModelNotFound, LoadFailed):
-                continue  # loaded from an override perhaps; loading will tell
+                continue  # it may be loaded from an override; if not, the load fails later
             await self._refuse_cycle(following, (*path, step.model_name))
 
-    # --- unloading ---
+    # --- Unloading ---
 
     async def _unload_shared(self, name: str, *, dependents: bool, sees: Sees = everything) -> None:
         await self._unloads.run(
@@ -463,7 +469,7 @@ class ModelControl:
 
 
 def _files_of(overrides: Mapping[str, Override], name: str) -> Mapping[str, bytes]:
-    """Return the files that a client has loaded a model with; waits for the disk."""
+    """Return the override files that a client sent with a load; reads them from disk."""
     override = overrides.get(name)
     return {} if override is None else override.files()
 
@@ -483,9 +489,9 @@ def _read(settings: Settings, name: str, parameters: Mapping[str, LoadParameter]
 
 
 def _refuse_unseen(plane: ControlPlane, what: str) -> None:
-    """Raise Unsupported where another process would do for a caller what this one may not see.
+    """Raise Unsupported if another process would act on models that this caller may not see.
 
-    The engine of front ends does not know the caller, and sees every model.
+    The engine behind front ends does not know the caller and sees every model.
     """
     if not plane.loads and seen_now() is not everything:
         raise Unsupported(

@@ -1,36 +1,37 @@
-"""Dependencies of ensembles on models, and unloading along them."""
+"""Finds the models that are unloaded along with an ensemble or one of its steps."""
 
 from xlaserve.residence.registry import Registry
 
 
 class Dependents:
-    """Finds the models of `unload_dependents` (model repository extension, Unload)."""
+    """Implements `unload_dependents` (model repository extension, Unload)."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._brought: dict[str, set[str]] = {}
-        """Ensemble -> models that were loaded for it."""
+        """Ensemble -> models that were loaded because the ensemble needed them."""
         self._named: set[str] = set()
-        """Models that a client, the start or a mesh loaded by name: they stay."""
+        """Models loaded by name (by a client, at startup or by a mesh): no ensemble's unload
+        removes them."""
 
     def brought(self, ensemble: str, model: str) -> None:
-        """Record a model that is loaded for an ensemble."""
+        """Record that a model is being loaded because an ensemble needs it."""
         self._brought.setdefault(ensemble, set()).add(model)
-        # It was evicted since somebody loaded it by name, or never loaded.
+        # The model is not loaded, so an earlier load by name no longer counts.
         self._named.discard(model)
 
     def named(self, model: str) -> None:
-        """Note that a model was loaded by name, before, while or after an ensemble needed it."""
+        """Record that a model was loaded by name, even if an ensemble needs it as well."""
         if self._registry.ready(model):
             self._named.add(model)
 
     def left(self, model: str) -> None:
-        """Forget the loaders of an unloaded model, and its own dependencies."""
+        """Forget an unloaded model, and which models were loaded for it."""
         self._brought.pop(model, None)
         self._named.discard(model)
 
     def leaving_with(self, name: str) -> list[str]:
-        """List the ensembles over a model, it, and models loaded for these only, in order."""
+        """List in order: ensembles using the model, the model, models loaded only for these."""
         leaving: dict[str, None] = {}
 
         def visit(model: str) -> None:

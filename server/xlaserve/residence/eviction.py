@@ -1,4 +1,4 @@
-"""Choice of the models to evict for a load."""
+"""Selects the models to evict when a load needs memory."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -11,18 +11,18 @@ _Holder = TypeVar("_Holder")
 
 
 def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Version]:
-    """Return idle versions that together give back what is missing; none if all are not enough.
+    """Return idle versions that together free the missing bytes; empty if there are none.
 
-    Least recently used first, of those that hold memory on a device that lacks it. The model
-    `sparing` needs the memory. A step of an ensemble that answers stays: without it
-    the ensemble would not.
+    Least recently used first, skipping versions without memory on a device that lacks it. The model
+    `sparing`, for which the memory is needed, is never chosen, nor is a step of a loaded ensemble,
+    which could not run without it.
     """
     idle = sorted(_idle(registry, sparing), key=_last_use)
     return first_to_give([(version, _sizes(version)) for version in idle], missing)
 
 
 def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> list[_Holder]:
-    """Return the first holders that together free the missing bytes; none if all do not."""
+    """Return the first holders that together free the missing bytes; empty if there are none."""
     chosen: list[_Holder] = []
     lacking = dict(missing)
     for holder, sizes in holders:
@@ -37,7 +37,7 @@ def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> l
 
 
 def next_to_evict(registry: Registry, *, sparing: str) -> list[Version]:
-    """Return the least recently used idle version, if any."""
+    """Return the least recently used idle version with compiled programs, or an empty list."""
     idle = [v for v in _idle(registry, sparing) if _has_programs(v)]
     return sorted(idle, key=_last_use)[:1]
 

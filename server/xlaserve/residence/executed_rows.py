@@ -1,4 +1,4 @@
-"""Executions and padding of a version by bucket, over all of its instances."""
+"""Counts a version's executions and padding rows by bucket, over all of its instances."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,10 +6,10 @@ from xlaserve.serving.statistics import Totals
 
 
 class ExecutedRows:
-    """Attributes executions to the buckets of the instance that they were counted for.
+    """Attributes executions to the buckets of the instance that ran them.
 
-    Another instance may have other buckets: what was counted before it keeps those of its time, so
-    that no count ever falls.
+    A reload may change the buckets. Executions counted before it keep the old buckets, so that no
+    count ever decreases.
     """
 
     __slots__ = ("_buckets", "_padding", "_settled")
@@ -18,19 +18,19 @@ class ExecutedRows:
         self._buckets: dict[int, int] = {}
         self._padding = 0
         self._settled: dict[int, int] = {}
-        """Executions by their rows that the two above have."""
+        """Executions by batch size that `_buckets` and `_padding` already include."""
 
     def settle(self, totals: Totals, sizes: Sequence[int]) -> None:
-        """Attribute executions so far to buckets of these sizes, ascending, for good."""
+        """Attribute the executions so far to buckets of these sizes (ascending), permanently."""
         self._buckets, self._padding = self._with(totals, sizes)
         self._settled = {one.batch_size: one.compute_infer.count for one in totals.batches}
 
     def by_bucket(self, totals: Totals, sizes: Sequence[int]) -> Mapping[int, int]:
-        """Return the executions of all instances by bucket; the last one has these sizes."""
+        """Return executions by bucket; those not yet settled used buckets of these sizes."""
         return self._with(totals, sizes)[0]
 
     def padding(self, totals: Totals, sizes: Sequence[int]) -> int:
-        """Return the number of padding rows."""
+        """Return the number of padding rows; `sizes` as for `by_bucket`."""
         return self._with(totals, sizes)[1]
 
     def _with(self, totals: Totals, sizes: Sequence[int]) -> tuple[dict[int, int], int]:
@@ -44,9 +44,9 @@ class ExecutedRows:
 
 
 def rows_by_bucket(totals: Totals, sizes: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """Yield the bucket that batches of each size are executed in, how many, and the size."""
+    """Yield for each batch size its bucket, the number of executions, and the size."""
     for batch in totals.batches:
         rows = batch.batch_size
-        # Of an instance before this one there may be larger ones; other models have no padding.
+        # An earlier instance may have had larger buckets; models without buckets have no padding.
         bucket = next((size for size in sizes if size >= rows), rows)
         yield bucket, batch.compute_infer.count, rows

@@ -1,4 +1,4 @@
-"""Why models failed to load before a version was known, until a load succeeds."""
+"""Remembers why models failed to load before any version of them was known."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -22,48 +22,48 @@ OF_THE_MODEL = (
     *(LoadFailed, InvalidModel, ModelFailed),
     *(OutOfMemory, OutOfSpace, OutOfFiles, TooManyAbandoned),
 )
-"""Failures that say why a model does not answer. Any other is of the request that asked for the
-load, such as a limit or a permission of its caller, and no reason for others to read."""
+"""Errors that explain why a model does not answer. Others concern only the request that asked for
+the load, such as a limit or a missing permission, and are not shown to other callers."""
 
 MOST_MODELS = 1000
-"""Models whose failures are kept: clients choose names. The oldest go first."""
+"""Maximum number of remembered failures, since clients choose the names; the oldest are dropped."""
 NOT_LOADED = "not loaded"
-"""The reason of an unloaded model."""
+"""Reason shown for a model that is not loaded."""
 INTERNAL = "internal error"
-"""The reason of an internal failure, whose traceback is in the log."""
+"""Reason shown for an unexpected exception, whose traceback is in the log."""
 SHOWN = 10
-"""Failures that a text about the whole server names."""
+"""Maximum number of failures listed in a message about the whole server."""
 
 _WISHED = frozenset({"", NOT_LOADED, "unloaded"})
-"""Reasons of models that are unloaded on request."""
+"""Reasons that are not failures: the model was never loaded, or was unloaded on request."""
 _LASTING = frozenset({State.UNAVAILABLE.public, State.READY.public})
-"""States whose reason is a load's outcome; in others it is the progress."""
+"""States whose reason is the outcome of a load; in other states the reason shows progress."""
 
 
 def is_failure(state: str, reason: str) -> bool:
-    """Tell whether a state and its reason, as the index shows them, are those of a failure."""
+    """Tell whether a state and reason, as shown in the index, describe a failure."""
     return state in _LASTING and reason not in _WISHED
 
 
 def of_reload(reason: str) -> str:
-    """Return the reason of a version that answers although a later load failed."""
+    """Return the reason of a version that still answers after a failed reload."""
     return f"answers from before, its reload failed: {reason}"
 
 
 class FailedLoads:
-    """The last failure of each model that no version has: of its configuration, or of a step.
+    """The last load failure of each model, unless one of its versions has recorded it.
 
-    A reason stays until a load of the model succeeds, or fails in a version, which then has it.
-    Of the event loop.
+    A reason is kept until a load of the model succeeds, or fails in a version that records it. Used
+    from the event loop only.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self.reasons: dict[str, str] = {}
-        """Reason by model; visibility is checked by `reason`."""
+        """Reason by model, unfiltered; `reason` hides names that the caller may not see."""
 
     def note(self, model: str, reason: str) -> None:
-        """Keep the reason of a failure."""
+        """Record why a load failed."""
         self.reasons.pop(model, None)
         while len(self.reasons) >= MOST_MODELS:
             del self.reasons[next(iter(self.reasons))]
@@ -71,17 +71,17 @@ class FailedLoads:
         self._on_change()
 
     def forget(self, model: str) -> None:
-        """Forget a model: it was loaded, is gone, or a version has its own reason."""
+        """Forget a failure: the model was loaded, is gone, or a version of it has the reason."""
         if self.reasons.pop(model, None) is not None:
             self._on_change()
 
     def reason(self, model: str) -> str:
-        """Return the reason as the current caller may see it; empty for none."""
+        """Return the reason without names hidden from the current caller; empty if none."""
         reason = self.reasons.get(model, "")
         return reason and without_names(reason, seen_now())
 
     async def noting(self, model: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Load a model, and keep the reason of a failure without a version; raises like `load`."""
+        """Load a model, and remember a failure that no version records. Raises as `load` does."""
         try:
             await load()
         except XlaserveError as error:

@@ -1,4 +1,4 @@
-"""Background compilation after a load, while the model answers already."""
+"""Compiles remaining batch sizes in the background, after a model is ready."""
 
 import asyncio
 import threading
@@ -17,19 +17,19 @@ from xlaserve.residence.registry import Instance, Version
 from xlaserve.runtime.loaded import LoadedModel, Stage
 
 PAUSE_SECONDS = 0.02
-"""Between two steps: tracing holds Python's lock, and requests want it too."""
+"""Pause between two steps in seconds: tracing holds the GIL, which requests need too."""
 
 
 class NoMemoryNow(LoadCancelled):
-    """The next bucket needs memory that is in use now and may become free."""
+    """The next bucket needs memory that is in use now but may be released later."""
 
 
 class Finisher:
     """Compiles the remaining batch sizes of ready models, one model at a time.
 
-    It waits while models are loading: a first answer comes first. The memory of a bucket is
-    reserved before it is compiled; without it the model serves with the buckets that it has until
-    others release memory.
+    It pauses while models are loading, because their first answers matter more. The memory of a
+    bucket is reserved before it is compiled; while there is not enough, the model serves with the
+    buckets that it has.
     """
 
     def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:
@@ -47,25 +47,25 @@ class Finisher:
         self._log = structlog.get_logger("loading")
 
     def load_begins(self) -> None:
-        """Hold still until as many loads have ended as have begun."""
+        """Record that a load has begun; compilation pauses until `load_ends` is called."""
         self._loads += 1
 
     def load_ends(self) -> None:
-        """Continue after the last running load."""
+        """Record that a load has ended; compilation resumes after the last one."""
         self._loads -= 1
 
     def finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:
-        """Compile the rest of an instance in the background, and reserve its memory."""
+        """Compile an instance's remaining buckets in the background, reserving their memory."""
         task = asyncio.ensure_future(self._finish(version, instance, model))
         self._tasks.add(task)
         self._of[instance] = task
         task.add_done_callback(self._tasks.discard)
 
     async def left(self, instance: Instance) -> None:
-        """Return once no thread compiles for an instance that was unloaded, or it is stuck.
+        """Wait until no thread compiles for an unloaded instance, or its thread was abandoned.
 
-        A compilation that waits for the one thread is cancelled: the thread may wait for a load,
-        and that load for the memory of this instance.
+        A compilation still queued for the only compiling thread is cancelled. Otherwise it could
+        deadlock: the thread may wait for a load, and that load for the memory of this instance.
         """
         task = self._of.pop(instance, None)
         if task is not None:
@@ -75,7 +75,7 @@ class Finisher:
             await asyncio.wait([task])
 
     async def close(self) -> None:
-        """End as soon as the step in progress has."""
+        """Stop all background compilation after the step in progress."""
         self._stopping.set()
         for task in self._short:
             task.cancel()
@@ -110,12 +110,12 @@ class Finisher:
         except LoadCancelled:
             return
         except XlaserveError as error:
-            # It goes on with what is compiled.
+            # The model continues with the programs compiled so far.
             self._log.warning("not all was compiled", model=version.model, reason=str(error))
         if version.instance is not instance:
             return
         instance.correct()
-        instance.renew()  # what pays may look different now
+        instance.renew()  # the new programs may change which batch sizes are best
         self._log.info(
             "model complete",
             model=version.model,
@@ -128,7 +128,7 @@ class Finisher:
         )
 
     async def _reserve_next(self, version: Version, instance: Instance, added: Sizes) -> None:
-        """Reserve current memory and the next bucket's maximum; raises NoMemoryNow."""
+        """Reserve the current memory plus that of the next bucket, or raise NoMemoryNow."""
         if version.instance is not instance:
             raise LoadCancelled(version.model)
         instance.correct()
@@ -153,7 +153,7 @@ class Finisher:
             self._short.discard(task)
 
     def _pace(self, version: Version, instance: Instance, beat: Beat) -> None:
-        """Yield to requests and loads; runs in the compiling thread."""
+        """Yield to requests and loads; called in the compiling thread."""
         beat()
         time.sleep(PAUSE_SECONDS)
         while self._loads and not self._stopping.is_set() and version.instance is instance:
@@ -163,7 +163,7 @@ class Finisher:
             raise LoadCancelled(version.model)
 
     def _abandoned(self, instance: Instance, compiling: LimitedCall[None], stage: str) -> None:
-        """Go on with the compiled programs; the thread has no further use."""
+        """Abandon a thread that exceeded its time limit; the compiled programs stay in use."""
         work = instance.abandon(compiling, f"{stage} in the background")
         self._workers.abandoned.add(compiling, work, lambda: None)
 

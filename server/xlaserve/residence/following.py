@@ -1,4 +1,4 @@
-"""Loads models at the start, and follows a polled repository."""
+"""Loads models at startup and follows changes of a polled repository."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode, Readiness
 
 EVERY_MODEL = "*"
-"""Stands for all models of the repository, in the setting `load_model`."""
+"""Value of the setting `load_model` that means every model of the repository."""
 
 _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
     {
@@ -40,11 +40,11 @@ _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
         ModelControlMode.NONE: "start the server again",
     }
 )
-"""The trigger that loads a repaired model."""
+"""How to load a model after its files are fixed, by control mode."""
 
 
 class RepositoryFollower:
-    """Loads models at the start by the control mode, and follows changes on disk."""
+    """Loads models at startup according to the control mode, and follows changes on disk."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RepositoryFollower:
         unload: Callable[[str], Awaitable[None]],
         plane: ControlPlane,
     ) -> None:
-        """`load` and `unload` are `ModelControl`'s, serialized with clients' requests."""
+        """`load` and `unload` are methods of `ModelControl`, which serializes them."""
         self._settings = settings
         self._registry = registry
         self._repository = repository
@@ -67,47 +67,44 @@ class RepositoryFollower:
         self._plane = plane
         self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
         self._failed: dict[str, tuple[str, str]] = {}
-        """Models of the start that could not be loaded, each with the class of its error and the
-        text; some may answer by now."""
+        """Models that failed to load from the repository, with the class and text of the error.
+        Some of them may answer by now."""
         self._standing = registry.standing
         self._is_on = False
-        """Whether `start` has ended, and `stop` was not called."""
+        """True between the end of `start` and `stop`."""
         self._log = structlog.get_logger("control")
 
     @property
     def is_started(self) -> bool:
-        """Whether every load of the start has ended."""
+        """Whether every model due at startup has been loaded or has failed."""
         return self._is_on and self._standing.row.is_settled
 
     @property
     def server_ready(self) -> bool:
-        """Tell whether the start is done, and went as the readiness setting demands.
-
-        Of a server of several processes, in all of them.
-        """
+        """Tell whether startup is done and satisfies the `readiness` setting, in every process."""
         return self.is_ready_here and self._plane.is_ready
 
     @property
     def is_ready_here(self) -> bool:
-        """Tell whether this process is ready."""
+        """Tell whether startup is done and satisfies the `readiness` setting, in this process."""
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
 
     @property
     def failed(self) -> Mapping[str, tuple[str, str]]:
-        """Return the models whose load failed, with the error's class and text."""
+        """Return the models that failed to load, with the class and text of the error."""
         return self._failed
 
     def forget(self, name: str) -> None:
-        """Drop the recorded failure of a model that was unloaded."""
+        """Drop the recorded failures of a model that was unloaded."""
         self._failed.pop(name, None)
         self._registry.failed.forget(name)
 
     def why_not_ready(self) -> str:
-        """Return why the server is not ready, with each model that failed; empty where it is.
+        """Return why the server is not ready, naming failed models; empty if it is ready.
 
-        Of the models that the call which is answered now may see.
+        Models hidden from the current caller are not named.
         """
         if not self._standing.row.is_settled:
             return self._standing.row.says
@@ -123,11 +120,11 @@ class RepositoryFollower:
             raise StartFailed(sorted(self._failed))
 
     def stop(self) -> None:
-        """Be ready no more."""
+        """Report the server as not ready from now on."""
         self._is_on = False
 
     async def start(self) -> None:
-        """Load the models of the control mode; failures are logged and indexed."""
+        """Load the models selected by the control mode; log failures and show them in the index."""
         self._standing.state = State.UNREAD
         await self._workers.wait(self._remove_leftovers)
         await self._read_first()
@@ -135,7 +132,7 @@ class RepositoryFollower:
         self._registry.notify()
 
     async def _read_first(self) -> None:
-        """Read the repository and load its models; it is settled after a complete read."""
+        """Read the repository and load its models; a complete read makes the state SETTLED."""
         with because(Cause.START):
             first = await self._changes_at_start()
             is_whole = not self._polls or self.watch.seen
@@ -147,7 +144,7 @@ class RepositoryFollower:
 
     @property
     def _polls(self) -> bool:
-        """Tell whether this process loads the repository's models once it is readable."""
+        """Tell whether this process polls the repository for models to load."""
         polls = self._settings.model_control_mode is ModelControlMode.POLL
         return polls and self._plane.loads and not self._settings.modelmesh
 
@@ -169,14 +166,14 @@ class RepositoryFollower:
         if settings.modelmesh or not self._plane.loads:
             return ()
         await self._refresh()
-        # SageMaker makes the directory with the first model.
+        # SageMaker creates the directory only with the first model.
         look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
         every = await self._workers.wait(look)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         if explicit and EVERY_MODEL not in settings.load_model:
             return settings.load_model
         if every is None:
-            # Nothing would ever load them.
+            # Without polling, nothing would load the models later.
             raise RepositoryUnreadable(self.watch.unreadable, self.watch.problem)
         return every
 
@@ -186,7 +183,7 @@ class RepositoryFollower:
         except XlaserveError as error:
             self._failed[name] = (type(error).__name__, str(error))
             if isinstance(error, ModelNotFound | StillStarting) and not self._polls:
-                # No list of the repository has it: it was asked for by its name.
+                # The model was requested by name, so no listing of the repository includes it.
                 missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
                 self._registry.failed.note(name, str(missing))
             to_do = f"mend its files, then {_NEXT[self._settings.model_control_mode]}"
@@ -197,7 +194,7 @@ class RepositoryFollower:
             self._log.exception("model not loaded from the repository", model=name)
 
     async def poll(self) -> None:
-        """Scan the repository once, and load, reload and unload changed models."""
+        """Scan the repository once, and load, reload or unload the models that changed."""
         was = self.server_ready, self.is_ready_here, self.is_started
         try:
             if not self._standing.row.is_settled:
@@ -211,7 +208,7 @@ class RepositoryFollower:
                 await self._each(changes.changed, everywhere)
                 await self._each(changes.gone, self._unload_gone)
         except Exception:
-            # What serves goes on serving, and the next look comes.
+            # Loaded models continue to serve, and the next poll tries again.
             self._log.exception("repository not followed")
         finally:
             if was != (self.server_ready, self.is_ready_here, self.is_started):
@@ -223,16 +220,16 @@ class RepositoryFollower:
         return State.DOUBTED if self.watch.doubted else State.SETTLED
 
     async def look(self) -> None:
-        """Look for changes where the control mode says so, else at stores alone."""
+        """Poll the repository if the control mode says so; otherwise only check the stores."""
         if self._settings.model_control_mode is not ModelControlMode.POLL:
             if self._repository.remotes:
                 await self.look_at_stores()
-        # Until each process has read it, each looks for itself.
+        # Until its first complete read, each process polls for itself.
         elif self._plane.leads or not self._registry.standing.row.is_settled:
             await self.poll()
 
     async def look_at_stores(self) -> None:
-        """Check every store, and log changes of its availability."""
+        """Check every object store, and log when it becomes unavailable or available again."""
         remotes = self._repository.remotes
         before = remotes.problems
         await self._workers.fetch_for(remotes.look)
@@ -243,7 +240,7 @@ class RepositoryFollower:
                 self._log.info("store answers again", store=url)
 
     async def _refresh(self) -> None:
-        """List the stores for the next scan."""
+        """List the object stores for the next scan."""
         if self._repository.remotes:
             await self._workers.fetch_for(self._repository.remotes.refresh)
 

@@ -1,4 +1,4 @@
-"""Parts of a load that block, and end once nobody wants the load."""
+"""Runs blocking parts of a load that stop once the load is cancelled."""
 
 import asyncio
 import threading
@@ -10,15 +10,15 @@ from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import LoadCancelled
 
 CheckCancelled: TypeAlias = Callable[[], None]
-"""Raises LoadCancelled once nobody wants the load."""
+"""Raises LoadCancelled once the load has been cancelled."""
 
 
 async def until_given_up(
     workers: Workers, model: str, work: Callable[[CheckCancelled], None]
 ) -> None:
-    """Run part of a load in a thread, which is cancelled once it has no waiter.
+    """Run part of a load in a thread; `work` is told to stop if the caller is cancelled.
 
-    Raises what the work raises.
+    Raises what `work` raises.
     """
     given_up = threading.Event()
 

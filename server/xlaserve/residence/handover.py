@@ -1,4 +1,4 @@
-"""Changes made by clients, in a file that a server hands to its replacement."""
+"""The file with clients' changes that a server hands to its replacement."""
 
 import os
 import tempfile
@@ -14,21 +14,21 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode
 
 FORMAT = 1
-"""Version of the file's format; another one is refused."""
+"""Version of the file's format; other versions are rejected."""
 MOST_HEAD_BYTES = 64 << 20
-"""Limit of the changes without files: their number is that of models and regions."""
+"""Maximum size of the head, without model files: it has one entry per model or region."""
 _MOST_NAME_BYTES = 1024
-"""Limit of a file's name, besides its contents."""
+"""Maximum length of a model file's name, which is not counted in `max_override_bytes`."""
 _LENGTH_BYTES = 8
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
-"""Errors of msgspec for invalid input, with invalid UTF-8."""
+"""Exceptions of msgspec for invalid input, including invalid UTF-8."""
 
 _OF_MODELS = frozenset({ChangeKind.LOAD, ChangeKind.UNLOAD})
 _OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, ChangeKind.UNREGISTER})
 
 
 class ChangesNotTaken(StartFailed):
-    """The clients' changes could not be taken over from the replaced server."""
+    """The replacement could not take over the changes that clients made."""
 
     def __init__(self, reason: str) -> None:
         super(StartFailed, self).__init__(
@@ -42,14 +42,14 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     arguments: dict[str, object]
     bytes: int
-    """Size of its files; all files follow the head, in the order of the entries."""
+    """Size of the entry's model files; the files follow the head, in the order of the entries."""
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     changes: list[_Entry]
     versions: dict[str, list[str]] | None = None
-    """Ready versions by model; None from older servers."""
+    """Ready versions by model; None if an older server wrote the file."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def kinds(settings: Settings) -> frozenset[ChangeKind]:
-    """Return the kinds of changes handed over: the repository is read again."""
+    """Return the kinds of changes to hand over: loads and unloads only in explicit mode."""
     explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
     return _OF_ALL | _OF_MODELS if explicit else _OF_ALL
 
@@ -68,10 +68,10 @@ def write(
     files_of: Callable[[ChangeText], Mapping[str, bytes]],
     versions: dict[str, list[str]] | None = None,
 ) -> tuple[BinaryIO, Mapping[str, str]]:
-    """Return an unnamed file that holds changes with their files. Waits for the disk.
+    """Write changes and their model files to an unnamed file. Blocks on disk I/O.
 
-    `versions` are those that answer, by model. Changes whose files cannot be read are left out;
-    the second value maps their subjects to the reasons. Raises OSError.
+    `versions` lists the ready versions by model. Changes whose files cannot be read are left out;
+    the second return value maps their subjects to the reasons. Raises OSError.
     """
     left: dict[str, str] = {}
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115, its descriptor is handed over
@@ -101,18 +101,18 @@ def write(
 
 
 def versions(file: BinaryIO) -> Mapping[str, Sequence[str]] | None:
-    """Return the versions that answer in the server that wrote a file, by model.
+    """Return the ready versions, by model, of the server that wrote the file.
 
-    None where it does not say. Waits for the disk; raises ChangesNotTaken as `read` does.
+    None if an older server wrote it. Blocks on disk I/O; raises ChangesNotTaken as `read` does.
     """
     return _head(file).versions
 
 
 def read(file: BinaryIO, settings: Settings) -> Iterator[Change]:
-    """Yield the changes of a file, each with its files. Waits for the disk.
+    """Yield the changes in a file, each with its model files. Blocks on disk I/O.
 
-    Raises ChangesNotTaken for a file that is not whole, is of another format, or has changes that
-    are not handed over or are beyond the limits of the settings.
+    Raises ChangesNotTaken if the file is truncated or of another format, or has a change of another
+    kind or one that exceeds the limits in the settings.
     """
     head = _head(file)
     most = settings.max_override_bytes + settings.max_override_files * _MOST_NAME_BYTES
@@ -158,9 +158,9 @@ def _head(file: BinaryIO) -> _Head:
 
 
 def spool(directory: Path, data: bytes) -> str:
-    """Write contents that are too long for a message to a file, and return its path.
+    """Write data too long for a message to a file, and return its path.
 
-    Raises OSError, and then leaves nothing behind.
+    Raises OSError after removing the file.
     """
     descriptor, name = tempfile.mkstemp(prefix=".xlaserve-change-", dir=directory)
     try:

@@ -1,4 +1,4 @@
-"""Memory limits for models, of a device or of the host."""
+"""Limits for models derived from the host: memory, cores, and processes."""
 
 import os
 import sys
@@ -12,17 +12,18 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Files of cgroup versions 2 and 1; without a limit they say `max`, or more than all memory."""
+"""Limit files of cgroup v2 and v1. Without a limit, v2 says `max` and v1 a huge number."""
 
 _MOST_LOADS = 8
 _MOST_COMPILING = 4
 _COMPILING_BYTES = 4 << 30
-"""Memory of a machine for each of the processes: one of them has 300 MB before it compiles."""
+"""Machine memory required per compile process; a process uses 300 MB before it compiles
+anything."""
 _LEAST_COMPILING_BYTES = 2 << 30
 
 
 def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
-    """Return the limit of the cgroup, or the machine's memory without one."""
+    """Return the cgroup's memory limit, or the machine's memory if there is none."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in cgroup_limits:
         with suppress(OSError, ValueError):
@@ -31,17 +32,17 @@ def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
 
 
 def cores() -> int:
-    """Return the number of usable cores."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def load_threads(settings: Settings) -> int:
-    """Return how many models are loaded at the same time: as set, else as many as cores."""
+    """Return how many models may load concurrently: the setting, or by default one per core."""
     return settings.load_threads or min(_MOST_LOADS, cores())
 
 
 def compile_processes(settings: Settings) -> int:
-    """Return how many processes compile: as set, else as cores and memory allow."""
+    """Return the number of compile processes: the setting, or a default by cores and memory."""
     if settings.compile_processes >= 0:
         return settings.compile_processes
     memory = settings.container_memory_bytes or memory_limit_bytes()
@@ -53,10 +54,10 @@ def compile_processes(settings: Settings) -> int:
 def capacity_bytes(
     settings: Settings, device_limit: int | None, sharing: int, platform: str = "cpu"
 ) -> int:
-    """Return the memory for models of one device: as set, else its own less the overhead.
+    """Return the model memory of a device: the setting, or device memory minus overhead.
 
-    The overhead holds what models share on a device of the platform, and is as large at least.
-    Devices of the CPU have no memory of their own, and share the host's.
+    The overhead is at least the memory that models share on a device of this platform. CPU devices
+    divide the host's memory; `sharing` is their number.
     """
     if settings.capacity_bytes:
         return settings.capacity_bytes

@@ -1,4 +1,4 @@
-"""Counts the state that cannot be handed to a replacing server."""
+"""Counts the state that a server cannot hand to its replacement."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from xlaserve.serving.stations.sequences.sequences import Sequences
 def answer_left_behind(
     plane: ControlPlane, registry: Registry, regions: Regions, cache: ResponseCache | None
 ) -> None:
-    """Report this process's state that is lost when it ends."""
+    """Make this process report, when asked, the state that is lost when it exits."""
 
     async def reply(_: object) -> Mapping[str, int]:
         return {

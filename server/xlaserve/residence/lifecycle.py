@@ -9,16 +9,16 @@ class State(StrEnum):
     """A state of a model version."""
 
     UNAVAILABLE = "UNAVAILABLE"
-    """Not loaded: never was, was unloaded, or could not be loaded."""
+    """Not loaded: never loaded, unloaded, or failed to load."""
     LOADING = "LOADING"
     READY = "READY"
     RELOADING = "RELOADING"
-    """Still answering with the loaded instance while its successor is loaded."""
+    """Answering from the loaded instance while its replacement is being loaded."""
     UNLOADING = "UNLOADING"
 
     @property
     def answers(self) -> bool:
-        """Tell whether requests are served in this state."""
+        """Tell whether a version in this state serves requests."""
         return self in (State.READY, State.RELOADING)
 
     @property
@@ -49,7 +49,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
         (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
     }
 )
-"""Every allowed transition."""
+"""Allowed transitions; every other pair of state and event is forbidden."""
 
 
 class ForbiddenTransition(AssertionError):
@@ -60,7 +60,7 @@ class ForbiddenTransition(AssertionError):
 
 
 class Lifecycle:
-    """The state of one model version, and why it is in it."""
+    """The state of one model version and the reason for it."""
 
     __slots__ = ("reason", "state")
 
@@ -69,7 +69,7 @@ class Lifecycle:
         self.reason = ""
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Change the state by the table; nothing else does."""
+        """Change the state according to the transition table; raises ForbiddenTransition."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise ForbiddenTransition(self.state, event)
@@ -77,6 +77,6 @@ class Lifecycle:
         self.reason = reason
 
     def follow(self, state: State, reason: str) -> None:
-        """Be where the process says that loads the model; it goes by the table."""
+        """Copy the state from the process that loads the model, without checking the table."""
         self.state = state
         self.reason = reason

@@ -1,4 +1,4 @@
-"""Loaders in threads, within a time limit."""
+"""Runs loaders in threads, with a time limit."""
 
 import asyncio
 import threading
@@ -21,10 +21,10 @@ from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.loaded import LoadedModel, Stage
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
-"""Turns a version directory into a loaded model; blocks."""
+"""Loads a model from a version directory; blocks."""
 
 StageObserver: TypeAlias = Callable[[str, str, Stage], None]
-"""Gets model, version and stage of a running load; called on the event loop."""
+"""Called with model, version and stage of a running load, on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class LoadLimits:
     """Time limits of loads."""
 
     load_seconds: float
-    """One load, from when its thread begins."""
+    """Limit of one load, from when its thread starts."""
     cancel_seconds: float
-    """A cancelled one, from then on."""
+    """Limit for a cancelled load to end, from the cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Loading:
     source: VersionSource
     reservation: Reservation
     context: LoadContext
-    """Without stages and cancellation, added by the runner."""
+    """The load's context without callbacks for stages and cancellation, which the runner adds."""
 
 
 class LoadRunner:
-    """Runs loaders in threads, and abandons stalled ones."""
+    """Runs loaders in threads, and abandons those that exceed the time limit."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class LoadRunner:
         self._discarding: set[asyncio.Task[None]] = set()
 
     async def run(self, loading: Loading) -> LoadedModel:
-        """Return the model. Raises what a loader raises, or LoadTimedOut.
+        """Load a model in a thread. Raises what the loader raises, or LoadTimedOut.
 
-        A load that is cancelled has ended once this returns, or was abandoned. What is abandoned
-        keeps its reservation for as long as its thread goes on.
+        When this returns, a cancelled load has ended or was abandoned. An abandoned load keeps its
+        reservation until its thread ends.
         """
         run = _Run(loading)
         now = partial(self._load_now, run, asyncio.get_running_loop())
@@ -90,7 +90,7 @@ class LoadRunner:
         except asyncio.CancelledError:
             run.cancelled.set()
             if not call.cancel() and not self._workers.closed:
-                # Another cancellation does not keep it from ending.
+                # A second cancellation must not interrupt the cleanup.
                 discarding = asyncio.ensure_future(self._discard(run))
                 self._discarding.add(discarding)
                 discarding.add_done_callback(self._discarding.discard)
@@ -98,7 +98,7 @@ class LoadRunner:
             raise
 
     async def _discard(self, run: "_Run") -> None:
-        """Return once a cancelled load has released its memory, or was abandoned."""
+        """Wait until a cancelled load has released its memory, or abandon it."""
         assert run.call is not None
         run.call.beat()
         try:
@@ -106,7 +106,7 @@ class LoadRunner:
         except Overdue:
             self._abandoned(run)
             return
-        except Exception:  # what it raises, nobody waits for
+        except Exception:  # the load was cancelled: nobody needs the error
             await self._release()
             return
         await self._workers.wait(model.close)
@@ -137,13 +137,13 @@ class LoadRunner:
         kept.release()
 
     def _show_stage(self, version: Version, stage: Stage) -> None:
-        """Show how far a load has come, unless it has ended otherwise by now."""
+        """Show the stage of a load that is still in progress."""
         if version.state in (State.LOADING, State.RELOADING):
             self._registry.note(version, str(stage))
             self._on_stage(version.model, version.number, stage)
 
     def _load_now(self, run: "_Run", loop: asyncio.AbstractEventLoop) -> LoadedModel:
-        """Load, in a thread."""
+        """Run the loader; called in a thread."""
         loading = run.loading
         version = loading.version
 
@@ -170,7 +170,7 @@ class _Run:
         self.loading = loading
         self.cancelled = threading.Event()
         self.stage = Stage("starting")
-        """The last one; set in the thread."""
+        """The last reported stage; set in the loader's thread."""
         self.call: LimitedCall[LoadedModel] | None = None
 
     def check_cancelled(self) -> None:

@@ -59,32 +59,33 @@ _CANCELLED = (LoadCancelled, asyncio.CancelledError)
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """Dependencies of loads on the layer below."""
+    """The functions and objects of the runtime layer that loads call."""
 
     load: Load
     predict_size: Callable[..., Sizes]
-    """Return the bytes that a version will take on each device; raises InvalidModel; blocks.
+    """Return the bytes that a version will need on each device; raises InvalidModel; blocks.
 
-    Takes its directory, configuration, devices and roots, and `in_background`: whether the load
-    leaves most batch sizes for later."""
+    The arguments are its directory, configuration, devices and roots, and `in_background`: whether
+    most batch sizes are compiled after the load.
+    """
     try_loading: Callable[[Path, ModelConfig, CheckCancelled], None]
-    """Load what a client sent in a process that may die of it; raises InvalidModel, and what its
-    last argument raises once nobody wants the load; blocks."""
+    """Try to load a client's files in a separate process, because loading might crash. Raises
+    InvalidModel, or LoadCancelled once the load is cancelled; blocks."""
     release_memory: Callable[[], None]
-    """Collect garbage and give freed pages back to the system; blocks."""
+    """Collect garbage and return freed pages to the operating system; blocks."""
     devices: Callable[[], Devices]
-    """Returns the devices, once JAX is up; called from a thread, may block."""
+    """Return the devices, after initializing JAX; called in a thread, may block."""
     mappings: Mappings = UNLIMITED
-    """Memory mappings of the process."""
+    """Limits the number of the process's memory mappings."""
     compilation: Compilation = field(default_factory=Compilation)
     programs: SharedPrograms = field(default_factory=SharedPrograms)
-    """Programs of all loaded models."""
+    """The compiled programs that loaded models share."""
     on_stage: StageObserver = lambda model, version, stage: None
     text_limits: TextLimits = DEFAULT_TEXT_LIMITS
 
 
 class VersionLoader:
-    """Loads and retires instances of model versions; the registry shows every step of it."""
+    """Loads and unloads instances of model versions, and shows each step in the registry."""
 
     def __init__(
         self,
@@ -118,10 +119,10 @@ class VersionLoader:
         self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
         self.expect_unloads: Callable[[], bool] = lambda: expect_unloads
-        """Tells whether somebody may unload others now, on learning that a load needed more than
-        expected: else a load waits for what is on its way out alone."""
+        """Tells whether other models may be unloaded soon, so that a load that needs more memory
+        than predicted should wait. Otherwise a load waits only for running unloads."""
         self._shrinking = 0
-        """Loads whose reservation shrinks to the measured size at their end."""
+        """Number of loads that will shrink their reservation to the measured size when they end."""
         self._evict = evict
         self._registry = registry
         self._capacity = capacity
@@ -140,23 +141,23 @@ class VersionLoader:
         )
         self._stragglers: set[asyncio.Task[None]] = set()
         self._unloading: dict[Version, asyncio.Future[None]] = {}
-        """Versions being unloaded, with callbacks for the end."""
+        """Versions being unloaded, with futures that complete when the unload has ended."""
         self._instances: WeakValueDictionary[Reservation, Instance] = WeakValueDictionary()
+        """Instances that hold memory: those answering and those being drained."""
         self._to_correct: deque[Reservation] = deque()
-        """Versions whose reservation differs from their model's use."""
-        """Those that hold memory: answering ones, and those that drain."""
+        """Reservations whose model reported a change of its memory."""
         self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
 
     async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
-        """Load a version and let it answer; what it served before, it serves until then.
+        """Load a version. A version already loaded keeps answering until the new instance is ready.
 
-        Raises LoadFailed, OutOfMemory, LoadCancelled or TooManyAbandoned, and goes on with what was
-        served before.
+        Raises LoadFailed, OutOfMemory, LoadCancelled or TooManyAbandoned; the old instance then
+        stays.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        # Another load may evict it.
+        # Another load may evict this version in the meantime, hence the loop.
         while version in self._unloading:
             await asyncio.wait([self._unloading[version]])
         self._workers.abandoned.check(version.model, source.fingerprint)
@@ -187,7 +188,7 @@ class VersionLoader:
         replaced = version.instance
         version.put(loaded)
         self._instances[reservation] = loaded
-        # What it carries for others may have changed since it was booked.
+        # The memory counted for this model may have changed since the reservation was set.
         self._correct(reservation)
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
@@ -228,10 +229,11 @@ class VersionLoader:
     async def unload(self, versions: Iterable[Version], *, evicted_for: str = "") -> None:
         """Stop answering from these versions and return once their memory is free.
 
-        `evicted_for` is the model whose load needs it, where nobody asked for the unload.
+        `evicted_for` names the model whose load needs the memory, if this is an eviction.
 
-        Requests in flight are drained first. After `drain_seconds` the rest continue on their own,
-        and the memory is freed after the last; decoupled answers are cut off.
+        Requests in flight are drained for `drain_seconds`. After that this method returns while the
+        remaining requests continue, and the memory is freed after the last one; decoupled responses
+        are cut off.
         """
         answering = [version for version in versions if version.state.answers]
         instances = []
@@ -254,12 +256,12 @@ class VersionLoader:
                 self._log.info("model unloaded", model=version.model, version=version.number)
 
     async def close(self) -> None:
-        """Wait for the instances whose requests outlived their unload."""
+        """Wait for instances with requests that outlived `drain_seconds`."""
         await self._finisher.close()
         if self._stragglers:
             await asyncio.wait(self._stragglers)
 
-    # --- loading ---
+    # --- Loading ---
 
     async def _make(
         self,
@@ -288,11 +290,11 @@ class VersionLoader:
         reservation: Reservation,
         fetched: FetchedFiles,
     ) -> LoadedModel:
-        """Reserve the predicted size, load, and reserve what the model holds from then on.
+        """Reserve the predicted size, load, then set the reservation to the measured size.
 
-        What is in a store is fetched once its memory is reserved.
+        Files in an object store are fetched only after the memory is reserved.
 
-        A model that took more than there is is closed again.
+        Raises OutOfMemory, after closing the model, if the measured size does not fit.
         """
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
@@ -322,7 +324,7 @@ class VersionLoader:
         return runner
 
     def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
-        """Return a load's predicted bytes per device, from headers alone. Blocks."""
+        """Predict the bytes per device from the headers of the files. Blocks."""
         machinery = self._machinery
         later = self._background_compile
         sizes = machinery.predict_size(
@@ -336,10 +338,10 @@ class VersionLoader:
         return {device: max(0, size - shared) for device, size in sizes.items()}
 
     async def _book(self, reservation: Reservation, sizes: Sizes) -> None:
-        """Hold so many bytes. Raises OutOfMemory.
+        """Reserve these sizes, or raise OutOfMemory.
 
-        Idle models may be evicted for it. What others are about to give back is waited for, up to
-        `memory_wait_seconds`.
+        May evict idle models for the memory, and waits up to `memory_wait_seconds` for memory that
+        other models are about to release.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._memory_wait_seconds
@@ -356,7 +358,7 @@ class VersionLoader:
         reservation.set(sizes)
 
     async def _changed(self, seconds: float) -> bool:
-        """Wait for memory of others to change, if it may; tell whether it did in time."""
+        """Wait for other models to release memory; False after a timeout or if none is expected."""
         if seconds <= 0 or not (self._stragglers or self._shrinking or self.expect_unloads()):
             return False
         try:
@@ -383,7 +385,7 @@ class VersionLoader:
         source: VersionSource,
         reservation: Reservation,
     ) -> LoadedModel:
-        """Load, evicting idle models for memory mappings if needed."""
+        """Load a model; if memory mappings run out, evict an idle model and try again."""
         while True:
             try:
                 return await self._run_loader(version, model, source, reservation)
@@ -420,15 +422,15 @@ class VersionLoader:
             compilation=self._machinery.compilation,
             programs=self._machinery.programs,
             on_memory=partial(self._correct_soon, asyncio.get_running_loop(), reservation),
-            # In one step with the model that holds from then on what this one has held.
+            # Queued, to be corrected together with the reservation of the model that takes over.
             on_handed_on=partial(self._to_correct.append, reservation),
         )
         return await self._runner.run(Loading(version, source, reservation, context))
 
     def _correct_soon(self, loop: asyncio.AbstractEventLoop, reservation: Reservation) -> None:
-        """Correct the accounting of a loaded model; called in any thread."""
+        """Schedule a correction of the reservation; called in any thread."""
         self._to_correct.append(reservation)
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):  # the event loop may be closed
             loop.call_soon_threadsafe(self._correct_all)
 
     def _correct_all(self) -> None:
@@ -452,14 +454,14 @@ class VersionLoader:
             reason = of_reload(reason)
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
-        if not isinstance(error, _CANCELLED):  # else Cancelling says who has cancelled it
+        if not isinstance(error, _CANCELLED):  # Cancelling logs cancelled loads
             said = {"model": version.model, "version": version.number, "reason": reason}
             self._log.warning("model not loaded", **said)
 
-    # --- out ---
+    # --- Unloading ---
 
     async def _retire(self, instances: list[Instance]) -> None:
-        """Free instances after their last request, within the drain time."""
+        """Free instances after their last request; stop waiting after `drain_seconds`."""
         if not instances:
             return
         freeing = asyncio.ensure_future(self._free(instances))
@@ -480,7 +482,8 @@ class VersionLoader:
             await self._finisher.left(instance)
             await instance.drained()
             if instance.stuck is not None and instance.is_stuck:
-                # Nothing of it is free before the thread that may use it has ended.
+                # The abandoned thread may still use the instance: free it only after the thread
+                # ends.
                 instance.stuck.whenever(partial(self._free_later, instance))
                 continue
             await self._workers.wait(instance.runner.close)

@@ -14,18 +14,18 @@ from xlaserve.serving.access.sight import require_all_seen
 Value: TypeAlias = bool | int | str
 
 FORMAT = "ISO8601"
-"""The only form of times."""
+"""The only supported format of timestamps."""
 _DEFAULT_FORMAT = "default"
-"""Triton's name of the format."""
+"""Triton's name for the default format."""
 
 _FIXED = frozenset(("log_file", "log_format"))
-"""Read-only settings, accepted with their current value."""
+"""Read-only settings: a request may only repeat their current value."""
 _LARGEST = 2**32 - 1
 _SHOWN_CHARACTERS = 80
 
 
 def log_settings() -> dict[str, Value]:
-    """Return the settings by the names that Triton has for them."""
+    """Return the log settings under Triton's names."""
     levels = log.levels()
     return {
         "log_file": "",
@@ -38,7 +38,7 @@ def log_settings() -> dict[str, Value]:
 
 
 async def change_log_settings(plane: ControlPlane, change: Mapping[str, Value]) -> None:
-    """Do as `update_log_settings`, in every process of the server."""
+    """Apply `update_log_settings` in every process of the server."""
 
     async def here() -> None:
         update_log_settings(change)
@@ -47,14 +47,14 @@ async def change_log_settings(plane: ControlPlane, change: Mapping[str, Value]) 
 
 
 async def make_log_change(change: Change) -> None:
-    """Make a change that another process of the server was asked for."""
+    """Apply a log change forwarded by another process of the server."""
     update_log_settings(change.arguments)
 
 
 def update_log_settings(change: Mapping[str, Value]) -> None:
-    """Change settings, all of them or none.
+    """Change log settings, either all of them or none.
 
-    Raises InvalidParameter, and Unsupported for the file of the log, which no client may choose.
+    Raises InvalidParameter, or Unsupported for `log_file`, which clients may not choose.
     """
     require_all_seen()
     for name, value in change.items():
@@ -67,7 +67,7 @@ def update_log_settings(change: Mapping[str, Value]) -> None:
         expected, fits = row
         if not fits(value):
             raise InvalidParameter(name, expected, repr(value)[:_SHOWN_CHARACTERS])
-    # While all are there: who turns them off is the last record.
+    # Log before the change: if a client turns warnings off, this is the last record.
     structlog.get_logger("log").warning("log settings changed", **change)
     changed: dict[str, Any] = {
         name.removeprefix("log_"): value for name, value in change.items() if name not in _FIXED

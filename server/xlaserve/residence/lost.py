@@ -1,7 +1,8 @@
-"""Names the models that a replacement lacks, and tells which of them block it.
+"""Finds models that a replacement server lacks, and decides whether they block it.
 
-What is gone cannot be had again by waiting, and blocks nothing. What is there and fails to load can
-be mended: the old server goes on with it.
+A model whose files are gone does not block the replacement, since waiting would not bring it back.
+A model whose files exist but fail to load does: the files can be fixed while the old server keeps
+serving.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from xlaserve.residence.handover import ChangesNotTaken
 from xlaserve.residence.registry import Registry
 
 GONE = frozenset({"ModelNotFound", "FilesMissing"})
-"""The errors of a load that found nothing to load."""
+"""Names of the errors of a load that found no files."""
 _ABSENT = "ModelNotFound", "it is not in the model repository"
 _SHOWN = 10
 
@@ -24,29 +25,29 @@ _log = structlog.get_logger("replacing")
 
 
 class NobodyAnswers(Exception):
-    """No process that loads models says which of them answer."""
+    """No process that loads models has reported its ready versions."""
 
     def __init__(self) -> None:
         super().__init__("no process that loads models answers: it has died, starts or is silent")
 
 
 class Answering(msgspec.Struct, frozen=True):
-    """Models that a process serves, and those that it failed to load."""
+    """The models that a process serves, and those that it failed to load."""
 
     versions: dict[str, list[str]]
-    """The versions that answer, by model."""
+    """Ready versions by model."""
     failed: dict[str, tuple[str, str]]
     """Error class and text of failed loads, by model."""
     unsettled: str = ""
-    """Why the repository is unreadable; empty if all of it was read."""
+    """Why the repository could not be read completely; empty if it was."""
 
 
 def answer_answering(plane: ControlPlane, registry: Registry, follower: RepositoryFollower) -> None:
-    """Register this process's answer to the question of served models."""
+    """Make this process report, when asked, the models that it serves."""
 
     async def reply(_: object) -> object:
         if not plane.loads:
-            return None  # a front end shows what its engine answers for
+            return None  # the engine reports the models of front ends
         models = (
             (model.name, sorted(registry.answering(model.name))) for model in registry.models()
         )
@@ -63,7 +64,7 @@ def answer_answering(plane: ControlPlane, registry: Registry, follower: Reposito
 
 
 def versions_of(answers: Sequence[object], *, everywhere: bool) -> dict[str, list[str]]:
-    """Return the versions that answer in any of the processes, or in each of them."""
+    """Return the versions ready in every process (`everywhere`), or in at least one."""
     found: dict[str, set[str]] = {}
     for count, answer in enumerate(_read(answers)):
         for name in [*answer.versions, *found]:
@@ -74,9 +75,9 @@ def versions_of(answers: Sequence[object], *, everywhere: bool) -> dict[str, lis
 
 
 def known_versions(answers: Sequence[object]) -> dict[str, list[str]]:
-    """Return the versions that answer in any of the processes; raises NobodyAnswers.
+    """Return the versions ready in at least one process. Raises NobodyAnswers if none replied.
 
-    Without it the replacement would take all models for gone.
+    An empty result would make the replacement believe that all models are gone.
     """
     if not answers:
         raise NobodyAnswers
@@ -91,12 +92,12 @@ def check_lost(
     unloaded: Collection[str],
     strict: bool,
 ) -> None:
-    """Log what is lost of the models that answer in the server that is to be replaced.
+    """Log the old server's models that this replacement lacks, or raise ChangesNotTaken.
 
-    `theirs` are their versions, None where it does not say: then no model of the start may fail.
-    `gone` are loads of clients that found nothing, by model, and `unloaded` the models that clients
-    have unloaded there; with `strict` no other model of the start may fail either. Raises
-    ChangesNotTaken for what blocks the replacement.
+    `theirs` are the ready versions of the old server by model; if it is None, no model due at
+    startup may fail. `gone` are clients' loads that found no files, by model, and `unloaded` the
+    models that clients unloaded from the old server. With `strict`, no other model due at startup
+    may fail either.
     """
     if not answers:
         raise ChangesNotTaken(str(NobodyAnswers()))

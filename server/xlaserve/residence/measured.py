@@ -1,4 +1,4 @@
-"""Memory of loaded models that changes after their load."""
+"""Corrects reservations when the memory of a loaded model changes."""
 
 import asyncio
 from contextlib import suppress
@@ -7,19 +7,19 @@ from xlaserve.residence.registry import Registry
 
 
 class MeasuredMemory:
-    """Updates reservations when models report a change."""
+    """Corrects reservations when models report a change of their memory."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Remember the event loop of the server, before any model is loaded."""
+        """Set the server's event loop, before any model is loaded."""
         self._loop = loop
 
     def changed(self, model: str) -> None:
-        """Correct the reservations of a model; called in any thread."""
-        with suppress(RuntimeError):  # the event loop is closed
+        """Schedule a correction of a model's reservations; called in any thread."""
+        with suppress(RuntimeError):  # the event loop may be closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._correct, model)
 

@@ -1,4 +1,4 @@
-"""Merged answers about models, for all processes of the server."""
+"""Statistics and index merged over all processes of the server."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from xlaserve.serving.access.sight import seen_now, without_names
 
 
 class OfAll:
-    """Asks the catalogs of all workers, and answers as one server would."""
+    """Queries the catalogs of all workers, and merges the answers."""
 
     def __init__(self, catalog: Catalog, others: Others = NOBODY) -> None:
         self._catalog = catalog
@@ -21,9 +21,9 @@ class OfAll:
         others.answer(Question.INDEX, self._own_index)
 
     async def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
-        """Report on the versions that answer, as `Catalog.statistics` does.
+        """Return the merged statistics of the ready versions; see `Catalog.statistics`.
 
-        Raises WorkersSilent where the counts would not be those of all workers.
+        Raises WorkersSilent if a worker does not answer, since the counts would be too low.
         """
         own = self._catalog.statistics(name, version)
         if not self._others.are_there:
@@ -35,16 +35,16 @@ class OfAll:
         return [report for report in reports if name or sees(report.name)]
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List what `Catalog.index` does; a version is READY when it is in all workers.
+        """Return the merged index; a version is READY if it is ready in every worker.
 
-        Raises WorkersSilent.
+        Raises WorkersSilent if a worker does not answer.
         """
         own = await self._catalog.index(ready=ready and not self._others.are_there)
         if not self._others.are_there:
             return own
         asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
         sees = seen_now()
-        # Other workers do not know the caller: they return every model.
+        # Other workers do not know the caller and return every model.
         rows = [
             replace(row, reason=without_names(row.reason, sees))
             for row in fold_index(asked.complete())
@@ -52,13 +52,13 @@ class OfAll:
         ]
         return [row for row in rows if row.state == State.READY.public] if ready else rows
 
-    # --- questions of other workers ---
+    # --- Questions of other workers ---
 
     async def _own_statistics(self, about: About) -> list[VersionReport]:
         try:
             return self._catalog.statistics(about["model"], about["version"])
         except (ModelNotFound, ModelNotReady):
-            return []  # it has answered no request
+            return []  # this worker has served no request of the model
 
     async def _own_index(self, about: About) -> list[IndexEntry]:
         return await self._catalog.index()

@@ -1,4 +1,4 @@
-"""Readiness of the server and of models, with a callback when it may have changed."""
+"""Readiness of the server and of models, with notification of possible changes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from xlaserve.residence.registry import Registry
 
 
 class Readiness:
-    """Health checks of the server and of its models by name."""
+    """Health of the server, and of its models by name."""
 
     def __init__(self, control: ModelControl, registry: Registry) -> None:
         self._control = control
@@ -27,16 +27,16 @@ class Readiness:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether missing models will stay missing."""
+        """Tell whether the repository was read completely: a missing model then does not exist."""
         return self._registry.standing.row.is_settled
 
     def model_names(self) -> list[str]:
-        """Return the names of models that were loaded, or tried."""
+        """Return the names of models that were loaded, or that failed to load."""
         return [model.name for model in self._registry.models()]
 
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Event]:
-        """Provide an event that is set at every change, during a block."""
+        """Provide, within a block, an event that is set whenever readiness may have changed."""
         changed = asyncio.Event()
         with self._registry.observe(changed.set):
             yield changed

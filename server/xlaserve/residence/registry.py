@@ -1,4 +1,4 @@
-"""The registry of loaded models, answering versions and users."""
+"""The registry of loaded models and their versions."""
 
 import asyncio
 from bisect import bisect_left, insort
@@ -36,22 +36,22 @@ class Loaded(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe it."""
+        """Return the description of the model."""
         ...
 
     def stop(self) -> None:
-        """Compile nothing more. Does not block."""
+        """Stop background compilation. Does not block."""
         ...
 
     def close(self) -> None:
-        """Drop every buffer and executable."""
+        """Release every buffer and executable."""
         ...
 
 
 class Instance:
     """One loaded copy of a model version, and the number of requests that use it.
 
-    A reload makes a new instance: requests keep the one they started with.
+    A reload creates a new instance. Requests keep the one they started with.
     """
 
     def __init__(
@@ -68,30 +68,30 @@ class Instance:
         self.fingerprint = fingerprint
         self.config = config
         self._device = device
-        """The first of the server."""
+        """The first device of the server."""
         self.platform = device.partition(":")[0]
         """The JAX platform of the server."""
         self.reservation = reservation
         self.quick = QuickCheck(runner.info, config)
         self.fault = ""
-        """Why it cannot be asked now, though it is loaded; empty while it can."""
+        """Why requests are rejected although the model is loaded; empty if they are not."""
         self.on_fault: Callable[[], None] = lambda: None
-        """Called at every change of it."""
+        """Called whenever `fault` changes."""
         self.stuck: LimitedCall[Any] | None = None
         """An abandoned compilation whose thread may still use the model."""
         self.url = ""
-        """Url of the load by a multi-model container; empty for others."""
+        """URL of a load in a multi-model container; empty otherwise."""
         self.fetched = FetchedFiles()
-        """Its fetched files, if from a store; set by the loader."""
+        """Files fetched from an object store, if any; set by the loader."""
         self._users = 0
         self._idle = asyncio.Event()
         self.has_left = False
-        """Whether an unload or a reload has replaced it: once it is drained, it is closed."""
+        """Whether the instance was unloaded or replaced by a reload; once drained, it is closed."""
         self._leaving: list[Callable[[], None]] = []
         self._overstaying: list[Callable[[], None]] = []
         self._make_station = make_station
         self.station: Station = make_station(self, None)
-        """Its station; `renew` replaces it."""
+        """Queues and executes the instance's requests; replaced by `renew`."""
 
     @property
     def model(self) -> str:
@@ -100,7 +100,7 @@ class Instance:
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the loaded model."""
+        """Return the description of the loaded model."""
         return self.runner.info
 
     @property
@@ -110,35 +110,35 @@ class Instance:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Return its bytes by device."""
+        """Return the bytes held on each device."""
         return self.info.memory.on_devices(self._device)
 
     @property
     def alone(self) -> Mapping[str, int]:
-        """Return its bytes by device if no other model shared a part."""
+        """Return the bytes that the model would hold on each device if it shared no programs."""
         return self.info.memory.alone_on_devices(self._device)
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Return the parameters of its configuration."""
+        """Return the parameters of the model's configuration."""
         return self.config.parameters
 
     @property
     def steps(self) -> Sequence[tuple[str, str]]:
-        """Return the models of its steps: name and version (empty for the newest)."""
+        """Return the ensemble's steps: model name and version (empty for the newest version)."""
         return [(step.model_name, step.model_version) for step in self.config.steps]
 
     @property
     def pending(self) -> int:
-        """Return how many executions wait to begin."""
+        """Return the number of queued executions."""
         return sum(1 for _ in self.station.pending_since())
 
     def backlog(self, now_ns: int) -> Backlog:
-        """Return how many executions wait to begin, and for how long the oldest has."""
+        """Return the number of queued executions, and how long the oldest has been queued."""
         return Backlog.of(self.station.pending_since(), now_ns)
 
     def renew(self) -> None:
-        """Rebuild the station for new facts; queued calls move there."""
+        """Rebuild the station after its inputs changed, and move queued calls to the new one."""
         before = self.station
         self.station = self._make_station(self, before)
         if self.station is before:
@@ -152,39 +152,39 @@ class Instance:
                 call.fail(error)
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Register a callback for when it begins to leave: an unload, or a reload, has replaced it.
+        """Register a callback for when an unload or reload removes this instance from service.
 
         Requests that use it may still be in progress.
         """
         self._leaving.append(call)
 
     def leave(self) -> None:
-        """Call the callbacks of its departure, once."""
+        """Mark the instance as removed from service, and run the `on_leave` callbacks once."""
         self.has_left = True
         leaving, self._leaving = self._leaving, []
         for call in leaving:
             call()
 
     def on_drain_expired(self, call: Callable[[], None]) -> None:
-        """Have something called when requests are still in progress `drain_seconds` after it left.
+        """Register a callback for when requests still run `drain_seconds` after the removal.
 
-        For those that need not end by themselves.
+        Used by requests that may never end on their own.
         """
         self._overstaying.append(call)
 
     def expire_drain(self) -> None:
-        """Call the callbacks of an expired drain, once."""
+        """Run the `on_drain_expired` callbacks, once."""
         overstaying, self._overstaying = self._overstaying, []
         for call in overstaying:
             call()
 
     def suspend(self, fault: str) -> None:
-        """Reject requests until `resume`; running ones continue."""
+        """Reject new requests until `resume`; running ones continue."""
         self.fault = fault
         self.on_fault()
 
     def resume(self) -> None:
-        """Answer requests again."""
+        """Accept requests again."""
         if self.fault:
             self.fault = ""
             self.on_fault()
@@ -195,33 +195,33 @@ class Instance:
         return self.stuck is not None and not self.stuck.future.done()
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Record an abandoned thread that may still use the model, and log its memory."""
+        """Record an abandoned thread that may still use the model; return its `Abandoned` entry."""
         self.stuck = work
         held = sum(self.reservation.sizes.values())
         return Abandoned(self.model, self.fingerprint, doing, held)
 
     def correct(self) -> None:
-        """Account for the memory that the model holds now."""
+        """Set the reservation to the memory that the model holds now."""
         self.reservation.correct(self.held)
 
     @property
     def users(self) -> int:
-        """Return how many requests use the instance."""
+        """Return the number of requests that use the instance."""
         return self._users
 
     def acquire(self) -> None:
-        """Count one user more; `release` must follow."""
+        """Increment the use count; the caller must call `release`."""
         self._users += 1
 
     def release(self, count: int = 1) -> None:
-        """Count users less."""
+        """Decrement the use count."""
         self._users -= count
         if not self._users:
             self._idle.set()
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Keep the instance alive for the length of a block."""
+        """Count a use of the instance for the duration of a block."""
         self.acquire()
         try:
             yield
@@ -229,14 +229,14 @@ class Instance:
             self.release()
 
     async def drained(self) -> None:
-        """Return once the instance has no users."""
+        """Wait until no request uses the instance."""
         while self._users:
             self._idle.clear()
             await self._idle.wait()
 
 
 class Version:
-    """One version of a model: its lifecycle, and the instance that answers for it."""
+    """One version of a model: its lifecycle state, and the instance that serves it."""
 
     def __init__(self, model: str, number: str, admission: Admission) -> None:
         self.model = model
@@ -245,25 +245,25 @@ class Version:
         self.lifecycle = Lifecycle()
         self.instance: Instance | None = None
         self.origin: Origin | None = None
-        """The caller of the last load that succeeded, and its time; the loader sets it."""
+        """Caller and time of the last successful load; set by the loader."""
         self.statistics = VersionStatistics()
         self.executed = ExecutedRows()
 
     def put(self, instance: Instance | None) -> None:
-        """Replace the serving instance; executions so far stay counted."""
+        """Replace the serving instance, keeping the counts of executions so far."""
         if self.instance is not None:
             self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
         self.instance = instance
 
     @property
     def state(self) -> State:
-        """Return where the version stands."""
+        """Return the lifecycle state."""
         return self.lifecycle.state
 
 
 @dataclass(slots=True)
 class Model:
-    """The registry's entry of one model."""
+    """The registry entry of one model."""
 
     name: str
     admission: Admission
@@ -271,48 +271,48 @@ class Model:
 
     @property
     def requests(self) -> int:
-        """Return how many requests are in progress, all versions together."""
+        """Return the number of requests in progress, over all versions."""
         return self.admission.in_progress
 
     def newest(self, *, answering: bool = True) -> Version | None:
-        """Return the highest version, ready or of all."""
+        """Return the highest version that answers, or the highest of all if not `answering`."""
         found = (v for v in self.versions.values() if v.state.answers or not answering)
         return max(found, key=lambda version: int(version.number), default=None)
 
 
 class Registry:
-    """The models of the process. Used from the event loop only; never waits."""
+    """The models known to the process. Used from the event loop only; never blocks."""
 
     def __init__(self, max_requests_per_model: int, standing: Standing | None = None) -> None:
-        """`standing` is the repository's; without one, missing models stay missing."""
+        """`standing` is the state of the repository; by default it counts as completely read."""
         self.standing = standing or Standing(StandingState.SETTLED)
         self.failed = FailedLoads(self.notify)
         self._max_requests = max_requests_per_model
         self._models: dict[str, Model] = {}
         self._names: list[str] = []
-        """Their names, sorted: to sort thousands with every reading would hold the loop."""
+        """Sorted model names: sorting thousands of them at every reading would block the event
+        loop."""
         self.revision = 0
-        """Number of changes: states, and forgotten models."""
+        """Number of changes: state transitions and forgotten models."""
         self._observers: set[Callable[[], None]] = set()
         self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
-        """A cache of `resolve`, cleared by changes; at most two entries for each version."""
+        """Cache of `resolve`, cleared at every change; at most two entries per version."""
 
-    # --- reading ---
+    # --- Queries ---
 
     def models(self) -> list[Model]:
-        """Return every known model, by name."""
+        """Return every known model, sorted by name."""
         return [self._models[name] for name in self._names]
 
     def find(self, name: str) -> Model | None:
-        """Return the known state of a model, None if it was never loaded."""
+        """Return a model's entry, or None if no load was ever attempted."""
         return self._models.get(name)
 
     def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
-        """Return the version that answers, the newest one where none is asked for.
+        """Return the ready version with this number, or the newest ready one.
 
-        Raises ModelNotFound where nothing is loaded, StillStarting where that may come by itself,
-        ModelNotReady while it is on its way in or
-        out, or while a model that an ensemble needs is not ready.
+        Raises ModelNotFound if nothing is loaded, StillStarting if startup may still load it, or
+        ModelNotReady while it loads or unloads, or while an ensemble lacks one of its steps.
         """
         found = self._resolved.get((name, number))
         if found is None:
@@ -362,7 +362,7 @@ class Registry:
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _answering(self, name: str, number: str) -> Instance | None:
-        """Return the instance that answers for a step."""
+        """Return the instance that serves a step of an ensemble; None if there is none."""
         model = self._models.get(name)
         version = None
         if model is not None:
@@ -370,11 +370,11 @@ class Registry:
         return version.instance if version is not None and version.state.answers else None
 
     def is_planned(self, instance: Instance) -> bool:
-        """Tell whether an ensemble was planned for its steps as they are now."""
+        """Tell whether an ensemble's plan matches the currently loaded steps."""
         return is_planned(instance, self._answering)
 
     def ready(self, name: str, number: str = "") -> bool:
-        """Tell whether an inference would be served now."""
+        """Tell whether an inference request would be accepted now."""
         try:
             self.resolve(name, number)
         except (ModelNotFound, ModelNotReady):
@@ -382,23 +382,23 @@ class Registry:
         return True
 
     def answering(self, name: str) -> frozenset[str]:
-        """Return the versions of a model that would serve an inference now."""
+        """Return the versions of a model that would accept an inference request now."""
         model = self._models.get(name)
         numbers = () if model is None else model.versions
         return frozenset(number for number in numbers if self.ready(name, number))
 
     def shown_state(self, version: Version) -> tuple[str, str]:
-        """Return the state and the reason of a version as the repository index shows them."""
+        """Return a version's state and reason as the repository index shows them."""
         if version.instance is not None and version.state.answers:
             missing = version.instance.fault or missing_step(version.instance, self._answering)
             if missing:
                 return State.UNAVAILABLE.public, missing
         return version.state.public, _reason(version, self.failed)
 
-    # --- changing ---
+    # --- Changes ---
 
     def version(self, name: str, number: str) -> Version:
-        """Return the version, made when it is seen for the first time."""
+        """Return a version, creating its entry if there is none."""
         model = self._models.get(name)
         if model is None:
             model = self._models[name] = Model(name, Admission(name, self._max_requests))
@@ -406,12 +406,12 @@ class Registry:
         return model.versions.setdefault(number, Version(name, number, model.admission))
 
     def change(self, version: Version, event: Event, reason: str = "") -> None:
-        """Move a version along its lifecycle and tell the observers."""
+        """Apply an event to a version's lifecycle, and notify the observers."""
         version.lifecycle.apply(event, reason)
         self.notify()
 
     def note(self, version: Version, reason: str) -> None:
-        """Say how far a change has come, in the reason that the index shows."""
+        """Show the progress of a load as the reason in the index."""
         version.lifecycle.reason = reason
 
     def notify(self) -> None:
@@ -422,26 +422,26 @@ class Registry:
             observer()
 
     def size_bytes(self, name: str) -> int:
-        """Return the most that the loaded versions of a model hold on any one device.
+        """Return the memory of a model's loaded versions on the fullest device, in bytes.
 
-        Raises ModelNotFound where none is loaded.
+        Raises ModelNotFound if none is loaded.
         """
         return fullest(instance.held for instance in self._loaded(name))
 
     def alone_bytes(self, name: str) -> int:
-        """Return its bytes by device without other models; raises ModelNotFound."""
+        """Return `size_bytes` as if the model shared no programs; raises ModelNotFound."""
         return fullest(instance.alone for instance in self._loaded(name))
 
     def computation(self, name: str) -> str:
-        """Return what a model shares with others; empty for nothing, or for several versions.
+        """Return the key of a model's shared programs; empty if none, or for several versions.
 
-        Raises ModelNotFound where none is loaded.
+        Raises ModelNotFound if no version is loaded.
         """
         found = [instance.info.memory.computation for instance in self._loaded(name)]
         return found[0] if len(found) == 1 else ""
 
     def needed_bytes(self, name: str) -> int:
-        """Return the maximum per device needed for the load; raises ModelNotFound."""
+        """Return the load's peak reservation on the fullest device; raises ModelNotFound."""
         return fullest(instance.reservation.needed for instance in self._loaded(name))
 
     def _loaded(self, name: str) -> list[Instance]:
@@ -452,7 +452,7 @@ class Registry:
         return loaded
 
     def forget(self, name: str) -> None:
-        """Forget a model that is neither loaded nor in the repository."""
+        """Remove a model's entry, unless one of its versions is loaded or loading."""
         model = self._models.get(name)
         self.failed.forget(name)
         self._resolved.clear()
@@ -463,7 +463,7 @@ class Registry:
 
     @contextmanager
     def observe(self, observer: Callable[[], None]) -> Iterator[None]:
-        """Call `observer` after every change, for the length of a block."""
+        """Call `observer` after every change, for the duration of a block."""
         self._observers.add(observer)
         try:
             yield
@@ -472,12 +472,12 @@ class Registry:
 
     @property
     def requests(self) -> int:
-        """Return how many requests are in progress."""
+        """Return the number of requests in progress."""
         return sum(model.requests for model in self._models.values())
 
 
 def _reason(version: Version, failed: FailedLoads) -> str:
-    """Return the reason of a version's state, as the current caller may see it."""
+    """Return the reason of a version's state, without names hidden from the current caller."""
     reason = failed.reason(version.model)
     if reason and version.state is State.UNAVAILABLE:
         return reason

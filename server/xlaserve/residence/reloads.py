@@ -1,8 +1,8 @@
-"""The registry of reloadable resources: reread at SIGHUP and when their files change.
+"""Rereads certificates and other files at SIGHUP, and when the files change.
 
     reloads.add("tls", certificates.reload, files=certificates.files)
 
-A reload that raises has changed nothing: what was read before stays in use, and the log says why.
+A reload that raises changes nothing: the old contents stay in use, and the failure is logged.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from xlaserve.files.marks import FileMark, mark_of
 from xlaserve.serving.observability.event_notes import EventNotes
 
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
-"""Reads something again, on the event loop; or raises, keeping the old contents."""
+"""Rereads a resource, on the event loop. If it raises, the old contents stay in use."""
 Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[Mark, ...]"]]
-"""Calls a function in a thread that may block on files."""
+"""Calls a function in a thread, because it may block on the file system."""
 Mark: TypeAlias = FileMark | None
-"""Identity of a file after following links; None if it is missing."""
+"""Identity of a file, following symbolic links; None if it is missing."""
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks of the files."""
@@ -38,22 +38,22 @@ class _Row:
     reload: Reload
     files: Sequence[Path]
     marks: tuple[Mark, ...]
-    """The files as they were before they were read last."""
+    """Identities of the files before they were last read."""
     looking: asyncio.Task[None] | None = None
-    """The running or last check."""
+    """The check in progress, or the last one."""
     is_due: bool = False
-    """Whether a reload was requested during the check."""
+    """Whether a reload was requested while the check was running."""
 
 
 _ALONE_SECONDS = 1.0
-"""Time for one row before the next is checked."""
+"""How long to wait for one check before starting the next one, in seconds."""
 
 
 class Reloads:
-    """Reloads by name, in the order in which they were added; of the event loop.
+    """Reloadable resources by name, checked in the order they were added. Event loop only.
 
-    `wait` calls a function that looks at files in a thread that may wait. `on_signal` is told when
-    the reloads of a SIGHUP begin, and when they have ended.
+    `wait` runs a function that may block on files in a thread. `on_signal` is called with True when
+    the reloads after a SIGHUP begin, and with False when they have ended.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Reloads:
         self._asked = asyncio.Event()
 
     def add(self, name: str, reload: Reload, files: Sequence[Path] = ()) -> None:
-        """Reload something at SIGHUP, and within seconds after one of its files changed.
+        """Reload a resource at SIGHUP, and within seconds after one of its files changes.
 
-        A file that was replaced through a link to a directory, as Kubernetes does it, has changed.
-        To be called before the files are read for the first time, or a change between is missed.
+        Replacing the directory behind a symbolic link, as Kubernetes does, counts as a change. Call
+        this before reading the files for the first time, or a change in between is missed.
         """
         self._rows.append(_Row(name, reload, tuple(files), marks_of(files)))
 
     def request(self) -> None:
-        """Request a reload of everything; concurrent requests are one more reload."""
+        """Request a reload of everything. Requests made before it starts are coalesced."""
         self._asked.set()
 
     async def follow(self) -> None:
-        """Reload whatever is due, until cancelled."""
+        """Check for changed files and requests, and reload, until cancelled."""
         while True:
             asked = await self._is_asked()
             if asked:
@@ -98,7 +98,7 @@ class Reloads:
                     self.on_signal(False)
 
     async def _is_asked(self) -> bool:
-        """Return whether a reload was requested by the next check."""
+        """Wait for a requested reload until the next check is due; tell whether there was one."""
         try:
             async with asyncio.timeout(self._look_seconds):
                 await self._asked.wait()
@@ -107,9 +107,9 @@ class Reloads:
         return True
 
     async def _look_in_time(self, row: _Row, *, asked: bool) -> None:
-        """Reload a row that is due; one that takes long goes on beside the others.
+        """Check one resource; a slow check continues while the next ones start.
 
-        What is to be revoked is behind no file that cannot be read.
+        So an unreadable file does not delay the reload of others, such as revoked credentials.
         """
         if row.looking is not None and not row.looking.done():
             row.is_due = row.is_due or asked
@@ -125,7 +125,7 @@ class Reloads:
             _log.warning("still being read, others go on", what=row.name)
 
     async def _look(self, row: _Row, *, asked: bool) -> None:
-        # Before the files are read: what changes while they are is seen at the next look.
+        # Taken before the files are read: a change during the read is seen by the next check.
         marks = await self._wait(lambda: marks_of(row.files)) if row.files else ()
         if not asked and marks == row.marks:
             return

@@ -1,4 +1,4 @@
-"""The server's self-description."""
+"""Name, version and extensions of the server."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -20,7 +20,7 @@ EXTENSIONS = (
     "classification",
     "logging",
 )
-"""Protocol extensions of every server (V2 protocol, Server Metadata)."""
+"""Protocol extensions that every server supports (V2 protocol, Server Metadata)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The steps of a loaded ensemble, as they are now."""
+"""Checks whether the steps of a loaded ensemble can answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
@@ -11,35 +11,35 @@ from xlaserve.serving.ensemble import EnsemblePlan
 
 
 class Stepped(Protocol):
-    """A loaded instance, perhaps of an ensemble."""
+    """A loaded instance, possibly of an ensemble."""
 
     @property
     def runner(self) -> object:
-        """Return the loaded model: a plan if it is an ensemble of this process."""
+        """Return the loaded model, or the plan of an ensemble."""
         ...
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model."""
+        """Return the description of the model."""
         ...
 
     @property
     def fault(self) -> str:
-        """Return why it cannot be asked now; empty while it can."""
+        """Return why requests are rejected; empty if they are not."""
         ...
 
     @property
     def steps(self) -> Sequence[tuple[str, str]]:
-        """Return the models of its steps: name and version (empty for the newest)."""
+        """Return the ensemble's steps: model name and version (empty for the newest version)."""
         ...
 
 
 Find: TypeAlias = Callable[[str, str], Stepped | None]
-"""Returns the instance that answers for a model and version; None if none does."""
+"""Returns the instance that serves a model and version, or None."""
 
 
 def steps_of(instance: Stepped, find: Find) -> Iterator[tuple[str, Stepped | None]]:
-    """Yield each step of an ensemble with its instance, recursively."""
+    """Yield each step of an ensemble with its instance, including steps of nested ensembles."""
     for name, number in instance.steps:
         step = find(name, number)
         yield name, step
@@ -48,7 +48,7 @@ def steps_of(instance: Stepped, find: Find) -> Iterator[tuple[str, Stepped | Non
 
 
 def missing_step(instance: Stepped, find: Find) -> str | None:
-    """Return why the steps of an ensemble cannot answer; None if they can."""
+    """Return why an ensemble cannot answer because of its steps; None if it can."""
     found = [instance]
     for name, step in steps_of(instance, find):
         if step is None or step.fault:
@@ -58,13 +58,13 @@ def missing_step(instance: Stepped, find: Find) -> str | None:
 
 
 def is_planned(instance: Stepped, find: Find) -> bool:
-    """Tell whether an ensemble was planned for its steps as they are; True for other models."""
+    """Tell whether an ensemble's plan matches its loaded steps; True for other models."""
     plan = instance.runner
     return not isinstance(plan, EnsemblePlan) or plan.is_for(_models(plan, find))
 
 
 def _misfit(instance: Stepped, find: Find) -> str:
-    """Return why an ensemble can no longer join its steps; empty if it can."""
+    """Return why the loaded steps do not fit an ensemble's plan; empty if they do."""
     plan = instance.runner
     if isinstance(plan, EnsemblePlan):
         try:
@@ -83,10 +83,10 @@ def _models(plan: EnsemblePlan, find: Find) -> dict[tuple[str, str], ModelInfo]:
 
 
 def with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
-    """Return what is found, if its client may see the steps that it made an ensemble of.
+    """Return what `find` returns, unless it is an ensemble with steps hidden from the caller.
 
-    `sees` is of the models that it may infer: the ensemble would lead past that. Raises
-    LoadFailed as for a step that is not there.
+    `sees` tells which models the caller may infer; otherwise an ensemble could bypass that. Raises
+    LoadFailed as for a missing step.
     """
     source = find()
     for step in source.config.steps:

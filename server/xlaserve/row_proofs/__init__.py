@@ -1,6 +1,6 @@
-"""Proves from the served computation that rows of a batch are independent.
+"""Proves that the rows of a batch do not affect one another.
 
-README.md beside this file says how, why it can be believed, and how to add an operation.
+README.md in this directory explains the method, its soundness, and how to add an operation.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ __all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove", "prove_eac
 
 
 def __getattr__(name: str) -> object:
-    # A verdict is shown without JAX, which the proof needs and which takes a second to import.
+    # The proof needs JAX, which takes a second to import; showing a verdict does not.
     if name in ("loops_follow_inputs", "prove", "prove_each"):
         return getattr(import_module("xlaserve.row_proofs.interface"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,11 @@
-"""Small known integers, and the integers computed from them.
+"""Folds small integer constants, some of which depend on the batch size.
 
-Indexing in JAX is written with sums, comparisons and selections around every index. They have to
-be computed here to see that an index is what it is. The size of the batch is among them, and stays
-open: what is found out is so at every batch size.
+JAX surrounds every index with additions, comparisons and selections. They are evaluated here to
+find out whether an index is a constant or the row number. The batch size `b` stays symbolic, so
+that every result holds for all batch sizes.
 """
 
-# An ufunc of numpy has no types that say what it takes.
+# NumPy's ufuncs are typed with `Any`.
 # mypy: disallow-any-explicit=False
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 MAX_ELEMENTS = 256
-"""Most elements of a constant that is looked at."""
+"""Maximum number of elements of a constant that is evaluated."""
 
 _LIMIT = 1 << 31
 
@@ -25,9 +25,9 @@ Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class Constant:
-    """Integers `per_row * b + fixed`, of the shape of their value or of none where all are alike.
+    """Integers `per_row * b + fixed`: an array of the value's shape, or a scalar if all are equal.
 
-    Truth values are 0 and 1.
+    Booleans are 0 and 1.
     """
 
     __slots__ = ("fixed", "per_row")
@@ -38,27 +38,27 @@ class Constant:
 
     @property
     def is_static(self) -> bool:
-        """Whether it is the same at every batch size."""
+        """Whether the integers are the same at every batch size."""
         return not self.per_row.any()
 
     @property
     def is_splat(self) -> bool:
-        """Whether all elements are alike."""
+        """Whether one scalar stands for all elements."""
         return self.fixed.ndim == 0
 
     def item(self) -> int | None:
-        """Return the one number that all elements are at every batch size, None for any other."""
+        """Return the integer that all elements equal at every batch size; None if there is none."""
         if not self.is_static or not self.fixed.size:
             return None
         first = int(self.fixed.flat[0])
         return first if self.is_splat or bool((self.fixed == first).all()) else None
 
     def map(self, change: Callable[[Integers], Integers]) -> Constant:
-        """Return it with both arrays in another shape or order."""
+        """Return the constant with `change` applied to both arrays, such as a reshape."""
         return Constant(change(self.fixed), change(self.per_row))
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the elements are the same."""
+        """Tell whether all elements are equal at every batch size."""
         return (
             isinstance(other, Constant)
             and np.array_equal(self.per_row, other.per_row)
@@ -87,7 +87,7 @@ def _multiplied(left: Constant, right: Constant) -> Constant | None:
 
 
 def _range(value: Constant) -> tuple[Any, Any]:
-    """Return the least and the greatest of each element over all batches of one row or more."""
+    """Return the minimum and maximum of each element over all batch sizes from 1."""
     at_one = (value.fixed + value.per_row).astype(np.float64)
     return (
         np.where(value.per_row < 0, -np.inf, at_one),
@@ -96,7 +96,7 @@ def _range(value: Constant) -> tuple[Any, Any]:
 
 
 def compared(direction: str, left: Constant, right: Constant) -> Constant | None:
-    """Return the result of a comparison, None where it is not the same at all batch sizes."""
+    """Return the result of a comparison, or None if it depends on the batch size."""
     yes, no = _COMPARISONS[direction](*_range(_subtracted(left, right)))
     return Constant(yes) if bool((yes | no).all()) else None
 
@@ -111,11 +111,11 @@ _COMPARISONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "NE": lambda least, most: ((least > 0) | (most < 0), (least == 0) & (most == 0)),
     }
 )
-"""Whether a comparison of a difference with 0 holds always, and whether it never does."""
+"""By direction: whether the comparison of a difference with 0 is always true, and always false."""
 
 
 def chosen(predicate: Constant, left: Constant, right: Constant) -> Constant | None:
-    """Return the elements of the left where the predicate holds, else of the right."""
+    """Return the elements of `left` where the predicate is true, else those of `right`."""
     if not predicate.is_static:
         return None
     where = predicate.fixed != 0
@@ -190,7 +190,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "stablehlo.sign": _sign,
     }
 )
-"""Operations on integers, by name; all elementwise."""
+"""Elementwise operations on integers, by name."""
 
 LOGIC: Mapping[str, Fold] = MappingProxyType(
     {
@@ -201,7 +201,7 @@ LOGIC: Mapping[str, Fold] = MappingProxyType(
         "stablehlo.select": chosen,
     }
 )
-"""Operations on truth values."""
+"""Elementwise operations on booleans, by name."""
 
 _BITS = MappingProxyType({"i8": 7, "ui8": 8, "i16": 15, "ui16": 16, "i32": 31, "ui32": 32})
 
@@ -209,7 +209,7 @@ _BITS = MappingProxyType({"i8": 7, "ui8": 8, "i16": 15, "ui16": 16, "i32": 31, "
 def folded(
     name: str, dtype: str, operands: Sequence[Constant], direction: str = ""
 ) -> Constant | None:
-    """Return the result of an elementwise operation of constants, None where it is not known.
+    """Evaluate an elementwise operation on constants; None if the result is unknown.
 
     `dtype` is that of the result; `direction` that of a comparison.
     """
@@ -226,7 +226,7 @@ def folded(
 
 
 def _within_bits(name: str, dtype: str, operands: Sequence[Constant]) -> Constant | None:
-    """Return the smaller of a constant and the largest integer of its datatype."""
+    """Evaluate the minimum of a constant and the largest integer of the datatype."""
     last = (1 << _BITS.get(dtype, 0)) - 1
     if name != "stablehlo.minimum" or not last:
         return None
@@ -235,12 +235,12 @@ def _within_bits(name: str, dtype: str, operands: Sequence[Constant]) -> Constan
 
 
 def fitting(found: Constant, dtype: str) -> Constant | None:
-    """Return a constant where its elements are integers of a datatype, else None."""
+    """Return the constant if a datatype can represent its elements, else None."""
     if dtype == "i1":
         return Constant(found.fixed != 0) if found.is_static else None
     if dtype not in _BITS and dtype not in {"i64", "ui64"}:
         return None
-    # What is as large as this is no index, and could be cut off at some batch size.
+    # A larger number is not an index, and might overflow at some batch size.
     limit = min(_LIMIT, 1 << _BITS.get(dtype, 31))
     low = 0 if dtype.startswith("u") else -limit
     ends = (found.fixed, found.fixed + found.per_row, found.fixed + found.per_row * MOST_ROWS)
@@ -250,4 +250,4 @@ def fitting(found: Constant, dtype: str) -> Constant | None:
 
 
 MOST_ROWS = 65_536
-"""The largest batch for which integers are known not to overflow; no server takes a larger."""
+"""Integers are checked for overflow up to this batch size; no server accepts a larger batch."""

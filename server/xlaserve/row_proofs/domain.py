@@ -1,4 +1,4 @@
-"""The abstract domain: where in a value's dimensions the rows lie, and what varies."""
+"""The abstract domain: which dimensions of a value hold the rows, and where it varies."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from xlaserve.row_proofs.sizes import BATCH, ONE, ZERO, Size
 
 
 class Along(IntEnum):
-    """The variation of a value along a factor of a dimension."""
+    """How a value varies along one factor of a dimension."""
 
     UNIFORM = 0
-    """Not at all."""
+    """All elements along the factor are equal."""
     ANY = 1
-    """In any way, and the same for all rows."""
+    """Elements vary, in the same way for all rows."""
     ROW = 2
-    """Its elements are the rows of the batch, in their order."""
+    """The elements along the factor are the rows of the batch, in order."""
 
 
 class Factor(NamedTuple):
-    """A part of a dimension: the element `i` of `[6]` is `[i // 3][i % 3]` of `[2][3]`."""
+    """A factor of a dimension: `[6]` may be `[2][3]`, with index `i` at `[i // 3][i % 3]`."""
 
     size: Size
     along: Along
 
 
 Dimension: TypeAlias = tuple[Factor, ...]
-"""Factors, the major first; none for a dimension of size 1. A row factor is exactly the batch."""
+"""The factors, major first; empty for a dimension of size 1. A ROW factor has the batch size."""
 
 Dimensions: TypeAlias = tuple[Dimension, ...]
 
@@ -41,17 +41,17 @@ ROWS = Factor(BATCH, Along.ROW)
 
 @dataclass(frozen=True, slots=True)
 class RowNumber:
-    """Each element is the number of its row, which lies along a dimension."""
+    """Each element equals the index of its row; the rows lie along `dimension`."""
 
     dimension: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A value was put together along a dimension from blocks of any sizes.
+    """The value is a concatenation of blocks of any sizes along one dimension.
 
-    Blocks of rows that are not equally long are nothing as a whole, and are themselves again where
-    they are cut apart.
+    If the blocks have different numbers of elements per row, the whole has no known structure.
+    Slicing it at the block boundaries recovers the blocks.
     """
 
     dimension: int
@@ -60,34 +60,33 @@ class Segments:
 
 
 Fact: TypeAlias = Constant | RowNumber | Segments
-"""A fact about the elements of a value."""
+"""Additional knowledge about a value's elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value, as far as it is known.
+    """The abstract value of a tensor: what is known about how it depends on the rows.
 
-    Without a row factor it does not depend on the inputs, with one its element at row `i` depends
-    on the inputs at row `i` alone. There is never more than one.
+    Without a ROW factor it does not depend on the inputs. With a ROW factor, its elements at row
+    `i` depend only on row `i` of the inputs. There is at most one ROW factor.
     """
 
     dimensions: Dimensions
     blocked: Finding | None = None
-    """Why nothing of this is known; its dimensions mean nothing then."""
+    """Why nothing is known about the value; `dimensions` is meaningless then."""
     sized: Finding | None = None
-    """Cause of its dependence on the size of the batch: its elements are not the same, at the same
-    place, in batches of all sizes."""
+    """Why the value depends on the batch size (an element at a given index differs); else None."""
     fact: Fact | None = None
-    """A further fact about its elements."""
+    """Additional knowledge about the elements, if any."""
 
     @property
     def has_rows(self) -> bool:
-        """Whether it depends on the inputs."""
+        """Whether the value depends on the inputs."""
         return any(has_rows(dimension) for dimension in self.dimensions)
 
 
 def has_rows(dimension: Dimension) -> bool:
-    """Tell whether rows lie along a dimension."""
+    """Tell whether the rows lie along a dimension."""
     return any(factor.along is Along.ROW for factor in dimension)
 
 
@@ -97,25 +96,25 @@ def is_uniform(dimension: Dimension) -> bool:
 
 
 def moves(dimension: Dimension) -> bool:
-    """Tell whether the element at a place is another one in batches of other sizes.
+    """Tell whether an index along a dimension means another element when the batch size changes.
 
-    The element `i` of `[3][b]` as one dimension is that at `i % b` of the minor.
+    For example, index `i` of `[3][b]` is at `i % b` of the minor factor.
     """
     return any(not part.size.is_static for part in dimension[1:])
 
 
 def factor(size: Size, along: Along) -> Dimension:
-    """Return a dimension of one factor."""
+    """Return a dimension with a single factor."""
     return () if size == ONE else (Factor(size, along),)
 
 
 def uniform(shape: Iterable[Size]) -> Dimensions:
-    """Return the dimensions of a value whose elements are all the same."""
+    """Return the dimensions of a value whose elements are all equal."""
     return tuple(factor(size, Along.UNIFORM) for size in shape)
 
 
 def varying(shape: Iterable[Size]) -> Dimensions:
-    """Return the dimensions of a value whose elements are any, and the same for all rows."""
+    """Return the dimensions of a value that varies everywhere, in the same way for all rows."""
     return tuple(factor(size, Along.ANY) for size in shape)
 
 
@@ -128,9 +127,9 @@ def size_of(dimension: Dimension) -> Size | None:
 
 
 def merged(parts: Sequence[Factor]) -> Dimension:
-    """Return several factors as one; raises NoRule where its elements would move with the batch.
+    """Merge factors into one; raises NoRule if indices would depend on the batch size.
 
-    The element `i` of two factors as one is that at `(i // minor, i % minor)` of both.
+    Index `i` of the merged factor is `(i // minor, i % minor)` of two factors.
     """
     size = size_of(tuple(parts))
     along = max(part.along for part in parts)
@@ -143,9 +142,9 @@ def merged(parts: Sequence[Factor]) -> Dimension:
 
 
 def joined(values: Sequence[Value]) -> Value:
-    """Return the known facts about an element that is computed from the same element of all values.
+    """Return the abstract value of an elementwise combination of values.
 
-    Raises Mixes where that would put a row together with what is not the same row.
+    Raises Mixes if a row would be combined with anything but the same row.
     """
     for value in values:
         if value.blocked is not None:
@@ -161,23 +160,23 @@ def joined(values: Sequence[Value]) -> Value:
 
 
 def blocked(values: Iterable[Value]) -> Value:
-    """Return the known facts about what is computed from values of which something is not known."""
+    """Return the abstract value of a result computed from values of which some are blocked."""
     findings = [value.blocked for value in values if value.blocked is not None]
     mixed = [finding for finding in findings if finding.mixed]
     return Value((), blocked=(mixed or findings)[0])
 
 
 def joined_dimensions(left: Dimensions, right: Dimensions) -> Dimensions:
-    """Return how something varies that depends on two values; raises Mixes."""
+    """Return how an elementwise combination of two values varies; raises Mixes."""
     if len(left) != len(right):
         raise NoRule("takes values of different ranks")
     return tuple(joined_dimension(one, other) for one, other in zip(left, right, strict=True))
 
 
 def joined_dimension(left: Dimension, right: Dimension) -> Dimension:
-    """Return how something varies along a dimension that depends on two values.
+    """Return how an elementwise combination of two values varies along one dimension.
 
-    Raises Mixes, and NoRule for dimensions of different sizes.
+    Raises Mixes, or NoRule for dimensions of different sizes.
     """
     if left == right:
         return left
@@ -191,7 +190,7 @@ def joined_dimension(left: Dimension, right: Dimension) -> Dimension:
 
 
 def _runs(left: Dimension, right: Dimension) -> list[tuple[Dimension, Dimension]]:
-    """Cut both into the shortest pieces that are of the same size."""
+    """Split both dimensions into the shortest runs of factors with equal products."""
     runs: list[tuple[Dimension, Dimension]] = []
     rest, other_rest = list(left), list(right)
     while rest or other_rest:
@@ -232,14 +231,14 @@ def _joined_run(one: Dimension, other: Dimension) -> Dimension:
 
 
 def check_one_row(dimensions: Dimensions) -> None:
-    """Raise Mixes where rows lie in two places: each element would be of a pair of rows."""
+    """Raise Mixes if two factors are ROW: each element would depend on a pair of rows."""
     found = sum(part.along is Along.ROW for dimension in dimensions for part in dimension)
     if found > 1:
         raise Mixes("computes something for every pair of rows")
 
 
 def with_finding(value: Value, finding: Finding) -> Value:
-    """Return a value that depends on the size of the batch."""
+    """Mark a value as dependent on the batch size."""
     return value if value.sized else replace(value, sized=finding)
 
 
@@ -247,7 +246,7 @@ def with_finding(value: Value, finding: Finding) -> Value:
 
 
 def reshaped(dimensions: Dimensions, shape: Sequence[Size]) -> Dimensions:
-    """Return the dimensions with their factors grouped for another shape; raises Mixes, NoRule."""
+    """Regroup the factors of the dimensions for another shape; raises Mixes or NoRule."""
     if ZERO in shape:
         return uniform(shape)
     rest = [part for dimension in dimensions for part in dimension]
@@ -259,7 +258,7 @@ def reshaped(dimensions: Dimensions, shape: Sequence[Size]) -> Dimensions:
 
 
 def _taken(rest: list[Factor], wanted: Size) -> Dimension:
-    """Take the factors of one dimension, cutting the last where it is too large."""
+    """Take the factors for one new dimension, splitting the last one if it is too large."""
     found: list[Factor] = []
     while wanted != ONE:
         if not rest:
@@ -284,13 +283,13 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
 
 
 def _check_cut(along: Along, minor: Size) -> None:
-    """Raise NoRule where the elements of the two halves of a factor would move with the batch."""
+    """Raise NoRule if splitting a factor would make indices depend on the batch size."""
     if along and not minor.is_static:
         raise NoRule("has a shape that could not be followed")
 
 
 def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
-    """Merge factors until they are of the wanted size, or a multiple of it."""
+    """Merge factors until their size equals the wanted size or is a multiple of it."""
     pieces = [part]
     size: Size | None = part.size
     while size is not None and rest and sizes.quotient(size, wanted) is None:

@@ -1,8 +1,7 @@
-"""Which values are computed in the same way from the same values (value numbering).
+"""Value numbering: finds values that are computed in the same way.
 
-Equal labels mean equal values: a label is made of the name of an operation, all its attributes, the
-types of its results, its regions and the labels of its operands. What comes from outside of a
-region is told apart by what it is, never by how it is written.
+Equal labels mean equal values. A label consists of the operation's name, attributes, result types,
+regions, and the labels of its operands. A value from outside a region is labeled by its identity.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ Labels: TypeAlias = dict[int, Hashable]
 def labelled(
     region: Region, arguments: Mapping[int, Hashable], keys: dict[Hashable, int]
 ) -> Labels:
-    """Return the labels of all values of a region; those of its arguments are given.
+    """Label all values of a region; `arguments` has the labels of its arguments.
 
-    Labels of two regions can be compared where both were made with the same `keys`.
+    Labels of two regions are comparable if both were made with the same `keys`.
     """
     labels: Labels = dict(arguments)
     _label(region, labels, keys, 0)
@@ -53,7 +52,7 @@ def _of(number: int, labels: Labels) -> Hashable:
 
 
 def _inner(region: Region, labels: Labels, keys: dict[Hashable, int], depth: int) -> Hashable:
-    """Return what tells a region inside of an operation from others."""
+    """Return a key for a nested region; equal keys mean equal results."""
     own: Labels = dict(labels)
     own.update(
         (number, ("argument", depth, place)) for place, number in enumerate(region.arguments)

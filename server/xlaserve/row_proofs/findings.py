@@ -1,4 +1,4 @@
-"""Why a value is not proved to be of one row."""
+"""Reasons why a proof of row independence fails."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """The operation after which a property was lost, and why."""
+    """The operation at which the proof fails, and why."""
 
     mixed: bool
-    """Whether rows come together there, as far as they were followed; told before what has no rule.
-    It is no proof that an answer changes."""
+    """Whether the operation seems to combine rows. Such findings are reported before missing rules,
+    but do not prove that an answer changes."""
     operation: str
     reason: str
     location: str = ""
 
 
 class Problem(Exception):
-    """The error of a rule whose operation does not keep rows apart; takes a clause."""
+    """Raised by a rule whose operation does not keep rows apart; the message is a clause."""
 
     mixed = False
 
 
 class Mixes(Problem):
-    """The operation puts a row together with others, with its place or the size of the batch."""
+    """The operation combines a row with others, with its index, or with the batch size."""
 
     mixed = True
 
 
 class NoRule(Problem):
-    """Nothing is known of the operation in this form."""
+    """No rule covers the operation in this form."""
 
 
 class Unfollowed(Exception):
-    """The whole computation cannot be analysed; takes a clause."""
+    """The whole computation cannot be analysed; the message is a clause."""

@@ -1,4 +1,4 @@
-"""Asks for the proof of one artifact: whatever it is, there is an answer."""
+"""Runs the proof for an artifact, and returns a verdict even if the analysis fails."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,12 +22,12 @@ def prove(
     *,
     platforms: Sequence[str] = (),
 ) -> Verdict:
-    """Tell whether the rows of the outputs depend on the same row of the inputs alone.
+    """Tell whether each output row depends only on the same row of the inputs.
 
-    The first `parameters` arguments are no inputs. `sizes` has those of the open dimensions other
-    than the batch, for which alone the verdict is. `platforms` are those of the artifact that
-    count; all of them where none is given. Whatever the artifact is, nothing is raised: what cannot
-    be told is unknown.
+    The first `parameters` arguments are not inputs. `sizes` gives the sizes of the symbolic
+    dimensions other than the batch; the verdict holds only for these. `platforms` selects platforms
+    of the artifact; by default all of them count. Never raises: if the analysis fails, the verdict
+    is `unknown`.
     """
     return worst(prove_each(exported, parameters, outputs, sizes, platforms=platforms))
 
@@ -40,7 +40,7 @@ def prove_each(
     *,
     platforms: Sequence[str] = (),
 ) -> Mapping[str, Verdict]:
-    """Tell it of each platform, whose kernels differ; what is asked is as for `prove`."""
+    """Return the verdict for each platform, since kernels differ; arguments as for `prove`."""
     wanted = tuple(platforms) or tuple(exported.platforms)
     asked = Asked(exported, parameters, tuple(outputs), sizes or {}, wanted)
     if not asked.batch:
@@ -48,7 +48,7 @@ def prove_each(
     if len(wanted) > 1:
         with suppress(Exception):
             return proof.verdicts(asked)
-    # Where one of them cannot be analysed, the others may be.
+    # If one platform cannot be analysed, the others may still be.
     return {name: _on(replace(asked, platforms=(name,))) for name in wanted}
 
 
@@ -57,7 +57,7 @@ def _on(asked: Asked) -> Verdict:
         (found,) = proof.verdicts(asked).values()
     except Unfollowed as reason:
         return _unknown(f"the computation {reason}")
-    # What a hostile artifact meets on its way through JAX and MLIR has no class of its own.
+    # A hostile artifact may raise any exception inside JAX or MLIR.
     except Exception as error:
         return _unknown(f"the computation cannot be analysed ({type(error).__name__})")
     return found
@@ -69,11 +69,11 @@ def loops_follow_inputs(
     *,
     platforms: Sequence[str] = (),
 ) -> bool:
-    """Tell whether some loop of a computation is not known to have a constant trip count."""
+    """Tell whether the trip count of some loop is not known to be constant; True if unsure."""
     asked = Asked(exported, 0, (), sizes or {}, tuple(platforms))
     try:
         return proof.has_open_loops(asked)
-    # As above.
+    # Any exception, for the same reason as above.
     except Exception:
         return True
 

@@ -1,6 +1,6 @@
-"""The assertions that every result of every rule is held to, whichever rule it is.
+"""Assertions on the results of every rule.
 
-A rule that forgets a case then loses a proof, and makes no wrong one.
+A rule that overlooks a case then fails a proof, instead of yielding a wrong one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from xlaserve.row_proofs.sizes import BATCH, ZERO, static
 
 
 def unread(operation: Operation, grows: Collection[str]) -> str:
-    """Return what is wrong where an attribute differs with the batch that no rule reads as a size.
+    """Return an error if an attribute depends on the batch size and its rule does not expect it.
 
-    `grows` are the attributes that the rule of the operation reads so; empty where all is well.
+    `grows` names the attributes that the rule reads as sizes. Empty if there is no error.
     """
     for name, attribute in operation.attributes.items():
         if isinstance(attribute, Pair) and name not in grows:
@@ -30,16 +30,16 @@ def broken(
     results: Sequence[Value],
     ignored: Collection[int] = (),
 ) -> str:
-    """Return what cannot be so of the results of a rule, in a clause; empty where all can.
+    """Return why the results of a rule cannot be right, in a clause; empty if they can.
 
-    `ignored` are the positions of the operands that a rule may leave out of a result.
+    `ignored` has the positions of operands on which the results need not depend.
     """
     if len(results) != len(operation.types):
         return "has another number of results than its rule gives"
     counted = [
         one
         for number, (one, kind) in enumerate(zip(operands, operation.operand_types, strict=False))
-        # What has no elements says nothing.
+        # An operand without elements has no effect.
         if number not in ignored and ZERO not in kind.shape
     ]
     for value, kind in zip(results, operation.types, strict=True):
@@ -50,7 +50,7 @@ def broken(
 
 
 def misfit(value: Value, shape: Shape) -> str:
-    """Return why a value cannot have a shape, in a clause; empty where it can."""
+    """Return why a value does not fit a shape, in a clause; empty if it fits."""
     if isinstance(value.fact, Segments):
         reason = _parts_misfit(value.fact, shape)
         if reason:
@@ -99,7 +99,7 @@ def _summed(sizes: Shape) -> tuple[int, int]:
 
 
 def _forgotten(counted: Sequence[Value], result: Value, shape: Shape) -> str:
-    """Return what a result was said not to depend on, though an operand of it does."""
+    """Return which dependency of the operands is missing from a result, in a clause."""
     is_known = isinstance(result.fact, Constant) and result.fact.is_static
     if result.blocked is not None or is_known or ZERO in shape:
         return ""

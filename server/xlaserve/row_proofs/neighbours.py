@@ -1,7 +1,7 @@
-"""A trial of a model: whether a row's answer changes with the rows beside it.
+"""Tests by execution whether a row's answer depends on the rest of the batch.
 
-It proves nothing when it passes: `rows` proves. It refutes what mixes rows where that shows in the
-numbers that it tries.
+Passing the trial proves nothing; `proof` does. It detects models that mix rows if the difference
+shows in the numbers tried.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,49 +15,49 @@ from xlaserve.row_proofs.tolerances import TOLERANCES
 from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Executes a model on any number of rows: inputs in, outputs out, in declared order."""
+"""Executes the model on a batch of any size: inputs to outputs, in declared order."""
 
 Say: TypeAlias = Callable[[str], None]
-"""Told what is executed next, in a phrase."""
+"""Called with a phrase that describes the next execution."""
 
 SUBJECTS = 3
-"""Rows that are watched while others come and go."""
+"""Number of observed rows."""
 
 BATCHES = (4, 8)
-"""The sizes of the batches that they are put in, besides 1 and SUBJECTS. Each is compiled."""
+"""Batch sizes tried besides 1 and SUBJECTS. Each is compiled."""
 
 SEEDS = (0, 1)
 
 FEW = (SUBJECTS, 5)
-"""The sizes of the batches of a brief trial, besides 1."""
+"""Batch sizes of the short trial, besides 1."""
 
 _CONFIRMING_SEEDS = (0, 1, 2)
-"""A rounding that tips a comparison over does so by chance, and not in each of these."""
+"""A difference must occur with each of these seeds, since rounding may flip one comparison."""
 
 _FACTOR = 1000
 _SMALL_INTEGERS = 8
-"""Integers are below it as a rule, since many a model looks them up in a table."""
+"""Integer inputs are usually smaller than this, since many models use them as table indices."""
 
 _SMALLEST = 1e-3
-"""Threshold: an output whose numbers are all smaller is what is left of larger ones."""
+"""An output with only smaller numbers is treated as a rounding residue of larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that changed with what stood beside its row."""
+    """An answer that changed with the other rows in its batch."""
 
     output: str
     rows: int
-    """Rows of the batch in which it changed."""
+    """Size of the batch in which it changed."""
     beside: str
-    """Its neighbours, in a phrase."""
+    """The other rows, in a phrase."""
     largest: float
-    """The largest change; NaN where only one of the answers is a number."""
+    """The largest change; NaN if only one of the two answers is a number."""
     shown: str = ""
-    """The row, and both answers, as far as they fit in a line."""
+    """The input row and both answers, shortened to fit in a line."""
 
     def __str__(self) -> str:
-        """Say it in one clause."""
+        """Describe the difference in one clause."""
         shown = f": {self.shown}" if self.shown else ""
         return (
             f"output '{self.output}' of a row changes by up to {self.largest:.3g} in a batch of "
@@ -67,11 +67,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Rows that are watched, among others."""
+    """A batch that contains the observed rows."""
 
     tensors: Sequence[Tensor]
     places: Sequence[int]
-    """Positions of the watched rows."""
+    """Indices of the observed rows."""
     beside: str
 
 
@@ -84,12 +84,12 @@ def find_difference(
     seeds: Sequence[int] = SEEDS,
     say: Say = lambda phrase: None,
 ) -> Difference | None:
-    """Return the first answer that changes with the rows beside its own; None if none does.
+    """Return the first answer that depends on the other rows of its batch; None if none does.
 
-    The inputs have sizes for all dimensions but the first, which is the batch. The rows are
-    permuted, repeated, and put before, behind and between others: random ones, a thousand times
-    larger and smaller ones, zeros, and at last NaN and infinities, on which a loop may never end.
-    Raises what `run` raises.
+    All dimensions of the inputs except the first, the batch, must have fixed sizes. The rows are
+    permuted, repeated, and placed before, after and among others: random rows, rows a thousand
+    times larger or smaller, zeros, and finally NaN and infinities, on which a loop may not
+    terminate. Raises what `run` raises.
     """
     for kinds in (_usual(inputs), _extreme(inputs)):
         for seed in seeds if kinds else ():
@@ -116,19 +116,18 @@ def find_contradiction(
     least: Callable[[], float] = lambda: 0.0,
     say: Say = lambda phrase: None,
 ) -> Difference | None:
-    """Return an answer that changes though a proof says that none does; None if none is seen.
+    """Return an answer that contradicts a proof of independence; None if none is found.
 
-    A brief trial: rows alone, beside one another, padded, and among random ones, at each of the
-    `sizes`. Numbers that differ by rounding are none: `least` is asked for the tolerance of the
-    narrowest float on the way, and what is seen has to be seen on other numbers too. Raises what
-    `run` raises.
+    A short trial at each of the `sizes`: rows alone, next to one another, padded, and among random
+    rows. Rounding differences do not count: `least` returns the tolerance of the narrowest float
+    type used, and a difference must be reproduced with other inputs. Raises what `run` raises.
     """
     difference = None
     for seed in _CONFIRMING_SEEDS:
         random = np.random.default_rng(seed)
         subjects = [_random(random, spec, SUBJECTS) for spec in inputs]
         batches = _few_batches(random, inputs, subjects, sizes)
-        # Only what is beyond the tolerance of its output is worth a look at the module.
+        # `least` reads the whole module: call it only after a difference was found.
         least_of_all = 0.0 if difference is None else least()
         found = _compared(run, outputs, subjects, batches, least=least_of_all, say=say)
         if found is None:
@@ -146,7 +145,7 @@ def _compared(
     least: float = 0.0,
     say: Say,
 ) -> Difference | None:
-    """Return the first difference between what rows give alone and in batches."""
+    """Return the first difference between answers for rows alone and in batches."""
     say("each row alone")
     singles = [run([rows[i : i + 1] for rows in subjects]) for i in range(SUBJECTS)]
     alone = [np.concatenate(rows) for rows in zip(*singles, strict=True)]
@@ -190,7 +189,7 @@ def _batches(
     sizes: Sequence[int],
     kinds: "Sequence[tuple[str, _Fill]]",
 ) -> Iterator[_Batch]:
-    """Yield the watched rows in one batch after another."""
+    """Yield batches that contain the observed rows."""
     for places in (range(SUBJECTS), random.permutation(SUBJECTS).tolist()):
         yield _ordered(subjects, list(places), "beside one another")
     for size in sizes:
@@ -202,7 +201,7 @@ def _batches(
 
 
 def _ordered(tensors: Sequence[Tensor], order: Sequence[int], beside: str) -> _Batch:
-    """Put row `order[i]` in place i; the watched rows are the first ones of `tensors`."""
+    """Put row `order[i]` at index i; the first rows of `tensors` are the observed ones."""
     places = [order.index(row) for row in range(SUBJECTS)]
     return _Batch([tensor[list(order)] for tensor in tensors], places, beside)
 
@@ -214,7 +213,7 @@ def _orders(random: np.random.Generator, size: int) -> Iterator[tuple[str, list[
     yield "among", [int(row) for row in random.permutation(size)]
 
 
-# --- other rows --------------------------------------------------------------------------------
+# --- Other rows --------------------------------------------------------------------------------
 
 _Fill: TypeAlias = Callable[
     [np.random.Generator, Sequence[TensorSpec], Sequence[Tensor], int], list[Tensor]
@@ -280,7 +279,7 @@ def _random(random: np.random.Generator, spec: TensorSpec, rows: int) -> Tensor:
 
 
 def random_numbers(random: np.random.Generator, spec: TensorSpec, shape: Shape) -> Tensor:
-    """Return normal numbers of the datatype of an input, or small integers."""
+    """Return normally distributed numbers of the input's datatype, or small integers."""
     dtype = spec.datatype.dtype
     if dtype.kind in "iub":
         return random.integers(0, 2 if dtype.kind == "b" else _SMALL_INTEGERS, shape).astype(dtype)
@@ -300,13 +299,13 @@ def _is_float(spec: TensorSpec) -> bool:
     return spec.datatype.dtype.kind not in "iub"
 
 
-# --- showing -----------------------------------------------------------------------------------
+# --- Formatting --------------------------------------------------------------------------------
 
 _SHOWN_NUMBERS = 4
 
 
 def _shown(subjects: Sequence[Tensor], expected: Tensor, got: Tensor) -> str:
-    """Show the watched row whose answer changed most, and its answers from where they differ."""
+    """Format the observed row whose answer changed most, and its answers from where they differ."""
     if expected.shape != got.shape:
         return f"answers of shape {expected.shape[1:]} alone and {got.shape[1:]} there"
     want, have = (one.astype(np.float64).reshape(len(one), -1) for one in (expected, got))
@@ -327,15 +326,15 @@ def _numbers(tensor: Tensor) -> str:
     return f"[{' '.join(some)}{' ...' if flat.size > _SHOWN_NUMBERS else ''}]"
 
 
-# --- comparing ---------------------------------------------------------------------------------
+# --- Comparison --------------------------------------------------------------------------------
 
 
 def _difference(
     spec: TensorSpec, expected: Tensor, got: Tensor, least: float = 0.0
 ) -> Difference | None:
-    """Compare what rows gave alone with what they gave in a batch.
+    """Compare answers for rows alone with those in a batch.
 
-    `least` is the smallest tolerance, in parts of the largest number.
+    `least` is the minimum tolerance, relative to the largest number.
     """
     if expected.shape != got.shape:
         return Difference(spec.name, 0, "", float("nan"))
@@ -344,9 +343,9 @@ def _difference(
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(want - have))
     largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
-    # Relative to the largest number of the output.
+    # Relative to the largest number in the output.
     allowed = max(TOLERANCES.get(spec.datatype.name, 0.0), least) * max(largest, _SMALLEST)
-    # A gap that is no number is beyond every limit.
+    # A NaN gap exceeds every tolerance.
     if np.all(gaps <= allowed):
         return None
     return Difference(spec.name, 0, "", float(gaps.max()))

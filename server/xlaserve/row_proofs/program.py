@@ -1,6 +1,6 @@
-"""A computation at two batch sizes, as one program whose sizes depend on the batch.
+"""Reads a computation at two batch sizes as one program with symbolic sizes.
 
-Rules read this, and nothing of MLIR.
+Rules use this representation instead of MLIR.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from xlaserve.row_proofs.sizes import Size, static
 
 MAX_OPERATIONS = 100_000
 MAX_DEPTH = 24
-"""Most levels of regions in regions."""
+"""Maximum nesting depth of regions."""
 MAX_VALUES_OF_ONE = 4_096
-"""Operands or results of one operation."""
+"""Maximum number of operands or results of one operation."""
 
 Shape: TypeAlias = tuple[Size, ...]
 
@@ -32,7 +32,7 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 class Mismatch(Exception):
-    """The computation is not the same at both batch sizes."""
+    """The computation differs in structure between the two batch sizes."""
 
 
 class Tensor(NamedTuple):
@@ -40,11 +40,11 @@ class Tensor(NamedTuple):
 
     shape: Shape
     dtype: str
-    """As MLIR writes it: `f32`, `i1`."""
+    """The name in MLIR, such as `f32` or `i1`."""
 
 
 class Pair(NamedTuple):
-    """The two values of an attribute at the two batch sizes, which differ."""
+    """The values of an attribute at the two batch sizes, if they differ."""
 
     first: Any
     second: Any
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A block of operations, with arguments of its own."""
+    """A block of operations with its own arguments."""
 
     arguments: tuple[int, ...]
     operations: tuple[Operation, ...]
@@ -61,7 +61,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. Values have numbers."""
+    """One operation. Values are identified by numbers."""
 
     name: str
     operands: tuple[int, ...]
@@ -70,14 +70,14 @@ class Operation:
     """Types of the results."""
     operand_types: tuple[Tensor, ...]
     attributes: Mapping[str, Any]
-    """Attributes of MLIR; a Pair where they differ between the batch sizes."""
+    """MLIR attributes; a Pair if they differ between the batch sizes."""
     regions: tuple[Region, ...]
     rows: tuple[int, int]
     source: Any
-    """The operation of MLIR at the first batch size."""
+    """The MLIR operation at the first batch size."""
 
     def sizes(self, name: str) -> Shape | None:
-        """Return an attribute of integers, or None."""
+        """Return an integer attribute as sizes; None if it is missing."""
         found = self.attributes.get(name)
         if found is None:
             return None
@@ -90,44 +90,44 @@ class Operation:
         return tuple(fit for fit in fits if fit is not None)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Return an attribute of integers that are the same at every batch size, () for none."""
+        """Return an integer attribute independent of the batch size; () if it is missing."""
         return tuple(size.fixed for size in self.sizes(name) or ())
 
     def integer(self, name: str) -> int:
-        """Return an attribute that is one integer."""
+        """Return an attribute that is a single integer."""
         (found,) = self.integers(name)
         return found
 
     def text(self, name: str) -> str:
-        """Return an attribute as MLIR writes it."""
+        """Return an attribute in MLIR's text form."""
         found = self.attributes.get(name, "")
         if isinstance(found, Pair):
             raise NoRule("uses the size of the batch in a way that has no rule")
         return str(found)
 
     def location(self) -> str:
-        """Return `file.py:12` of what the author wrote; empty where nothing says."""
+        """Return the author's source line as `file.py:12`; empty if it is unknown."""
         return author_line(str(self.source.location))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The function that is served: parameters and inputs to outputs."""
+    """The served function, from parameters and inputs to outputs."""
 
     body: Region
     types: Mapping[int, Tensor]
-    """Types of its arguments."""
+    """Types of the function's arguments."""
     operations: int
     modules: tuple[Any, Any]
-    """Modules that were read, which have to live as long: `Operation.source` refers to them."""
+    """Keeps the MLIR modules alive, because `Operation.source` refers to them."""
 
 
 def integers(attribute: Any) -> list[int]:
-    """Return the integers of an attribute, however it holds them."""
+    """Return the integers of an attribute of any kind."""
     if isinstance(attribute, ir.IntegerAttr):
         return [attribute.value]
     if isinstance(attribute, ir.DenseIntElementsAttr) and attribute.is_splat:
-        # Iterating over one gives its one element alone.
+        # Iterating over a splat yields only one element.
         whole: Any = attribute
         number = int(ir.IntegerAttr(attribute.get_splat_value()).value)
         return [number] * math.prod(whole.type.shape)
@@ -135,11 +135,11 @@ def integers(attribute: Any) -> list[int]:
 
 
 def author_line(location: str) -> str:
-    """Return the innermost line outside of installed packages that a location names."""
+    """Return the innermost source line in a location that is outside installed packages."""
     innermost = ""
     for path, line in _PLACE.findall(location):
         if path.startswith(_HERE):
-            # Beyond it are the callers of the analysis, not the model.
+            # The next frames are callers of the analysis, not of the model.
             break
         place = f"{Path(path).name}:{line}"
         if not _INSTALLED.search(path):
@@ -149,7 +149,7 @@ def author_line(location: str) -> str:
 
 
 def read(first: Any, second: Any, rows: tuple[int, int]) -> Program:
-    """Read two modules of one computation; raises Mismatch, Unfollowed."""
+    """Read a computation from its modules at two batch sizes; raises Mismatch or Unfollowed."""
     return _Reader(rows).program(first, second)
 
 
@@ -284,7 +284,7 @@ _SIZED = frozenset(
         "value",
     }
 )
-"""Attributes that may differ between the batch sizes: their rules read them as sizes."""
+"""Attributes that may differ between the batch sizes, because rules read them as sizes."""
 
 
 def _attributes(first: Any, second: Any) -> dict[str, Any]:
@@ -307,11 +307,11 @@ def _attributes(first: Any, second: Any) -> dict[str, Any]:
 
 
 def attribute(operation: Any, key: str) -> Any:
-    """Return an attribute of an operation of MLIR, or the operation as text where it has none."""
+    """Return an attribute of an MLIR operation, or the operation's text if it cannot be read."""
     try:
         return operation.attributes[key]
     except TypeError:
-        # The bindings have no class for complex constants.
+        # The Python bindings have no class for complex constants.
         return operation.get_asm(use_local_scope=True)
 
 

@@ -1,6 +1,6 @@
-"""The analysis of one artifact: at two batch sizes, on every platform, to a verdict."""
+"""Analyses an artifact at two batch sizes, on every platform."""
 
-# Much of jax is typed, but not all that is called here.
+# Some JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.row_proofs.walk import Walker
 
 PAIRS = ((37, 41), (53, 61), (101, 109))
-"""Batch sizes at which a computation is looked at: odd ones, so that no model has a constant of
-them, which refinement would make one with the batch. Where the two are not alike, the next."""
+"""Pairs of batch sizes to analyse. They are odd and unusual, so that a model's constants are not
+confused with the batch size. The next pair is tried if the modules of a pair differ in
+structure."""
 
 MAX_SECONDS = 20.0
-"""CPU seconds for one walk, without the tracing and refinement of JAX: CPU time, so that the load
-of the machine changes no verdict."""
+"""CPU seconds for one walk, excluding JAX's tracing and refinement. CPU time makes the verdict
+independent of the machine's load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The subject of a proof."""
+    """What to prove: an artifact, its outputs, sizes and platforms."""
 
     exported: Exported
     parameters: int
@@ -53,7 +54,7 @@ class Asked:
 
     @property
     def batch(self) -> str:
-        """Return the name of the dimension that is the batch, or empty."""
+        """Return the name of the batch dimension; empty if there is none."""
         shapes = [aval.shape for aval in self.exported.in_avals[self.parameters :]]
         firsts = {str(shape[0]) if shape else "" for shape in shapes}
         name = firsts.pop() if len(firsts) == 1 else ""
@@ -61,19 +62,19 @@ class Asked:
 
     @property
     def batched(self) -> frozenset[int]:
-        """Return the positions of the arguments whose rows are those of the batch."""
+        """Return the positions of the arguments that have a batch dimension."""
         count = len(self.exported.in_avals)
         return frozenset(range(self.parameters, count) if self.batch else ())
 
 
 def verdicts(asked: Asked) -> Mapping[str, Verdict]:
-    """Return the verdict on each platform of an artifact; raises Unfollowed, or what JAX raises.
+    """Return the verdict for each platform; raises Unfollowed, or what JAX raises.
 
-    A computation that is the same on several platforms is looked at once.
+    A computation that is the same on several platforms is analysed once.
     """
     found: dict[tuple[bytes, ...], Verdict] = {}
     by_platform: dict[str, Verdict] = {}
-    # Wide types exist where the artifact has them; it says so itself everywhere.
+    # Needed to read 64-bit types. It changes no other type, since the artifact states them all.
     with jax.enable_x64(True), refining.parsing():
         refinery = Refinery(asked.exported, asked.sizes, asked.batch)
         for platform in asked.platforms or asked.exported.platforms:
@@ -85,19 +86,19 @@ def verdicts(asked: Asked) -> Mapping[str, Verdict]:
 
 
 def _at_both(refinery: Refinery, platform: str, rows: tuple[int, int]) -> tuple[bytes, ...]:
-    """Return a computation at two batch sizes; at one, a number may stand for that size."""
+    """Return the refined modules at two batch sizes: a constant might equal a single size."""
     return tuple(refinery.refined(refinery.open_module(size, platform)) for size in rows)
 
 
 def _is_so_on(platform: str, found: Verdict, asked: Asked, refinery: Refinery) -> bool:
-    """Tell whether a verdict holds on a platform whose computation is the same at two sizes."""
+    """Tell whether a verdict also holds on a platform with the same computation at two sizes."""
     module = refinery.open_module(PAIRS[0][0], platform)
     is_proved = found.independence is Independence.PROVED
     return not is_proved or size_arithmetic.question(module, asked.batched) is None
 
 
 def has_open_loops(asked: Asked) -> bool:
-    """Tell whether a loop is not known to have a constant trip count; raises as `verdict` does."""
+    """Tell whether some loop's trip count may vary with the inputs; raises as `verdicts` does."""
     with jax.enable_x64(True), refining.parsing():
         refinery = Refinery(asked.exported, asked.sizes, asked.batch, any_size=PAIRS[0][0])
         return any(_has_open_loop(refinery, platform) for platform in _platforms(asked, refinery))
@@ -112,7 +113,7 @@ def _has_open_loop(refinery: Refinery, platform: str) -> bool:
 
 
 def _platforms(asked: Asked, refinery: Refinery) -> list[str]:
-    """Return the platforms whose computations differ."""
+    """Return one platform for each distinct computation."""
     found: dict[bytes, str] = {}
     for platform in asked.platforms or asked.exported.platforms:
         module = refinery.open_module(PAIRS[0][0], platform)
@@ -124,7 +125,7 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
     for rows in PAIRS:
         module = refinery.open_module(rows[0], platform)
         both = _at_both(refinery, platform, rows)
-        # Kept until the walk completes: what was read refers to them.
+        # Kept alive until the end of the walk, since the program refers to them.
         modules = [refining.parse(each) for each in both]
         try:
             read = program.read(modules[0], modules[1], rows)
@@ -143,11 +144,11 @@ def walked(
     outputs: Sequence[str],
     question: Callable[[int | None], Finding | None] = lambda output: None,
 ) -> Verdict:
-    """Walk over a program and judge its outputs.
+    """Analyse a program and return the verdict on its outputs.
 
-    `batched` are the positions of the arguments that have rows. `question` finds what prevents the
-    proof of an output where nothing else does, of any output where it is asked of none. Raises
-    Unfollowed.
+    `batched` has the positions of the arguments with rows. `question(output)` returns what prevents
+    the proof of an output for reasons outside the walk; `question(None)` asks about all outputs.
+    Raises Unfollowed.
     """
     walker, values = followed(read, batched)
     finding, output = _worst(outputs, values, question)
@@ -159,7 +160,7 @@ def walked(
 
 
 def followed(read: Program, batched: Collection[int]) -> tuple[Walker, list[Value]]:
-    """Walk over a program and return the known facts about its outputs; raises Unfollowed."""
+    """Walk over a program and return the abstract values of its outputs; raises Unfollowed."""
     walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     arguments = [
         _argument(read.types[number], is_batched=place in batched)
@@ -184,7 +185,7 @@ def _worst(
     values: Sequence[Value],
     question: Callable[[int | None], Finding | None],
 ) -> tuple[Finding | None, str]:
-    """Return why an output is not proved, and which: the first that mixes rows, or the first."""
+    """Return the finding to report and its output: preferably one that mixes rows."""
     found = [
         (finding, name)
         for name, value in zip(outputs, values, strict=True)
@@ -200,7 +201,7 @@ def _worst(
 
 
 def not_proved(value: Value) -> Finding | None:
-    """Return why an output is not known to be one row of it for each row of the inputs."""
+    """Return why the rows of an output are not proved to depend on the input rows alone."""
     if value.blocked is not None or value.sized is not None:
         return value.blocked or value.sized
     if not value.dimensions:
@@ -214,7 +215,7 @@ def not_proved(value: Value) -> Finding | None:
 
 
 def _not_rows(first: Dimension) -> Finding | None:
-    """Return why the first dimension of an output is not that of the rows."""
+    """Return why the first dimension of an output is not the batch."""
     if first == (ROWS,) or (is_uniform(first) and size_of(first) == BATCH):
         return None
     if has_rows(first):

@@ -9,22 +9,22 @@ from xlaserve.row_proofs.sizes import ONE, ZERO, Size, is_at_most, minus, plus, 
 
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
 EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
-"""Bits of the integers that floats hold exactly."""
+"""Number of bits of the integers that each float type represents exactly."""
 
 
 class Range(NamedTuple):
-    """Integers from `low` to `high`, both included, in a batch of any size from one."""
+    """The integers from `low` to `high`, inclusive, at every batch size from 1."""
 
     low: Size
     high: Size
 
     def item(self) -> int | None:
-        """Return the one integer that it has at every batch size, None for any other."""
+        """Return the only integer in the range; None if there are several or it is not static."""
         return self.low.fixed if self.low == self.high and self.low.is_static else None
 
     @property
     def is_static(self) -> bool:
-        """Whether it is the same at every batch size."""
+        """Whether the bounds are the same at every batch size."""
         return self.low.is_static and self.high.is_static
 
 
@@ -32,17 +32,17 @@ TRUTH = Range(ZERO, ONE)
 
 
 def of_integer(number: int) -> Range:
-    """Return the range of one integer."""
+    """Return the range of a single integer."""
     return Range(static(number), static(number))
 
 
 def below(size: Size) -> Range:
-    """Return the range from 0 to below a size."""
+    """Return the range from 0 to a size, exclusive."""
     return Range(ZERO, minus(size, ONE))
 
 
 def of_constant(found: Constant) -> Range | None:
-    """Return the range of the elements of a constant; None where it grows unevenly."""
+    """Return the range of a constant's elements; None if they grow differently with the batch."""
     if not found.fixed.size:
         return None
     if found.is_static:
@@ -58,7 +58,7 @@ def of_constant(found: Constant) -> Range | None:
 
 
 def of_dtype(dtype: str) -> Range | None:
-    """Return the range of all integers of a datatype, None for a datatype of others."""
+    """Return the range of an integer datatype; None for other datatypes."""
     if dtype == "i1":
         return TRUTH
     bits = _BITS.get(dtype.removeprefix("u"))
@@ -70,9 +70,9 @@ def of_dtype(dtype: str) -> Range | None:
 
 
 def fits(found: Range, dtype: str) -> bool:
-    """Tell whether all integers of a range are of a datatype, in any batch that is served.
+    """Tell whether a datatype represents all integers in a range, at any served batch size.
 
-    Those of floats are the ones that are held exactly.
+    A float datatype must represent them exactly.
     """
     exact = 1 << EXACT_BITS.get(dtype, 0)
     is_float = dtype in EXACT_BITS
@@ -84,7 +84,7 @@ def fits(found: Range, dtype: str) -> bool:
     )
 
 
-# --- sizes that may be negative ----------------------------------------------------------------
+# --- Sizes that may be negative ----------------------------------------------------------------
 
 
 def times(size: Size, factor: int) -> Size:
@@ -93,12 +93,12 @@ def times(size: Size, factor: int) -> Size:
 
 
 def is_at_least(one: Size, other: Size) -> bool:
-    """Tell whether a size is as large as another one at every batch size."""
+    """Tell whether a size is at least as large as another at every batch size."""
     return is_at_most(other, one)
 
 
 def least(one: Size, other: Size) -> Size:
-    """Return a size that is at most either of two at every batch size."""
+    """Return a lower bound of both sizes at every batch size."""
     if is_at_least(other, one):
         return one
     if is_at_least(one, other):
@@ -107,7 +107,7 @@ def least(one: Size, other: Size) -> Size:
 
 
 def most(one: Size, other: Size) -> Size:
-    """Return a size that is at least either of two at every batch size."""
+    """Return an upper bound of both sizes at every batch size."""
     if is_at_least(one, other):
         return one
     if is_at_least(other, one):
@@ -115,7 +115,7 @@ def most(one: Size, other: Size) -> Size:
     return Size(max(one.per_row, other.per_row), max(one.offset, other.offset))
 
 
-# --- arithmetic --------------------------------------------------------------------------------
+# --- Arithmetic --------------------------------------------------------------------------------
 
 
 def added(left: Range, right: Range) -> Range:
@@ -129,7 +129,7 @@ def subtracted(left: Range, right: Range) -> Range:
 
 
 def multiplied(left: Range, right: Range) -> Range | None:
-    """Return the range of products, None where one of them may be of the square of the batch."""
+    """Return the range of products; None if one may grow with the square of the batch size."""
     for one, other in ((left, right), (right, left)):
         number = one.item()
         if number is not None:
@@ -142,35 +142,35 @@ def multiplied(left: Range, right: Range) -> Range | None:
 
 
 def spanned(left: Range, right: Range) -> Range:
-    """Return a range that has all of both."""
+    """Return a range that contains both."""
     return Range(least(left.low, right.low), most(left.high, right.high))
 
 
 def met(one: Range, other: Range) -> Range:
-    """Return a range that has all that is in both."""
+    """Return a range that contains the intersection of both."""
     low = other.low if is_at_least(other.low, one.low) else one.low
     return Range(low, other.high if is_at_least(one.high, other.high) else one.high)
 
 
 def is_within(inner: Range, outer: Range) -> bool:
-    """Tell whether a range has nothing that another one has not."""
+    """Tell whether a range lies within another."""
     return is_at_least(inner.low, outer.low) and is_at_least(outer.high, inner.high)
 
 
 def larger(left: Range, right: Range) -> Range:
-    """Return the range of the larger of two."""
+    """Return the range of the maximum of two integers."""
     low = left.low if is_at_least(left.low, right.low) else right.low
     return Range(low, most(left.high, right.high))
 
 
 def smaller(left: Range, right: Range) -> Range:
-    """Return the range of the smaller of two."""
+    """Return the range of the minimum of two integers."""
     high = left.high if is_at_least(right.high, left.high) else right.high
     return Range(least(left.low, right.low), high)
 
 
 def compared(direction: str, difference: Range) -> bool | None:
-    """Tell whether a difference compares with 0 in a way; None where not always alike."""
+    """Compare a difference with 0; None if the result is not the same throughout the range."""
     low, high = difference
     is_below, is_above = is_at_least(static(-1), high), is_at_least(low, ONE)
     from_zero, to_zero = is_at_least(low, ZERO), is_at_least(ZERO, high)

@@ -1,9 +1,10 @@
-"""The computation as compiled for one batch size: static shapes, functions inlined.
+"""Produces the computation compiled for one batch size: static shapes, inlined functions.
 
-It is made by what JAX itself runs before XLA compiles, so that what is proved is what is served.
+It uses the same passes as JAX before XLA compiles, so that the proof is about the served
+computation.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from xlaserve.row_proofs.findings import Unfollowed
 
 
 class Refinery:
-    """Makes modules of one artifact for batch sizes and platforms."""
+    """Produces the modules of an artifact by batch size and platform."""
 
     def __init__(
         self, exported: Exported, sizes: Mapping[str, int], batch: str, *, any_size: int = 0
@@ -31,13 +32,13 @@ class Refinery:
         self._sizes = sizes
         self._batch = batch
         self._any_size = any_size
-        """For dimensions whose size nobody gives; 0 where that is an error."""
+        """Size of dimensions for which none is given; 0 makes them an error."""
         self._traced: dict[int, Any] = {}
         self._opened: dict[tuple[int, str], Any] = {}
         self._refined: dict[Any, bytes] = {}
 
     def open_module(self, rows: int, platform: str) -> Any:
-        """Return the module for a batch size, with the shapes inside still open."""
+        """Return the module for a batch size, with inner shapes still dynamic."""
         if (rows, platform) not in self._opened:
             self._opened[rows, platform] = self._lowered(rows, platform)
         return self._opened[rows, platform]
@@ -55,14 +56,14 @@ class Refinery:
         return lowered.compiler_ir("stablehlo")
 
     def refined(self, module: Any) -> bytes:
-        """Return a module with all shapes static."""
+        """Return the serialized module with static shapes; cached."""
         if module not in self._refined:
             self._refined[module] = self.with_sizes(module)
         return self._refined[module]
 
     @staticmethod
     def with_sizes(module: Any) -> bytes:
-        """Refine a module, whichever it is of."""
+        """Make all shapes of any module static."""
         found = extended.refine_polymorphic_shapes(
             mlir_module=mlir.module_to_bytecode(module),
             enable_shape_assertions=True,
@@ -87,12 +88,12 @@ class Refinery:
 
 @contextmanager
 def parsing() -> Iterator[Any]:
-    """Have a context in which modules are read for the length of a block, with `parse`."""
+    """Provide the MLIR context that `parse` needs, within a block."""
     context = mlir.make_ir_context()
     with context:
         yield context
 
 
 def parse(module: bytes | str) -> Any:
-    """Read a module inside of `parsing`."""
+    """Parse a module, within `parsing`."""
     return ir.Module.parse(module)

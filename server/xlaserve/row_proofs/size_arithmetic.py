@@ -1,9 +1,9 @@
 """Checks that arithmetic on the batch size gives the same result at every size.
 
-The analysis sees a computation at two batch sizes. They stand for all others as long as every
-number that is made of the batch size is `k * b + c`, and every question asked of it has one answer:
-two values determine such a function. `max(b - 40, 0)` or `b // 4` would not be seen through.
-What is read here is the module before its shapes are refined: refinement computes all that.
+The analysis sees a computation at two batch sizes. They represent all others if every number
+derived from the batch size is `k * b + c`, which two values determine, and every comparison has the
+same result at all sizes. `max(b - 40, 0)` or `b // 4` would go unnoticed. The input here is the
+module before refinement, which would fold such arithmetic.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from xlaserve.row_proofs.rules.constant import literal
 from xlaserve.row_proofs.sizes import BATCH, Size, static
 
 MAX_STEPS = 400_000
-"""Operations that are looked at, those of functions once for each call."""
+"""Maximum number of operations examined; functions count once per call."""
 MAX_CALLS = 48
-"""Calls, and regions, inside one another."""
+"""Maximum nesting depth of calls and regions."""
 
 
 class _Data:
-    """A value that is not made of sizes and constants alone; refinement leaves it alone."""
+    """A value that depends on data, so that refinement cannot fold it."""
 
 
 class _Opaque:
-    """A constant, with what is made of constants; never of the batch size."""
+    """An unknown constant, independent of the batch size."""
 
 
 class _Measured:
-    """The size of something that is computed, or a shape that is put together from such.
+    """The size of a computed value, or a shape that contains such a size.
 
-    It is not known to be `k * b + c`, and may only make constants of that shape.
+    It is not known to be `k * b + c`, and may only be used to make constants of that shape.
     """
 
 
 class _Like:
-    """A constant of the shape of something that is computed.
+    """A constant with the shape of a computed value.
 
-    It may only be computed with, element by element, together with data of that shape. What is not
-    known of the shape is then seen in the data.
+    It may only be combined elementwise with data of that shape; whatever is unknown about the shape
+    then shows in the data.
     """
 
 
 class _Spread:
-    """Sizes that are not all alike, put into an open shape: the bounds of index vectors.
+    """Unequal sizes broadcast to a dynamic shape: the bounds of index vectors.
 
-    Each is `k * b + c` still, and may only be computed with together with data.
+    Each is still `k * b + c`, and may only be combined with data.
     """
 
 
@@ -72,20 +72,20 @@ _SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "stablehlo.dynamic_conv": (2,),
     }
 )
-"""Operands that say a shape. The analysis sees what came of them."""
+"""Positions of operands that are shapes or bounds. The analysis sees the resulting shapes."""
 
 _OF_SHAPES = frozenset({"stablehlo.reshape", "stablehlo.concatenate", "stablehlo.convert"})
-"""Operations that put a shape together from sizes."""
+"""Operations that assemble a shape from sizes."""
 
 _UNMOVED = frozenset({"stablehlo.optimization_barrier"})
 
 
 def question(module: Any, batched: Collection[int], output: int | None = None) -> Finding | None:
-    """Return the first operation whose result two batch sizes do not determine; None is well.
+    """Return the first operation whose result two batch sizes do not determine, or None.
 
-    The batch is the first dimension of the arguments in `batched`, by their positions. With
-    `output`, the operations count that this one is computed from. Raises Unfollowed where that
-    cannot be told.
+    The batch is the first dimension of the arguments at the positions in `batched`. With `output`,
+    only the operations that contribute to this output count. Raises Unfollowed if the answer is
+    unknown.
     """
     return _Scan(module, output).run(batched)
 
@@ -102,7 +102,7 @@ class _Scan:
         self._sizes: dict[Any, tuple[Size | None, ...]] = {}
         self._output = output
         self._is_used = True
-        """Whether what is looked at belongs to the output that is asked about."""
+        """Whether the current operation contributes to the selected output."""
 
     def run(self, batched: Collection[int]) -> Finding | None:
         main = self._functions["main"].regions[0].blocks[0]
@@ -131,7 +131,7 @@ class _Scan:
         depth: int,
         wanted: frozenset[int] | None = None,
     ) -> Any:
-        """Look at the operations of a block, of whose results those `wanted` are used, or all."""
+        """Examine the operations of a block; only its results in `wanted`, or all, are used."""
         if depth > MAX_CALLS:
             raise Unfollowed("has functions nested too deeply")
         known.update(zip(block.arguments, arguments, strict=True))
@@ -186,14 +186,14 @@ class _Scan:
             return [_LIKE]
         data = [one for number, one in enumerate(operands) if number not in spared]
         if name == "stablehlo.dynamic_slice" and _is_size(data[0]):
-            # A slice that is whole is folded, wherever data says that it begins.
+            # A slice of the whole operand is folded even if its start depends on data.
             data = data[:1]
         return self._computed(operation, data)
 
     def _computed(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
         count = len(operation.results)
         if not operands:
-            # What is drawn or counted: a constant to no one.
+            # Random numbers and counts (iota) are not constants: treat them as data.
             return [_DATA] * count
         if any(map(_is_of_computed, operands)):
             return [self._like(operation, operands)]
@@ -288,7 +288,7 @@ class _Scan:
         return self._shape(value) if found is None else found
 
     def _pass_sizes(self, operation: Any) -> None:
-        """Remember the shape of what is only made open, for the call that follows."""
+        """Remember the sizes of a value that is cast to a dynamic shape before a call."""
         if operation.name in {"stablehlo.convert", "tensor.cast"}:
             self._sizes[operation.results[0]] = self._sizes_of(operation.operands[0])
 
@@ -303,7 +303,7 @@ class _Scan:
 
 
 def _used(block: Any, wanted: frozenset[int] | None) -> set[Any] | None:
-    """Return the values that some results of a block are computed from; None for all."""
+    """Return the values that contribute to the wanted results of a block; None means all."""
     if wanted is None:
         return None
     operations = [each.operation for each in block.operations]
@@ -321,7 +321,7 @@ def _is_used(operation: Any, used: Collection[Any]) -> bool:
 
 
 def _taken_by(operation: Any) -> list[Any]:
-    """Return the values that an operation takes, those that its regions capture among them."""
+    """Return an operation's operands, including values that its regions capture."""
     taken = list(operation.operands)
     for region in operation.regions:
         for block in region.blocks:
@@ -332,7 +332,7 @@ def _taken_by(operation: Any) -> list[Any]:
 
 def _is_elementwise(operation: Any) -> bool:
     if operation.name == "stablehlo.bitcast_convert":
-        # Bits of another width come and go in a dimension of their own.
+        # A bitcast to another width adds or removes a dimension.
         kinds = [one.type for one in (*operation.operands, *operation.results)]
         return bool(kinds[0].rank == kinds[1].rank)
     return operation.name in elementwise.NAMES
@@ -356,7 +356,7 @@ def _literal(operation: Any) -> Any:
 
 
 def _result(operation: Any, operands: list[Constant]) -> Constant | None:
-    """Return what an operation makes of known integers, None where there is no rule for it."""
+    """Evaluate an operation on known integers; None if there is no rule."""
     name = operation.name
     rule = _MOVED.get(name)
     if rule is not None:
@@ -423,7 +423,7 @@ def _all_alike(operation: Any, operand: Constant, *_: Constant) -> Constant | No
 
 
 def _looked_up(operation: Any, operand: Constant, indices: Constant) -> Constant | None:
-    """Return the elements of a vector at constant places."""
+    """Return the elements of a vector at constant indices."""
     kind = operation.results[0].type
     numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     is_vector = operand.fixed.ndim == 1 and list(numbers.collapsed_slice_dims) == [0]
@@ -453,4 +453,4 @@ _MOVED: Mapping[str, Callable[..., Constant | None]] = MappingProxyType(
         "stablehlo.dynamic_slice": _all_alike,
     }
 )
-"""Operations that move known integers."""
+"""Operations that move known integers without changing them."""

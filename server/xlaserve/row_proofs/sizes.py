@@ -8,30 +8,30 @@ from xlaserve.row_proofs.findings import NoRule
 
 
 class Size(NamedTuple):
-    """The size `per_row * b + offset` at the batch size `b`."""
+    """A size of `per_row * b + offset` at batch size `b`."""
 
     per_row: int
     offset: int
 
     @property
     def is_static(self) -> bool:
-        """Whether it is the same at every batch size."""
+        """Whether the size is the same at every batch size."""
         return not self.per_row
 
     @property
     def fixed(self) -> int:
-        """Return the size if it is the same at every batch size; raises NoRule otherwise."""
+        """Return a size that is the same at every batch size; raises NoRule for others."""
         if self.per_row:
             raise NoRule("uses the size of the batch in a way that has no rule")
         return self.offset
 
     @property
     def may_be_zero(self) -> bool:
-        """Whether there is nothing of this size in some batch: `b - 1` is 0 for one row."""
+        """Whether the size is 0 at some batch size, such as `b - 1` for one row."""
         return self.at(1) <= 0
 
     def at(self, rows: int) -> int:
-        """Return the size at one batch size."""
+        """Return the size at a given batch size."""
         return self.per_row * rows + self.offset
 
 
@@ -46,7 +46,7 @@ def static(size: int) -> Size:
 
 
 def fitted(at_first: int, at_second: int, rows: tuple[int, int]) -> Size | None:
-    """Return the size that has these values at two batch sizes, None where no whole one has."""
+    """Return the size with these values at two batch sizes; None if there is no integer one."""
     difference, step = at_second - at_first, rows[1] - rows[0]
     if difference % step or difference < 0:
         return None
@@ -65,12 +65,12 @@ def minus(left: Size, right: Size) -> Size:
 
 
 def is_at_most(left: Size, right: Size) -> bool:
-    """Tell whether a size is no larger than another, in a batch of any number of rows."""
+    """Tell whether a size is at most another at every batch size."""
     return left.per_row <= right.per_row and left.at(1) <= right.at(1)
 
 
 def product(left: Size, right: Size) -> Size | None:
-    """Return the product of two sizes, None for one of the square of the batch."""
+    """Return the product of two sizes; None if it would contain the square of the batch size."""
     if left.per_row and right.per_row:
         return None
     return Size(
@@ -79,7 +79,7 @@ def product(left: Size, right: Size) -> Size | None:
 
 
 def quotient(whole: Size, part: Size) -> Size | None:
-    """Return the size that `part` is to be multiplied by to give `whole`, at every batch size."""
+    """Return the size that gives `whole` when multiplied by `part`; None if there is none."""
     if part == ONE:
         return whole
     if part.is_static:

@@ -1,7 +1,7 @@
-"""The table of rules: the effect of every operation on rows. Others are unknown.
+"""The rules for all supported operations; other operations block the proof.
 
-`grows` names the attributes that a rule reads as sizes. `ignored` are the operands that a result
-may turn out not to depend on: a start of what is taken whole, the branch that is not taken.
+`grows` names the attributes that a rule reads as sizes. `ignored` gives the operands on which the
+results may turn out not to depend, such as the start of a whole slice or a branch not taken.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _rule(
 def _traced(
     compute: _Plain, *, ignored: Callable[[int], Collection[int]] = lambda count: ()
 ) -> Rule:
-    """Return a rule for what makes integers, of which more is known when they are traced back."""
+    """Return a rule for an operation on integers, with tracing to find out more about them."""
     plain = _rule(compute, takes_unknown=True, ignored=ignored)
     return replace(plain, settle=places.settled)
 
@@ -60,10 +60,10 @@ def _traced(
 RULES: Rules = MappingProxyType(
     {
         **dict.fromkeys(sorted(elementwise.NAMES), _traced(elementwise.elementwise)),
-        # One side of it, where it is known which.
+        # If the predicate is known, the result depends on one side only.
         "stablehlo.select": _traced(elementwise.elementwise, ignored=_all),
         "stablehlo.constant": _rule(constant.constant, grows={"value"}),
-        # Elements are moved.
+        # Moves of elements.
         "stablehlo.iota": _rule(shape.iota),
         "stablehlo.broadcast_in_dim": _traced(shape.broadcast_in_dim),
         "stablehlo.transpose": _rule(shape.transpose, takes_unknown=True),
@@ -76,14 +76,14 @@ RULES: Rules = MappingProxyType(
         "stablehlo.reverse": _rule(shape.reverse),
         "stablehlo.bitcast_convert": _rule(shape.bitcast_convert),
         "stablehlo.optimization_barrier": _rule(shape.kept, takes_unknown=True, ignored=_all),
-        # Several elements make one.
+        # Reductions.
         "stablehlo.reduce": Rule(reduction.reduce, settle=places.settled),
         "stablehlo.reduce_window": Rule(reduction.reduce_window),
         "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
-        # What is not compared goes with what is, and is nothing to it.
+        # Operands that are not compared follow those that are, and do not affect them.
         "stablehlo.sort": Rule(reduction.sort, takes_unknown=True, ignored=_all),
         "chlo.top_k": _rule(reduction.top_k),
-        # Elements are looked up, and put.
+        # Indexing.
         "stablehlo.gather": Rule(
             known_slices.gather,
             takes_unknown=True,
@@ -106,7 +106,7 @@ RULES: Rules = MappingProxyType(
             takes_unknown=True,
             ignored=lambda count: range(2, count),
         ),
-        # Matrices and images.
+        # Linear algebra and images.
         "stablehlo.dot_general": _rule(linear.dot_general),
         "stablehlo.convolution": _rule(linear.convolution),
         "stablehlo.fft": _rule(linear.fft),
@@ -116,9 +116,9 @@ RULES: Rules = MappingProxyType(
         "stablehlo.batch_norm_training": _rule(linear.batch_norm_training),
         "stablehlo.batch_norm_grad": _rule(linear.batch_norm_training),
         "stablehlo.custom_call": _rule(solves.custom_call),
-        # Random bits, of a key that all rows share.
+        # Random bits from a key shared by all rows.
         "stablehlo.rng_bit_generator": _rule(shape.random_bits),
-        # Loops and branches.
+        # Control flow.
         "stablehlo.case": Rule(control.case, takes_unknown=True, ignored=_all),
         "stablehlo.if": Rule(control.case, takes_unknown=True, ignored=_all),
         "stablehlo.while": Rule(control.while_, takes_unknown=True, ignored=_all),

@@ -1,4 +1,4 @@
-"""How far apart two results of the same computation may be."""
+"""How much two results of the same computation may differ."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ from xlaserve.tensors import DATATYPES
 TOLERANCES: Mapping[str, float] = MappingProxyType(
     {row.name: row.tolerance for row in DATATYPES.values() if row.tolerance}
 )
-"""Keyed by datatype; others are exact. XLA may fuse otherwise, and has kernels for each size."""
+"""Relative tolerance by datatype; others must be equal. XLA may fuse differently and uses other
+kernels for each batch size."""
 
 _NARROW: Sequence[tuple[str, float]] = (
     (r"f[468]E\w+", 0.25),
@@ -18,12 +19,12 @@ _NARROW: Sequence[tuple[str, float]] = (
     (r"f16", TOLERANCES["FP16"]),
     (r"f32", TOLERANCES["FP32"]),
 )
-"""Types of MLIR, the narrowest first. What is quantized to an integer of eight bits on its way is
-rounded to less than a float of as many."""
+"""Patterns of MLIR types, least precise first, with their tolerances. Quantization to 8-bit
+integers loses less precision than 8-bit floats."""
 
 
 def of_module(text: str) -> float:
-    """Return the tolerance of the narrowest type that a module of StableHLO computes in."""
+    """Return the tolerance of the least precise type used in a StableHLO module."""
     for name, tolerance in _NARROW:
         if re.search(rf"(?<![A-Za-z0-9])(?:[0-9?]+x)*(?:{name})>", text):
             return tolerance

@@ -1,4 +1,4 @@
-"""The verdict on whether the rows of a batch see one another."""
+"""The verdict on whether the rows of a batch affect one another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,19 +7,19 @@ from types import MappingProxyType
 
 
 class Independence(StrEnum):
-    """Whether each row of every output is computed from the same row of the inputs alone."""
+    """Whether each row of every output depends only on the same row of the inputs."""
 
     PROVED = "proved"
-    """It is so, at every batch size and in every place of a batch."""
+    """Proved, for every batch size and every position in a batch."""
     MIXED = "mixed"
-    """It is not: a trial has found a row whose answer changes with the rows beside it. The analysis
-    itself never says so; what it cannot follow may be harmless."""
+    """Refuted: a trial found a row whose answer changes with the other rows. The analysis itself
+    never returns this, since operations that it cannot follow may be harmless."""
     UNKNOWN = "unknown"
-    """There is no proof: an operation has no rule, or puts rows together as far as it is known."""
+    """Not proved: an operation has no rule, or seems to combine rows."""
 
 
 CONTRADICTED = "a trial contradicts the proof, please report this: "
-"""Begins the reason of a proof that a trial contradicts."""
+"""Prefix of the reason if a trial contradicts the proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +28,33 @@ class Verdict:
 
     independence: Independence
     output: str = ""
-    """The name of the first output that is not proved."""
+    """Name of the first output that is not proved."""
     operation: str = ""
-    """Operation that prevents the proof, as StableHLO names it: `stablehlo.reduce`."""
+    """The StableHLO operation that prevents the proof, such as `stablehlo.reduce`."""
     reason: str = ""
-    """One clause: `reduces over the rows`."""
+    """A clause such as `reduces over the rows`."""
     location: str = ""
-    """The author's line, `model.py:12`; empty where the computation does not say."""
+    """The author's source line, such as `model.py:12`; empty if it is unknown."""
     loops_follow_rows: bool = False
-    """Whether the length of a loop depends on rows: padding must repeat a real row, since one of
-    zeros may never end."""
+    """Whether the trip count of a loop depends on rows. Padding must then repeat a real row, since
+    a row of zeros may never terminate."""
     loops_follow_inputs: bool = False
     """Whether the trip count of some loop is not known to be a constant."""
 
     @property
     def is_contradicted(self) -> bool:
-        """Tell whether it is what is left of a proof that a trial contradicts."""
+        """Tell whether a trial contradicted the proof."""
         return self.reason.startswith(CONTRADICTED)
 
     @property
     def advice(self) -> str:
-        """Return what to write instead, in a clause; empty where everything is proved."""
+        """Return how to change the model, in a clause; empty if everything is proved."""
         if self.independence is Independence.PROVED:
             return ""
         return _ADVICE.get(self.operation, _FOR_EACH)
 
     def __str__(self) -> str:
-        """Say it in one line, for a log or a terminal."""
+        """Return the verdict in one line, for a log or a terminal."""
         place = f" ({self.location})" if self.location else ""
         operation = f": {self.operation} {self.reason}{place}" if self.operation else ""
         reason = f": {self.reason}" if self.reason and not self.operation else ""
@@ -99,14 +99,14 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "stablehlo.batch_norm_training": "normalise by statistics that were learned",
     }
 )
-"""What to write instead, by the operation that prevents the proof."""
+"""How to change the model, by the operation that prevents the proof."""
 
 
 _WORST_FIRST = (Independence.MIXED, Independence.UNKNOWN, Independence.PROVED)
 
 
 def worst(by_platform: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict that holds on all platforms, with the name of one where others differ."""
+    """Return the verdict that holds on all platforms; names a platform if they differ."""
     verdicts = list(by_platform.values())
     name, found = min(
         by_platform.items(), key=lambda item: _WORST_FIRST.index(item[1].independence)

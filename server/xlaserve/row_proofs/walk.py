@@ -1,4 +1,4 @@
-"""Walks a program once, operation by operation, recording facts about every value."""
+"""Walks over a program once, computing the abstract value of every value."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from xlaserve.row_proofs.findings import Finding, Problem, Unfollowed
 from xlaserve.row_proofs.program import Operation, Region
 
 MAX_STEPS = 400_000
-"""Operations walked over, those in loops once for each round."""
+"""Maximum number of operations visited; those in loops count once per round."""
 
 _NOT_OF_ONE_RULE = (Unfollowed, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The effect of an operation on rows."""
+    """How an operation transforms abstract values."""
 
     compute: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]]
-    """Returns the known facts about the results; raises Mixes or NoRule."""
+    """Returns the abstract values of the results; raises Mixes or NoRule."""
     takes_unknown: bool = False
-    """Whether it is asked where nothing is known of an operand; else nothing is of the results."""
+    """Whether `compute` is called with blocked operands; otherwise these block the results."""
     grows: frozenset[str] = frozenset()
-    """Attributes that it reads as sizes, which may differ with the batch. Where any other does,
-    the operation has no rule."""
+    """Attributes that `compute` reads as sizes, which may depend on the batch size. The operation
+    is rejected if any other attribute does."""
     ignored: Callable[[int], Collection[int]] = lambda count: ()
-    """Positions, of so many operands, of those that a result may turn out not to depend on."""
+    """Given the number of operands, returns the positions of those that results may not depend
+    on."""
     settle: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]] | None = None
-    """Returns the results with what more is known of them by another way, if it is."""
+    """Returns more precise results found by another method; may return them unchanged."""
 
 
 Rules: TypeAlias = Mapping[str, Rule]
 
 
 class Walker:
-    """One walk over a program."""
+    """One walk over a program, with the abstract values found so far."""
 
     def __init__(self, rules: Rules, deadline: float) -> None:
         self.loops_follow_rows = False
-        """Whether the length of a loop that was walked over depends on rows."""
+        """Whether the trip count of some visited loop depends on rows."""
         self.loops_follow_inputs = False
-        """Whether the length of one is not known to be constant."""
+        """Whether the trip count of some visited loop is not known to be constant."""
         self._rules = rules
         self._deadline = deadline
         self._steps = 0
@@ -53,28 +54,28 @@ class Walker:
         self._made: dict[int, Operation] = {}
         self._same: dict[int, int] = {}
         self.noted: dict[object, object] = {}
-        """What rules note of values, for as long as those stay what they are."""
+        """A cache for rules, cleared when the values of a loop's arguments change."""
 
     def value(self, number: int) -> Value:
-        """Return the known facts about a value that was computed."""
+        """Return the abstract value of a value that was visited."""
         return self._values[number]
 
     def known(self, number: int) -> Value | None:
-        """Return the known facts about a value; None where it was not computed yet."""
+        """Return the abstract value of a value, or None if it was not visited yet."""
         return self._values.get(number)
 
     def same_as(self, number: int) -> int:
-        """Return the value that an argument of a loop is in every trip; any other is itself."""
+        """Return the value that a loop-invariant argument equals, or else the number itself."""
         while number in self._same:
             number = self._same[number]
         return number
 
     def made_by(self, number: int) -> Operation | None:
-        """Return the operation whose result a value is; None of an argument."""
+        """Return the operation that produces a value; None for an argument."""
         return self._made.get(number)
 
     def region(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
-        """Walk over a region and return the known facts about what it returns."""
+        """Walk over a region and return the abstract values of its results."""
         if not self._values.keys().isdisjoint(region.arguments):
             self.noted.clear()
         self._values.update(zip(region.arguments, arguments, strict=True))
@@ -105,12 +106,12 @@ class Walker:
         results = self._by_rule(rule, operation, operands)
         if rule.settle is None:
             return results
-        # What is settled was not computed from what is known of the operands.
+        # `settle` does not use the abstract values of the operands, so the check gets none.
         try:
             settled = rule.settle(operation, results, self)
         except _NOT_OF_ONE_RULE:
             raise
-        # A form of the operation that was not thought of costs what more might be known of it.
+        # An unexpected form of the operation only loses the refinement.
         except Exception:
             return results
         return results if invariants.broken(operation, (), settled) else settled
@@ -126,7 +127,7 @@ class Walker:
             return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
         except _NOT_OF_ONE_RULE:
             raise
-        # An unforeseen form of it fails this proof, not those of all outputs.
+        # An unexpected form of the operation blocks its results, but not other outputs.
         except Exception as error:
             reason = f"is of a form that its rule cannot read ({type(error).__name__})"
             return self._stopped(operation, mixed=False, reason=reason)
@@ -140,7 +141,7 @@ class Walker:
 
 
 def _kept(loop: Operation) -> Iterator[tuple[int, int]]:
-    """Yield the arguments that a loop carries as they are, and what each of them is."""
+    """Yield each loop-invariant argument with the value that it equals."""
     condition, body = loop.regions
     for number, operand in enumerate(loop.operands):
         if body.returned[number] == body.arguments[number]:

@@ -1,1 +1,1 @@
-"""Several processes as one server: a parent with the ports, and serving workers."""
+"""Several processes as one server: a parent that owns the ports, and workers that serve."""

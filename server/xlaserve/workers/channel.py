@@ -1,4 +1,4 @@
-"""The channel between parent and worker: typed messages over a pair of sockets."""
+"""The channel between parent and worker: typed messages over a socket pair."""
 
 import asyncio
 import socket
@@ -11,20 +11,20 @@ import msgspec
 from xlaserve.workers.messages import FromWorker, ToWorker
 
 LIMIT_MESSAGE_BYTES = 32 << 20
-"""Most bytes of one message. What may be longer travels in a file."""
+"""Maximum size of a message; longer data travels in a file."""
 LIMIT_PENDING_BYTES = 64 << 20
-"""Most bytes that may wait for an end that does not read; then the channel is closed."""
+"""Maximum amount of unsent data if the peer does not read; beyond it the channel is closed."""
 _LENGTH = struct.Struct("<I")
 
 Incoming = TypeVar("Incoming")
 
 
 class ChannelError(Exception):
-    """The other end is gone, does not read, or sent what cannot be a message."""
+    """The peer is gone, does not read, or sent an invalid message."""
 
 
 class Channel(Generic[Incoming]):
-    """One end. Any task of its event loop may send; one task receives."""
+    """One end of the channel. Any task of its event loop may send; one task receives."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Channel(Generic[Incoming]):
 
     @classmethod
     async def open(cls, end: socket.socket, decoder: "msgspec.json.Decoder[Incoming]") -> Self:
-        """Return the channel of one of a pair of stream sockets, which it closes in the end."""
+        """Open a channel over one end of a socket pair; closing the channel closes the socket."""
         reader, writer = await asyncio.open_connection(sock=end)
         return cls(reader, writer, decoder)
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message, in order and without waiting. Raises ChannelError.
 
-        The other end may be ours no longer: where it does not read, what waits is bounded.
+        Unsent data is bounded by LIMIT_PENDING_BYTES, because the peer may have stopped reading.
         """
         data = self._encoder.encode(message)
         if len(data) > LIMIT_MESSAGE_BYTES:
@@ -60,7 +60,7 @@ class Channel(Generic[Incoming]):
         self._writer.write(_LENGTH.pack(len(data)) + data)
 
     async def receive(self) -> Incoming:
-        """Return the next message; raises ChannelError, also where the other end is gone."""
+        """Return the next message; raises ChannelError if it is invalid or the peer is gone."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > LIMIT_MESSAGE_BYTES:
@@ -69,7 +69,7 @@ class Channel(Generic[Incoming]):
         except asyncio.IncompleteReadError as error:
             raise ChannelError("the other end is gone") from error
         except OSError as error:
-            # Retrieved here: at the end of a process asyncio may report it as an error of its own.
+            # Retrieve the exception, or asyncio may report it as unhandled when the process exits.
             with suppress(OSError):
                 await self._writer.wait_closed()
             raise ChannelError("the other end is gone") from error
@@ -77,7 +77,7 @@ class Channel(Generic[Incoming]):
             raise ChannelError(f"a message that cannot be read, {error}") from error
 
     async def flush(self) -> None:
-        """Return once the other end was sent everything, or is gone."""
+        """Wait until everything was sent, or the peer is gone."""
         try:
             await self._writer.drain()
             self._writer.write_eof()
@@ -85,15 +85,15 @@ class Channel(Generic[Incoming]):
             return
 
     def close(self) -> None:
-        """Close this end; the peer gets an end of file."""
+        """Close this end; the peer receives an end of file."""
         self._writer.close()
 
 
 def from_worker() -> "msgspec.json.Decoder[FromWorker]":
-    """Return the decoder of what workers send."""
+    """Return the decoder of messages from workers."""
     return msgspec.json.Decoder(FromWorker)
 
 
 def to_worker() -> "msgspec.json.Decoder[ToWorker]":
-    """Return the decoder of what the parent sends."""
+    """Return the decoder of messages from the parent."""
     return msgspec.json.Decoder(ToWorker)

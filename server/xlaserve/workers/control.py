@@ -1,8 +1,8 @@
-"""Changes of the server, in the parent: made by one worker first, then by all.
+"""Coordinates changes of the server in the parent, so that all workers make them.
 
-The worker that asks goes first, since it has the client's call: what the client may not do, and
-a model that cannot be loaded, fail there and change nothing elsewhere. What can be taken back is
-made by all side by side: the first load of a model, by a client that sees every model.
+The requesting worker goes first, since it has the client's call: if the client lacks permission, or
+a model cannot be loaded, the change fails there without affecting others. The first load of a model
+can be undone, so it runs in all workers concurrently if its client may see every model.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from xlaserve.workers.messages import (
 from xlaserve.workers.worker_process import WorkerGone, WorkerProcess
 
 QUESTION_SECONDS = 5.0
-"""Seconds that a worker has to answer a question that is asked of all."""
+"""Time limit for a worker's answer to a question, in seconds."""
 
 _UNDONE = {
     ChangeKind.LOAD: ChangeKind.UNLOAD,
@@ -59,7 +59,7 @@ _UNDONE = {
     ChangeKind.LOAD_URL: ChangeKind.EVICT,
     ChangeKind.REGISTER: ChangeKind.UNREGISTER,
 }
-"""The change that takes another one back."""
+"""The change that undoes another."""
 _MODELS = OF_MODELS - {ChangeKind.PURGE}
 _DIED = Failure("Exception", "a worker has died")
 _SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
@@ -68,19 +68,19 @@ _log = structlog.get_logger("processes")
 
 
 class _Asked:
-    """A change requested by a worker, until its result is sent."""
+    """A change requested by a worker, until its result has been sent."""
 
     def __init__(self, change: ChangeText) -> None:
         self.change = change
         self.is_given_up = False
-        """Whether its client has left, or the server ends."""
+        """Whether the client has left, or the server is shutting down."""
         self.has_no_way_back = False
-        """Whether what it replaced is gone in the worker that made it first."""
+        """Whether the change replaced a loaded model, so that it cannot be undone."""
         self.made_by: dict[int, WorkerProcess] = {}
-        """The workers that make it now, by the number of their Do."""
+        """The workers currently making the change, by the number of their Do message."""
 
     def give_up(self) -> None:
-        """Cancel it soon, and undo it where it was made."""
+        """Cancel the change in the workers that are making it, unless it cannot be undone."""
         if self.change.kind not in OF_LOADS or self.has_no_way_back:
             return
         self.is_given_up = True
@@ -89,7 +89,7 @@ class _Asked:
 
 
 class Control:
-    """Has changes made by every worker, and remembers them for workers that come later."""
+    """Makes every worker apply changes, and records them for workers started later."""
 
     def __init__(
         self, workers: Callable[[], Sequence[WorkerProcess]], scratch_directory: Path
@@ -100,17 +100,17 @@ class Control:
         self._numbers = itertools.count()
         self._purges = 0
         self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
-        """The changes in progress, by who asked for them and their numbers there."""
+        """Changes in progress, by requesting worker and that worker's number for the change."""
         self._is_stopping = False
         self._journal = Journal()
         self._in_progress = ChangesInProgress()
 
-    # --- changes ---
+    # --- Changes ---
 
     def change(self, origin: WorkerProcess, ask: Ask) -> Coroutine[Any, Any, None]:
-        """Return what makes a change that a worker asks for, and tells it how that went.
+        """Return a coroutine that makes a requested change and reports the result to the worker.
 
-        It is known from now on: a GiveUp of the same read finds it before that has begun.
+        The change is registered now, so that a GiveUp can find it before the coroutine starts.
         """
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
         kind = ask.change.kind
@@ -133,19 +133,19 @@ class Control:
                 _log.exception("change not made", kind=kind, subject=ask.change.subject)
             finally:
                 del self._asked[origin, ask.number]
-                # Whatever was raised: the worker waits. One that is gone does not hear it.
+                # Report after an exception too, since the worker waits for it.
                 origin.tell(Settled(ask.number, failure))
 
         return made()
 
     def give_up(self, origin: WorkerProcess, number: int) -> None:
-        """Take a change back that a worker has asked for, in all that make it by now."""
+        """Cancel a change that a worker requested."""
         asked = self._asked.get((origin, number))
         if asked is not None:
             asked.give_up()
 
     def stop(self) -> None:
-        """Refuse all changes from now on, and take those of models in progress back."""
+        """Reject all changes from now on, and cancel loads in progress."""
         self._is_stopping = True
         for asked in list(self._asked.values()):
             asked.give_up()
@@ -175,13 +175,13 @@ class Control:
     async def _side_by_side(
         self, origin: WorkerProcess, ask: Ask, asked: _Asked, purges: int
     ) -> Failure | None:
-        """Have all begin with a change at once; say how it went."""
+        """Make a change in all workers concurrently; return the failure, or None."""
 
         async def here() -> Done | None:
             try:
                 done: Done = await origin.expect(Go(ask.number), ("done", ask.number))
             except WorkerGone:
-                # As where another one dies: its replacement has what the others have.
+                # If a worker dies, its replacement replays the changes of the others.
                 return None
             if done.failure is not None:
                 asked.give_up()
@@ -210,7 +210,7 @@ class Control:
         *,
         was_loaded: bool,
     ) -> Failure | None:
-        """Remember a change that all have made, else take it back where it was; say how it went."""
+        """Record a change that all workers made, or else undo it; return the failure, or None."""
         change = asked.change
         if not failed and purges == self._purges and not asked.is_given_up:
             self._remember(change)
@@ -227,13 +227,13 @@ class Control:
         return next(iter(failed.values()), None) or _refused(change, is_stopping=self._is_stopping)
 
     async def _by_engine(self, asked: _Asked) -> Failure | None:
-        """Have the engine make a change that a front end asks for; all front ends show it then."""
+        """Make a front end's change in the engine; returns after all front ends show the result."""
         change = asked.change
         engine = next((one for one in self._workers() if one.makes(change.kind)), None)
         did = None if engine is None else await self._do(engine, change, asked)
         if did is None:
             _remove(change)
-            # What may have ended it is not to be tried on every pod.
+            # If the engine died during the change, clients must not retry it on every replica.
             gone = (EngineGone if engine is None else EngineLost)(change.subject)
             return Failure(type(gone).__name__, str(gone))
         if did.failure is None:
@@ -245,10 +245,10 @@ class Control:
     async def _by_others(
         self, origin: WorkerProcess, asked: _Asked
     ) -> dict[WorkerProcess, Did | None]:
-        """Make a change in all other workers, and return their results; None for a dead one.
+        """Make a change in all other workers, and return the results; None for a worker that died.
 
-        Those that begin to make changes meanwhile too: what replays the journal to them does not
-        know the change yet.
+        Includes workers that become able to make changes in the meantime: the journal replayed to
+        them does not contain this change yet.
         """
         change = asked.change
         found: dict[WorkerProcess, Did | None] = {}
@@ -265,10 +265,10 @@ class Control:
 
     @asynccontextmanager
     async def _held(self, change: ChangeText) -> AsyncIterator[bool]:
-        """Have no worker say, within a block, that a model is ready which others lack.
+        """Within a block, make no worker report a model as ready while others lack it.
 
-        Each has noted it before the block begins, and before what follows the block. Yields whether
-        one of them has it already.
+        Every worker acknowledges the start before the block begins, and the end before this
+        returns. Yields whether any worker has loaded the model already.
         """
         if change.kind not in _MODELS:
             yield False
@@ -294,7 +294,7 @@ class Control:
         return is_loaded
 
     async def _purge(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
-        """Have everything unloaded; what is being loaded meanwhile is cancelled."""
+        """Unload all models in every worker; loads in progress are cancelled."""
         self._purges += 1
         done = await origin.expect(Go(ask.number), ("done", ask.number))
         others = [worker for worker in self._workers() if worker is not origin]
@@ -314,10 +314,10 @@ class Control:
     ) -> None:
         kind = _UNDONE.get(change.kind)
         if was_loaded or kind is None:
-            # What was there before is gone where the change was made: there is no way back. The
-            # others are restarted, and then have the common state.
+            # The replaced model is gone in the workers that made the change, so it cannot be
+            # undone. Restart the workers that failed, so that they replay it.
             self._remember(change)
-            # One that drains refuses every change, and has clients to answer.
+            # During shutdown, workers reject every change but still have clients to answer.
             for worker in () if self._is_stopping else failed:
                 worker.failure = f"it could not {change.kind} '{change.subject}' as others did"
                 worker.kill()
@@ -330,9 +330,9 @@ class Control:
     async def _do(
         self, worker: WorkerProcess, change: ChangeText, asked: _Asked | None = None
     ) -> Did | None:
-        """Make a change in a worker; None if it dies and is replaced.
+        """Make a change in one worker; None if it dies, since its replacement replays changes.
 
-        What a client has `asked` for is taken back when it leaves.
+        `asked` tracks the change, so that it is cancelled if its client leaves.
         """
         number = next(self._numbers)
         did: Did | None = None
@@ -346,7 +346,7 @@ class Control:
             del made_by[number]
         return did
 
-    # --- workers that come later ---
+    # --- Workers started later ---
 
     def _remember(self, change: ChangeText) -> None:
         for before in self._journal.remember(change):
@@ -354,9 +354,9 @@ class Control:
                 _remove(before)
 
     async def replay(self, worker: WorkerProcess) -> None:
-        """Return once a worker has made every change that the others have made.
+        """Make all recorded changes in a new worker.
 
-        A load of an ensemble whose steps are loaded behind it is made again after them.
+        A failed load of an ensemble is repeated after its steps, if the journal loads them later.
         """
 
         async def make(known: ChangeText) -> Failure | None:
@@ -365,7 +365,7 @@ class Control:
                 did = None if change is None else await self._do(worker, change)
             return None if did is None else did.failure
 
-        # Their files are on the disk.
+        # The changes' files are on disk, so there are no contents to drop from memory.
         remaking = Remaking(make, attrgetter("text"), lambda change: change)
         for known in self._journal.changes():
             if worker.makes(known.kind):
@@ -376,10 +376,10 @@ class Control:
             _log.error("worker lacks changes of the other workers", **said, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
-        """Load in all other workers what a restarted worker found in the repository.
+        """Make all other workers load what a restarted worker found in the repository.
 
-        Its files may be newer than those that the others loaded: a reload in which its predecessor
-        died, or files that nobody has asked for yet. Where they are the same nothing is loaded.
+        Its files may be newer than those of the others, if its predecessor died during a reload or
+        nobody has requested a reload yet. Workers that have the same files load nothing.
         """
         if not worker.makes(ChangeKind.FOLLOW):
             return
@@ -397,7 +397,7 @@ class Control:
             async with self._turns.of((True, name)), self._held(change):
                 last = self._journal.last(change)
                 if last is not None and (last.arguments or last.files):
-                    continue  # loaded with what is not in the repository: all have the same
+                    continue  # loaded from a client's files or configuration: all have the same
                 dids = await self._by_others(worker, _Asked(change))
             for other, failure in _failures(dids).items():
                 _log.error(
@@ -407,12 +407,12 @@ class Control:
                     error=failure.text,
                 )
 
-    # --- questions ---
+    # --- Questions ---
 
     async def ask_all(self, origin: WorkerProcess, ask: AskAll) -> None:
-        """Ask all others a question, and give a worker their answers.
+        """Ask all other workers a question, and send their answers to a worker.
 
-        One that is not ready yet has served nothing.
+        Workers that are not ready yet are not asked, since they have served nothing.
         """
         others = [one for one in self._workers() if one is not origin and one.is_ready]
         answers = await asyncio.gather(*(self._answer(worker, ask) for worker in others))
@@ -431,27 +431,27 @@ class Control:
             return WorkerAnswer(name, None, str(error))
         return WorkerAnswer(name, reply.said, reply.problem)
 
-    # --- a server that replaces this one, or that this one replaces ---
+    # --- Replacement of a running server ---
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return those that were made, once none is in progress."""
+        """Reject further changes, wait for those in progress, and return the recorded ones."""
         await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 
     def go_on(self) -> None:
-        """Take changes again."""
+        """Accept changes again."""
         self._in_progress.go_on()
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
-        """Return the files of a change; waits for the disk."""
+        """Return the files of a change; blocks on disk I/O."""
         if not change.files:
             return {}
         return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what the workers say that answer a question, but those that have nothing to.
+        """Return the answers of all workers that have one.
 
-        One that is not ready yet has served nothing, and cannot speak for the server.
+        Workers that are not ready yet are not asked, since they cannot speak for the server.
         """
         asked = AskAll(0, question)
         ready = [worker for worker in self._workers() if worker.is_ready]
@@ -459,9 +459,9 @@ class Control:
         return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:
-        """Make a change of the replaced server in all workers, and remember it.
+        """Make a change of the replaced server in all workers, and record it.
 
-        Raises an XlaserveError that says why one of them could not.
+        Raises an XlaserveError if a worker could not make it.
         """
         text = ChangeText(change.kind, change.subject, dict(change.arguments))
         if change.files:
@@ -478,7 +478,7 @@ class Control:
         self._remember(text)
 
     def close(self) -> None:
-        """Remove the files of changes."""
+        """Remove the files of all recorded changes."""
         for change in self._journal.changes():
             _remove(change)
 

@@ -1,16 +1,16 @@
-"""Errors on their way between processes of the server."""
+"""Converts exceptions to messages between the server's processes, and back."""
 
 from xlaserve.python_models.process.errors import named, raised
 from xlaserve.workers.messages import Failure
 
 _MOST = 2**63 - 1
-"""The largest number that a record can have; infinity is none, nor is what is not a number."""
+"""The largest integer that a record can hold. Infinity and NaN are excluded too."""
 _OURS = "Exception", "BaseException"
-"""Names of errors that are no fact of the server's: a fault of it."""
+"""Names used for unexpected exceptions, which are faults of the server."""
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an error as a message has it."""
+    """Convert an exception to a message."""
     kind, text = named(error)
     if kind in _OURS:
         text = f"{type(error).__name__}: {text}"
@@ -23,19 +23,19 @@ def _facts(error: BaseException) -> dict[str, str | int | float]:
         if isinstance(value, str):
             found[name] = sayable(value)
         elif isinstance(value, bool):
-            continue  # What this process has done about it, as `is_noted`, others have not done.
+            continue  # flags such as `is_noted` apply to this process only
         elif isinstance(value, int | float) and abs(value) <= _MOST:
             found[name] = value
     return found
 
 
 def sayable(text: str) -> str:
-    """Return a text that has a form as bytes: code that fails may say half of a surrogate pair."""
+    """Escape characters that cannot be encoded, such as half of a surrogate pair."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def error_of(failure: Failure) -> Exception:
-    """Return the error again; one that is no fact of the server's is a RuntimeError."""
+    """Convert a message back to an exception; unexpected ones become RuntimeError."""
     if failure.error in _OURS:
         return RuntimeError(failure.text)
     error = raised((failure.error, failure.text))

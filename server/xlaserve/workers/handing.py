@@ -1,7 +1,8 @@
-"""Connection hand-off: the parent accepts each and gives it to the least loaded worker.
+"""Connection hand-off: the parent accepts connections for the least loaded workers.
 
-A kernel that shares a port chooses without a look at what workers have, so that of few connections
-one may get all; and what waits in the queue of a worker's own socket is lost when the worker dies.
+If workers shared a port instead, the kernel would ignore their load and could give one worker all
+of few connections. Connections queued in a worker's own socket would also be lost when that worker
+dies.
 """
 
 import asyncio
@@ -17,18 +18,19 @@ import structlog
 from xlaserve.process.endpoints import Listening
 
 _ACCEPTS_OF_A_TURN = 64
-"""Most connections that are accepted before others have their turn."""
+"""Maximum number of connections accepted in one iteration of the event loop."""
 _MOST_LAST_ACCEPTS = 1 << 16
-"""Most connections that are accepted at the end, while others may go on to connect."""
+"""Maximum number of connections accepted at shutdown, while clients may keep connecting."""
 _RETRY_SECONDS = 0.02
-"""Seconds without accepting where no worker takes a connection, or there are no more files."""
+"""Pause before accepting again if no worker takes connections or files are exhausted, in
+seconds."""
 _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger("processes")
 
 
 def handing_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the parent's end and the worker's, on which connections are handed over."""
+    """Return a socket pair for handing over connections: the parent's end and the worker's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -36,30 +38,30 @@ def handing_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class HandedConnections:
-    """Stands in a worker for a listening socket: `accept` returns what the parent accepted."""
+    """Replaces a listening socket in a worker: `accept` returns connections the parent accepted."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self.received = 0
-        """Connections that were handed over by now."""
+        """Number of connections received so far."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a connection is there; -1 once closed."""
+        """Return a descriptor that is readable when a connection is available; -1 once closed."""
         return self._end.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Choose whether `accept` waits."""
+        """Set whether `accept` blocks."""
         self._end.setblocking(flag)
 
     def accept(self) -> tuple[socket.socket, object]:
-        """Return a connection and its peer's address, as a listening socket does.
+        """Return a connection and its peer's address, like a listening socket.
 
-        Raises BlockingIOError where none is there, and EOFError once the parent is gone.
+        Raises BlockingIOError if there is none, and EOFError once the parent is gone.
         """
         data, descriptors, _, _ = socket.recv_fds(self._end, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not descriptors:
             if data:
-                raise ConnectionAbortedError  # the process has no more files: the kernel closed it
+                raise ConnectionAbortedError  # out of file descriptors: the kernel closed it
             raise EOFError
         self.received += 1
         connection = socket.socket(fileno=descriptors[0])
@@ -67,12 +69,12 @@ class HandedConnections:
             return connection, connection.getpeername()
         except OSError:
             connection.close()
-            raise ConnectionAbortedError from None  # the client has gone already
+            raise ConnectionAbortedError from None  # the client has already disconnected
 
     async def next(self) -> socket.socket:
         """Return the next connection; raises EOFError once the parent is gone.
 
-        Raises ConnectionAbortedError for one that is lost, as this process has no more files.
+        Raises ConnectionAbortedError if a connection was lost because this process is out of files.
         """
         while True:
             await readable(self)
@@ -80,12 +82,12 @@ class HandedConnections:
                 return self.accept()[0]
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no further connections."""
         self._end.close()
 
 
 async def readable(end: "socket.socket | HandedConnections") -> None:
-    """Return once there is something to read, or the other end is gone."""
+    """Wait until there is something to read, or the peer is gone."""
     loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
     descriptor = end.fileno()
     loop.add_reader(descriptor, is_readable.set)
@@ -96,25 +98,25 @@ async def readable(end: "socket.socket | HandedConnections") -> None:
 
 
 class Taker(Protocol):
-    """A worker, as connections see it."""
+    """A worker that connections can be handed to."""
 
     @property
     def takes_connections(self) -> bool:
-        """Whether connections may be handed to it."""
+        """Whether connections may be handed to the worker."""
         ...
 
     @property
     def connections(self) -> int:
-        """Connections that it has, with those on their way to it."""
+        """Number of the worker's connections, including those in transit."""
         ...
 
     def hand(self, setting: str, connection: socket.socket) -> bool:
-        """Hand it a connection of an endpoint; false where it takes none now."""
+        """Hand over a connection of an endpoint; returns False if that fails."""
         ...
 
 
 class Handing:
-    """Accepts the connections of one endpoint until stopped, and hands each to a worker."""
+    """Accepts an endpoint's connections, and hands each to the least loaded worker."""
 
     def __init__(
         self, setting: str, listening: Listening, takers: Callable[[], Sequence[Taker]]
@@ -127,7 +129,7 @@ class Handing:
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._held: deque[socket.socket] = deque()
-        """Connections that were accepted, and no worker has taken yet."""
+        """Accepted connections that no worker has taken yet."""
         self._loop.add_reader(listening.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -136,7 +138,7 @@ class Handing:
                 return
 
     def hand_again(self, connection: socket.socket) -> None:
-        """Hand a connection to another worker, which the first one has not taken; never waits."""
+        """Hand a connection that one worker did not take to another; never blocks."""
         if self._is_stopped:
             connection.close()
             return
@@ -170,7 +172,7 @@ class Handing:
         if not takers:
             return False
         self._next += 1
-        # Of those with equally many, each in its turn.
+        # Round-robin among workers with equally many connections.
         start = self._next % len(takers)
         inorder = sorted([*takers[start:], *takers[:start]], key=lambda taker: taker.connections)
         return any(taker.hand(self._setting, connection) for taker in inorder)
@@ -187,7 +189,7 @@ class Handing:
         self._accept()
 
     def stop(self, *, drain: bool) -> None:
-        """Accept no more; with `drain`, what waits in the accept queue is handed over first."""
+        """Stop accepting; with `drain`, first hand over the connections in the accept queue."""
         self._is_stopped = True
         if self._retry is None:
             self._loop.remove_reader(self._listening.fileno())

@@ -1,4 +1,4 @@
-"""The control plane in a worker: sends and receives changes through the parent."""
+"""The control plane in a worker, which coordinates changes through the parent."""
 
 import asyncio
 import itertools
@@ -56,24 +56,24 @@ from xlaserve.workers.messages import (
 )
 
 MOST_PENDING = 1024
-"""Limit of pending changes of this process's clients, including clients that have left."""
+"""Maximum number of pending changes of this process's clients, including disconnected ones."""
 _NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
-"""Changes that are never refused: few by design, and nobody would retry them."""
+"""Changes exempt from MOST_PENDING: there are few, and nobody would retry them."""
 
 ENGINE = 0
-"""The number of the process that has the models of front ends."""
+"""Number of the engine process."""
 
 T = TypeVar("T")
 _log = structlog.get_logger("worker")
 
 
 class Link:
-    """Makes changes of the server in this process when it is their turn. Of the event loop."""
+    """Makes changes of the server in this process, in the parent's order. Event loop only."""
 
     def __init__(
         self, channel: "Channel[ToWorker]", scratch_directory: Path, *, loads: bool = True
     ) -> None:
-        """`loads` says whether models are loaded here; an engine loads them for its front ends."""
+        """`loads` tells whether this process loads models; front ends leave that to the engine."""
         self._channel = channel
         self._scratch = scratch_directory
         self._numbers = itertools.count()
@@ -81,69 +81,70 @@ class Link:
         """Futures of changes that wait for Go."""
         self._settled: dict[int, asyncio.Future[Failure | None]] = {}
         self._asking: set[int] = set()
-        """Changes that the parent was asked for."""
+        """Changes requested from the parent."""
         self._asked: dict[int, asyncio.Future[Sequence[Answer]]] = {}
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._making: dict[int, asyncio.Future[Any]] = {}
-        """What makes the changes of clients of this process here, by number."""
+        """Changes requested by clients of this process and being made here, by number."""
         self._doing: dict[int, asyncio.Task[Failure | None]] = {}
-        """What makes the changes that other processes were asked for, by number."""
+        """Changes requested in other processes and being made here, by number."""
         self.loads = loads
         self.is_whole = False
-        """Whether the engine of front ends has what clients had loaded."""
+        """Whether the engine has all the models that clients loaded."""
         self._is_ready = False
         self._hears = True
         self.silent: frozenset[int] = frozenset()
-        """The processes that give no sign of life."""
+        """Numbers of unresponsive processes."""
         self.leads = False
         self.has_started = False
         self._held: dict[int, Mapping[str, frozenset[str]]] = {}
-        """The models of each change in progress by its number, and the versions that stay ready."""
+        """For each held change: its models, with the versions that stay ready."""
         self.shown: Callable[[], Awaitable[None]] | None = None
-        """Returns once all front ends of this engine show the loaded models; None without any."""
+        """In an engine, waits until all front ends show the loaded models; None in other
+        processes."""
         self.on_state: Callable[[], None] = lambda: None
-        """Called when `is_ready` has changed."""
+        """Called when `is_ready` may have changed."""
         self.is_loaded: Callable[[str], bool] = lambda _: False
         """Tells whether a model is loaded in this process."""
         self.versions: Callable[[str], frozenset[str]] = lambda _: frozenset()
-        """Returns the versions of a model that answer in this process."""
+        """Returns the ready versions of a model in this process."""
 
-    # --- the control plane ---
+    # --- Control plane ---
 
     @property
     def is_ready(self) -> bool:
-        """Whether every process is ready; false once the parent has fallen silent."""
+        """Whether every process is ready; False while the parent is unresponsive."""
         return self._is_ready and self._hears
 
     @property
     def engine_answers(self) -> bool:
-        """Tell whether the engine of front ends gives signs of life."""
+        """Tell whether the engine is responsive; True in processes that load models."""
         return self.loads or ENGINE not in self.silent
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        """Tell whether a model must appear not ready, because other processes lack it."""
         if not self.has_started or not self.engine_answers:
             return True
         staying = [held[model] for held in self._held.values() if model in held]
         return any(version not in kept if version else not kept for kept in staying)
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Say how changes that others ask for are made here."""
+        """Set the function that makes changes of a kind requested in other processes."""
         self._makes[kind] = make
 
     def answer(self, question: str, reply: AnswerHere) -> None:
-        """Say how a question that others ask is answered here."""
+        """Set the function that answers a question from other processes."""
         self._replies[question] = reply
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make a change here, then everywhere else, and return what `here` returned.
+        """Make a change here and in all other processes; return the result of `here`.
 
-        A client that leaves takes a load back in all of them; what else it asked for goes on, else
-        half of the processes would have it. Raises
-        TooManyChanges, OutOfSpace or LoadFailed where its files cannot be written for the others,
-        and what `here` and other processes raise.
+        If its client disconnects, a load is cancelled everywhere. Other changes continue, since
+        otherwise only some processes would have made them. Raises TooManyChanges; OutOfSpace or
+        LoadFailed if its files cannot be written for the other processes; and what `here` and other
+        processes raise.
         """
         if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
             raise TooManyChanges(change.kind, change.subject, MOST_PENDING)
@@ -156,13 +157,13 @@ class Link:
                 if number in self._asking:
                     self._tell(GiveUp(number))
                 else:
-                    applying.cancel()  # the parent does not know it yet
+                    applying.cancel()  # the parent does not know the change yet
                 if (making := self._making.get(number)) is not None:
                     making.cancel()
             raise
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers of all other processes, those that gave none among them."""
+        """Return the answers of all other processes, or the reasons why they did not answer."""
         number = next(self._numbers)
         answers: asyncio.Future[Sequence[Answer]]
         answers = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -188,7 +189,7 @@ class Link:
             if settled.done():
                 failure = settled.result()
                 if failure is None and not self.loads and change.kind in OF_MODELS:
-                    return cast(T, None)  # the engine has made it
+                    return cast(T, None)  # the engine has made the change
                 raise ShuttingDown if failure is None else error_of(failure)
             was_loaded = self.is_loaded(change.subject)
             try:
@@ -222,10 +223,10 @@ class Link:
         except OSError as error:
             raise write_failure(change.subject, error) from error
 
-    # --- messages from the parent ---
+    # --- Messages from the parent ---
 
     def heard(self, message: ToWorker) -> None:
-        """Do what a message of the parent says, as far as it is about changes and questions."""
+        """Handle a message from the parent about changes, questions or the state."""
         match message:
             case Go(number):
                 self._may_go(number)
@@ -234,7 +235,7 @@ class Link:
             case Do(number, change):
                 was_loaded = self.is_loaded(change.subject)
                 doing = self._doing[number] = self._task(self._do(change))
-                # Behind it in any case: one that is given up in the same read never begins.
+                # A callback also reports tasks that were cancelled before they started.
                 doing.add_done_callback(partial(self._did, number, change, was_loaded))
             case GiveUp(number) if number in self._doing:
                 self._doing[number].cancel()
@@ -254,7 +255,7 @@ class Link:
 
     def _may_go(self, number: int) -> None:
         if number not in self._turns:
-            # It was given up while the parent said nothing.
+            # The change was cancelled before the parent's Go arrived.
             gone = LoadCancelled("a change that nobody waits for")
             self._tell(Done(number, failure_of(gone)))
         _settle(self._turns.get(number), None)
@@ -271,13 +272,13 @@ class Link:
         self._tell(Noted(number, is_loaded))
 
     def hears(self, hears: bool) -> None:
-        """Know whether the parent gives signs of life: without them no process is known to."""
+        """Set whether the parent is responsive; if not, this process reports not ready."""
         if hears is not self._hears:
             self._hears = hears
             self.on_state()
 
     def hears_no_more(self) -> None:
-        """Fail all waits for the parent."""
+        """Fail everything that waits for the parent."""
         waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
         for asked in waiting:
             if not asked.done():
@@ -310,7 +311,7 @@ class Link:
         self._tell(Did(number, failure, was_loaded))
 
     async def _and_shown(self, making: Awaitable[T]) -> T:
-        """Return or raise what a change does, once the front ends of this engine show it too."""
+        """Await a change, then wait until the front ends of this engine show its effect."""
         try:
             return await making
         finally:
@@ -345,12 +346,12 @@ class Link:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Read, so that an error whose client has left is not reported as never retrieved.
+            # Retrieve the exception, so that asyncio does not report it after the client has left.
             task.exception()
 
 
 def _remove_spooled(writing: "asyncio.Future[str]") -> None:
-    """Remove the file of an abandoned change."""
+    """Remove the file of an abandoned change once it is written."""
     if not writing.cancelled() and writing.exception() is None:
         with suppress(OSError):
             Path(writing.result()).unlink()

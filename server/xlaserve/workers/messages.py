@@ -1,7 +1,7 @@
-"""Messages between parent and worker, each a tagged class in JSON.
+"""Messages between parent and worker, as tagged classes in JSON.
 
-Nothing that is received is executed or unpickled: a message is one of the classes below, or the
-channel fails.
+Received data is never executed or unpickled: it decodes to one of these classes, or the channel
+fails.
 """
 
 from enum import StrEnum
@@ -14,18 +14,18 @@ from xlaserve.serving.observability.events import Event, Kept
 
 
 class Part(StrEnum):
-    """Parts of the server that processes have."""
+    """The role of a process in the server."""
 
     WORKER = "worker"
-    """Has clients and models."""
+    """Serves clients, and executes models."""
     ENGINE = "engine"
-    """Has the devices and the models."""
+    """Owns the devices, and executes models for front ends."""
     FRONT_END = "front end"
-    """Has clients, and passes their inferences to the engine."""
+    """Serves clients, and forwards their inferences to the engine."""
 
 
 LOADED = "loaded"
-"""The question of the parent which models a worker has loaded, by their names."""
+"""The parent's question for the names of a worker's loaded models."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -33,119 +33,119 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An error, on its way to the worker that raises it again."""
+    """An exception to be raised again in another process."""
 
     error: str
-    """Its class."""
+    """Name of the exception's class."""
     text: str
     facts: dict[str, str | int | float] = {}
-    """Those of its attributes that are plain, as the parameter that an InvalidParameter names."""
+    """Attributes that are strings or numbers, such as the parameter of an InvalidParameter."""
 
     @property
     def said(self) -> tuple[str, str, dict[str, str | int | float]]:
-        """Return it as records of bridges have it."""
+        """Return the fields in the form used by bridge records."""
         return self.error, self.text, self.facts
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer of one worker, or its error."""
+    """One worker's answer to a question, or its error."""
 
     worker: int
     said: Any = None
     problem: str = ""
 
 
-# --- from the parent ---------------------------------------------------------------------------
+# --- From the parent ---------------------------------------------------------------------------
 
 
 class Begin(_Message, frozen=True):
-    """Tells a worker who it is; the first message to it."""
+    """Configures a worker; always the first message."""
 
     worker: int
-    """From 0 on; a replacement has the number of the worker that it replaces."""
+    """Number from 0; a replacement has the number of the worker it replaces."""
     settings: dict[str, Any]
-    """The worker's share of the settings, by name."""
+    """Settings of this worker, by name."""
     endpoints: list[tuple[str, str, int]]
-    """Setting, address shown to clients, and the descriptor on which connections are handed."""
+    """For each endpoint: setting, address shown to clients, and the descriptor for its
+    connections."""
     answer_seconds: float
-    """Seconds without a sign of life after which the worker is replaced."""
+    """After this many seconds without a response the worker is replaced."""
     quotas: int = -1
-    """The descriptor of the shared quota table; -1 without quotas."""
+    """Descriptor of the shared quota table; -1 without quotas."""
     part: Part = Part.WORKER
     bridges: int = -1
-    """The descriptor on which ends of bridges to other processes are handed; -1 where there are
-    none."""
+    """Descriptor that receives the ends of bridges to other processes; -1 if there are none."""
     board: int = -1
-    """The descriptor of the board of the workers; -1 where none executes batches of others."""
+    """Descriptor of the workers' board; -1 without work stealing."""
 
 
 class Go(_Message, frozen=True):
-    """Lets a worker make the change that it asked for; Done follows."""
+    """Permits a worker to make the change it requested; Done follows."""
 
     number: int
 
 
 class Do(_Message, frozen=True):
-    """Has a worker make a change that another one asked for; Did follows."""
+    """Makes a worker apply a change requested in another process; Did follows."""
 
     number: int
     change: ChangeText
 
 
 class Hold(_Message, frozen=True):
-    """Has a worker report the models of a change as not ready; Noted follows.
+    """Makes a worker report models as not ready during a change; Noted follows.
 
-    Versions that are loaded already stay ready through a reload.
+    During a reload, versions already loaded stay ready.
     """
 
     number: int
     models: list[str]
     reloads: bool
-    """Whether the change loads them, so that loaded versions keep serving."""
+    """Whether the change loads the models, so that loaded versions keep serving."""
 
 
 class Release(_Message, frozen=True):
-    """Ends a Hold, once all workers have made the change or none has; Noted follows."""
+    """Ends a Hold, after all workers have made the change or none has; Noted follows."""
 
     number: int
 
 
 class Settled(_Message, frozen=True):
-    """Reports that a change requested by the worker was made everywhere, or undone."""
+    """Reports the final result of a requested change: made everywhere, or failed."""
 
     number: int
     failure: Failure | None = None
 
 
 class State(_Message, frozen=True):
-    """The server-wide state."""
+    """State of the whole server."""
 
     is_ready: bool
     leads: bool
     has_started: bool = False
-    """Whether all workers have been ready."""
+    """Whether all workers have been ready at some time."""
     is_whole: bool = True
-    """Whether the engine has every model that clients loaded: a replacement gets them once it is
+    """Whether the engine has all models that clients loaded. A replacement gets them once it is
     ready."""
     silent: list[int] = []
-    """The processes that do not respond."""
+    """Numbers of unresponsive processes."""
 
 
 class Ping(_Message, frozen=True):
-    """Asks a worker for a sign of life; Alive follows."""
+    """Checks that a worker responds; Alive follows."""
 
 
 class GiveUp(_Message, frozen=True):
-    """Cancels a Do whose client has left; Did follows, as without it.
+    """Cancels a Do whose client has left; Did still follows.
 
-    Sent to the parent, cancels an Ask; Settled follows.
+    From a worker to the parent it cancels an Ask; Settled follows.
     """
 
     number: int
 
 
 class Question(_Message, frozen=True):
-    """Forwards a worker's question to another worker; Reply follows."""
+    """Forwards a question to a worker; Reply follows."""
 
     number: int
     name: str
@@ -153,78 +153,78 @@ class Question(_Message, frozen=True):
 
 
 class Answers(_Message, frozen=True):
-    """Gives the answers to a question."""
+    """Returns the answers to a question."""
 
     number: int
     answers: list[WorkerAnswer]
 
 
 class EventsAre(_Message, frozen=True):
-    """Gives the events of the server."""
+    """Returns the event log of the server."""
 
     number: int
     kept: Kept
 
 
 class Reload(_Message, frozen=True):
-    """Tells a worker to read again what SIGHUP reads again."""
+    """Makes a worker reload what SIGHUP reloads."""
 
 
 class Stop(_Message, frozen=True):
-    """Tells a worker to drain and to end."""
+    """Makes a worker drain and exit."""
 
 
-# --- from a worker -----------------------------------------------------------------------------
+# --- From a worker -----------------------------------------------------------------------------
 
 
 class Listening(_Message, frozen=True):
-    """Says that connections may be handed to the worker."""
+    """Reports that the worker accepts connections."""
 
 
 class Ready(_Message, frozen=True):
-    """Says that the start is done."""
+    """Reports that the worker's startup is complete."""
 
 
 class Reloading(_Message, frozen=True):
-    """Says that a reload begins; Reloaded follows."""
+    """Reports that a reload has begun; Reloaded follows."""
 
 
 class Reloaded(_Message, frozen=True):
-    """Says that a reload has ended, which may be one within the start."""
+    """Reports that a reload has ended; also sent for a reload during startup."""
 
 
 class Alive(_Message, frozen=True):
-    """Answers a Ping: the event loop goes round."""
+    """Answers a Ping: the event loop is running."""
 
 
 class Connections(_Message, frozen=True):
-    """Says which connections the worker has, so that the next goes to the one with the fewest."""
+    """Reports how many connections the worker has, for load balancing."""
 
     open: int
     received: int
-    """All that were handed to it by now: those that are on their way are not among them."""
+    """Number of connections received so far, which excludes those in transit."""
 
 
 class Ask(_Message, frozen=True):
-    """Asks for a change; Go follows, when it is its turn, and in the end Settled."""
+    """Requests a change; Go follows when it is its turn, and finally Settled."""
 
     number: int
     change: ChangeText
     is_limited: bool = False
-    """Whether its client may not see every model: what it may, only that worker knows."""
+    """Whether the client may see only some models; only the requesting worker knows which."""
 
 
 class Done(_Message, frozen=True):
-    """Reports the outcome of the change that the worker was permitted."""
+    """Reports the outcome of a change that Go permitted."""
 
     number: int
     failure: Failure | None = None
     was_loaded: bool = False
-    """Whether the model was loaded before: then nothing brings it back."""
+    """Whether the model was loaded before; the change then cannot be undone."""
 
 
 class Did(_Message, frozen=True):
-    """Says how a change went that another worker asked for."""
+    """Reports the outcome of a change requested by Do."""
 
     number: int
     failure: Failure | None = None
@@ -232,15 +232,15 @@ class Did(_Message, frozen=True):
 
 
 class Noted(_Message, frozen=True):
-    """Says that the worker does what Hold or Release says."""
+    """Acknowledges a Hold or Release."""
 
     number: int
     is_loaded: bool = False
-    """Whether it has one of the models that are held."""
+    """Whether the worker has loaded one of the held models."""
 
 
 class AskAll(_Message, frozen=True):
-    """Asks all others a question; Answers follows."""
+    """Sends a question to all other workers; Answers follows."""
 
     number: int
     name: str
@@ -248,7 +248,7 @@ class AskAll(_Message, frozen=True):
 
 
 class Reply(_Message, frozen=True):
-    """Answers a question."""
+    """Answers a Question."""
 
     number: int
     said: Any = None
@@ -256,28 +256,28 @@ class Reply(_Message, frozen=True):
 
 
 class Happened(_Message, frozen=True):
-    """Says what happened in the worker; the parent has the event log."""
+    """Reports an event for the parent's event log."""
 
     event: Event
 
 
 class AskEvents(_Message, frozen=True):
-    """Asks for the events of the server; EventsAre follows."""
+    """Requests the event log of the server; EventsAre follows."""
 
     number: int
 
 
 class Here(_Message, frozen=True):
-    """Says whether the worker itself is ready."""
+    """Reports whether the worker itself is ready."""
 
     is_ready: bool
 
 
 class Failed(_Message, frozen=True):
-    """Says why the worker ends before it is ready."""
+    """Reports why the worker exits before it is ready."""
 
     error: str
-    """The class of the error."""
+    """Name of the exception's class."""
     text: str
 
 

@@ -1,4 +1,4 @@
-"""The other workers as the core asks them: answers cross as what JSON can hold."""
+"""Lets the core ask the other workers questions; answers travel as JSON."""
 
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -11,12 +11,12 @@ from xlaserve.concurrency.others import About, Answering, Asked, Question
 
 T = TypeVar("T")
 ENGINE = "0"
-"""The worker that has the models of front ends."""
+"""The engine, which has the models of front ends."""
 _log = structlog.get_logger("worker")
 
 
 class OtherWorkers:
-    """Asks the other workers of the server through the control plane."""
+    """Asks the other workers through the control plane."""
 
     are_there = True
 
@@ -25,10 +25,10 @@ class OtherWorkers:
         self._worker = str(worker)
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
-        """Return the answers of all workers, with the errors of those that did not answer."""
+        """Return the answers of all workers, and the errors of those that failed to answer."""
         answers: dict[str, Any] = {self._worker: own}
         if not self._plane.loads:
-            # What has to be of one process is of the one that has the models.
+            # Put the engine first, because folded answers take single-process facts from the first.
             answers = {ENGINE: None, **answers}
         missing: dict[str, str] = {}
         for answer in await self._plane.ask_all(question.value, dict(about)):
@@ -45,7 +45,7 @@ class OtherWorkers:
         return Asked(found, missing)
 
     def answer(self, question: Question, answering: Answering) -> None:
-        """Answer a question of other workers."""
+        """Register the answer to questions from other workers."""
 
         async def reply(said: dict[str, str]) -> object:
             return msgspec.to_builtins(await answering(said), enc_hook=_plain)

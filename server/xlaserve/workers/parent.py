@@ -1,4 +1,4 @@
-"""The parent: holds the ports, starts the workers, replaces those that die, and drains them."""
+"""The parent: owns the ports, starts and replaces workers, and drains them."""
 
 import asyncio
 import socket
@@ -60,23 +60,23 @@ from xlaserve.workers.spare import Spare
 from xlaserve.workers.worker_process import Role, WorkerProcess
 
 _MOST_DEATHS = 5
-"""Deaths of one worker within the time below, with which the server ends."""
+"""Number of deaths of one worker, within `_DEATHS_SECONDS`, that ends the server."""
 _DEATHS_SECONDS = 60.0
 _FIRST_BACKOFF_SECONDS = 0.1
-"""Seconds before a worker is replaced; twice as many with each of its deaths of late."""
+"""Delay before a worker is replaced; doubles with each of its recent deaths."""
 _START_SECONDS = 120.0
-"""Seconds without a sign of life that a worker may have before it is ready: it imports JAX."""
+"""How long a worker may be unresponsive before it is ready, since it has to import JAX."""
 _ENDING_SECONDS = 10.0
-"""Seconds that a worker has to end beyond `grace_seconds`."""
+"""How long a worker may take to exit, in addition to `grace_seconds`."""
 
 _MOST_BETWEEN = 8
-"""Workers execute batches of the sixteen that are next to them: a bridge is a file and memory."""
+"""Workers steal from up to eight neighbors on each side: each bridge costs files and memory."""
 
 _log = structlog.get_logger("processes")
 
 
 class Supervisor:
-    """Keeps as many workers as the settings say, until cancelled."""
+    """Keeps the configured number of workers running, until cancelled."""
 
     def __init__(self, settings: Settings, listeners: Sequence[Listener], systemd: Systemd) -> None:
         self._settings = settings
@@ -86,27 +86,27 @@ class Supervisor:
         self._stopping = False
         self._is_ready = False
         self.was_ready = False
-        """Whether all workers have been ready."""
+        """Whether all workers have been ready at some time."""
         self.control = Control(
             lambda: [worker for worker in self.workers if worker.makes_changes],
             settings.scratch_directory,
         )
         self._taking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what keeps this server from taking over from the one that it replaces."""
+        """Fails if this server cannot take over from the one it replaces."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Changes and questions in progress."""
         self._reloading: set[int] = set()
-        """Workers that a reload was asked of, and that have not ended it."""
+        """Numbers of workers that have not finished a requested reload."""
         self._quotas: QuotaTable | None = None
         if settings.access_rules:
             self._quotas = QuotaTable.create(int(settings.processes), settings.max_principals)
         quotas = -1 if self._quotas is None else self._quotas.descriptor
         self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
         self._events = EventLog(settings.max_event_bytes)
-        # Of a replacement, `take_changes` tells which failures end it.
+        # In a replacement, `take_changes` decides which load failures are fatal.
         told = settings if systemd.predecessor is None else replace(settings, exit_on_error=False)
         endpoints = [(listener.setting, listener.address) for listener in listeners]
-        # What systemd would wait for one process, it waits for each of several.
+        # systemd's watchdog limit applies to each process.
         answer_seconds = min(
             settings.process_answer_seconds,
             systemd.watchdog_seconds or settings.process_answer_seconds,
@@ -131,11 +131,11 @@ class Supervisor:
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
-        """Return the workers that have been started, and are not known to be gone."""
+        """Return the workers that were started and are not known to have exited."""
         return list(self._workers.values())
 
     async def serve(self) -> None:
-        """Keep the workers until cancelled, and drain them; raises what ends the server."""
+        """Run the workers until cancelled, then drain them; raises fatal errors."""
         handings = self._handings = {
             listener.setting: Handing(listener.setting, listener.socket, lambda: self.workers)
             for listener in self._listeners
@@ -162,9 +162,9 @@ class Supervisor:
             _log.info("stopped")
 
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
-        """Return once every worker has ended, within the grace or by SIGKILL.
+        """Wait until every worker has exited; kill those that exceed the grace period.
 
-        The engine ends after its front ends: it still executes their clients' requests.
+        The engine exits after its front ends, since it still executes their clients' requests.
         """
         seconds = self._settings.grace_seconds + _ENDING_SECONDS
         for is_last in (False, True) if self._has_engine else (True,):
@@ -182,14 +182,14 @@ class Supervisor:
             await asyncio.gather(*ending, return_exceptions=True)
 
     def reload(self) -> None:
-        """Have every worker read again what SIGHUP reads again."""
+        """Make every worker reload what SIGHUP reloads."""
         if self.was_ready and not self._reloading:
             self._systemd.reloading()
         for number, worker in self._workers.items():
             self._reloading.add(number)
             worker.tell(Reload())
 
-    # --- the life of a worker ---
+    # --- The life of a worker ---
 
     async def _keep(self, role: Role) -> None:
         deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
@@ -212,7 +212,7 @@ class Supervisor:
             await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (len(deaths) - 1))
 
     async def _run(self, role: Role) -> str:
-        """Run a worker to its end, and return why it ended."""
+        """Run a worker until it exits, and return why it exited."""
         try:
             worker = await self._spare.started(role)
         except (OSError, ChannelError) as error:
@@ -241,7 +241,7 @@ class Supervisor:
                 await worker.ended()
 
     def _bridge(self, worker: WorkerProcess) -> None:
-        """Connect a process that starts with those that it has a bridge to."""
+        """Connect a new process with its peers by bridges."""
         for other in self.workers:
             if self._are_bridged(worker.role, other.role):
                 one, its = socket.socketpair()
@@ -266,8 +266,8 @@ class Supervisor:
                 self._say_state()
             case Listening():
                 worker.makes_changes = True
-                # While the server starts, clients are told that it is live; a replacement is
-                # handed connections once it has what the others have.
+                # During startup, hand over connections early, so that liveness checks are answered.
+                # A replacement gets connections only after replaying the changes.
                 worker.is_listening = not self.was_ready
             case Ready():
                 self._begin(self._join(worker))
@@ -292,12 +292,12 @@ class Supervisor:
                 self.control.give_up(worker, number)
 
     async def _join(self, worker: WorkerProcess) -> None:
-        """Apply the changes of the others to a started worker, and hand it connections."""
+        """Replay changes to a started worker, then hand it connections."""
         await self.control.replay(worker)
         if self.was_ready:
             await self.control.converge(worker)
         if not worker.makes_changes:
-            return  # it has died meanwhile
+            return  # the worker has died in the meantime
         worker.is_listening = worker.is_ready = True
         ready = sum(one.is_ready for one in self.workers)
         if ready == len(self._roles) and not self.was_ready:
@@ -313,16 +313,16 @@ class Supervisor:
             self._systemd.ready()
         self._say_state()
         if self.was_ready:
-            # Not before: it would take the processor from what starts.
+            # Not earlier, because it would compete for CPU with processes that are starting.
             await self._spare.prepare()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server is ready, as each of its workers tells clients."""
+        """Whether the server is ready, as its workers report to clients."""
         return self._is_ready and not self._stopping
 
     def _say_state(self) -> None:
-        """Send every worker the server-wide state; a restarted worker has no clients yet."""
+        """Send the server's state to every worker; a worker that is restarting does not count."""
         first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
         silent = [worker.role.worker for worker in self.workers if worker.is_silent]
@@ -336,10 +336,10 @@ class Supervisor:
         for worker in self.workers:
             worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
 
-    # --- unresponsive workers ---
+    # --- Unresponsive workers ---
 
     async def _watch(self, worker: WorkerProcess) -> None:
-        """Ask a worker for signs of life, and end it where it gives none for too long."""
+        """Ping a worker, and kill it if it is unresponsive for too long."""
         silence, stopped = worker.silence, Stopped(worker.process.pid)
         while not self._stopping:
             worker.ping()
@@ -356,7 +356,7 @@ class Supervisor:
                 self._say_silent(worker, is_silent, seconds)
 
     def _overdue(self, worker: WorkerProcess, stopped: Stopped) -> str:
-        """Say why a worker is to be ended, if it is."""
+        """Return why a worker must be killed; empty if it need not be."""
         silence = worker.silence
         limit = silence.limit if worker.is_ready else max(silence.limit, _START_SECONDS)
         if self._stopping:
@@ -378,7 +378,7 @@ class Supervisor:
         self._say_state()
 
     def _hand_again(self, worker: WorkerProcess) -> None:
-        """Hand the connections that a worker was handed and has not taken to others."""
+        """Hand connections that a worker has not taken to other workers."""
         for setting, connection in list(worker.take_back()):
             if setting in self._handings:
                 self._handings[setting].hand_again(connection)
@@ -399,15 +399,15 @@ class Supervisor:
     def _reloaded(self, number: int) -> None:
         if number in self._reloading:
             self._reloading.discard(number)
-            # A start in progress notifies systemd at its end.
+            # During startup, systemd is notified when all workers are ready.
             if self.was_ready and not self._reloading and not self._stopping:
                 self._systemd.ready()
 
 
 async def run(settings: Settings, systemd: Systemd) -> None:
-    """Serve by several processes until SIGTERM or SIGINT; a second one ends all of them at once.
+    """Serve with several processes until SIGTERM or SIGINT; a second signal exits immediately.
 
-    Raises InvalidSettings, WorkerDied, or what a worker failed with.
+    Raises InvalidSettings, WorkerDied, or a fatal error of a worker.
     """
     check_supported(settings)
     with ExitStack() as stack:

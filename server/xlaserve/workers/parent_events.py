@@ -1,4 +1,4 @@
-"""The event log as a worker has it: the parent keeps it."""
+"""Gives a worker access to the event log, which the parent keeps."""
 
 import asyncio
 import itertools
@@ -10,11 +10,11 @@ from xlaserve.workers.channel import Channel, ChannelError
 from xlaserve.workers.messages import AskEvents, EventsAre, Happened, ToWorker
 
 _SECONDS = 5.0
-"""Seconds that the parent has to answer."""
+"""Time limit for the parent's answer."""
 
 
 class ParentEvents:
-    """Tells the parent what happened in this process, and asks it for the events of all."""
+    """Sends events of this process to the parent, and reads those of all processes."""
 
     def __init__(self, channel: "Channel[ToWorker]", worker: int) -> None:
         self._worker = worker
@@ -23,12 +23,12 @@ class ParentEvents:
         self._asked: dict[int, asyncio.Future[Kept]] = {}
 
     def note(self, event: Event) -> None:
-        """Send an event to the parent; dropped without one, since the process is about to end."""
+        """Send an event; dropped if the parent is gone, since this process will exit too."""
         with suppress(ChannelError):
             self._channel.send(Happened(event))
 
     async def read(self) -> Kept:
-        """Return the events of the server; raises WorkersSilent where the parent gives none."""
+        """Return the events of the server; raises WorkersSilent if the parent does not answer."""
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -43,7 +43,7 @@ class ParentEvents:
         return kept
 
     def heard(self, message: EventsAre) -> None:
-        """Take an answer of the parent; an abandoned one is dropped."""
+        """Complete the `read` that waits for this answer, if it has not timed out."""
         answer = self._asked.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message.kept)

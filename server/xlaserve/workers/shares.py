@@ -1,4 +1,4 @@
-"""Settings of a server that is several processes: what each of them is given."""
+"""Divides the settings of a server among its processes."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,17 +20,17 @@ SHARED: Final = (
     *("response_cache_bytes", "max_connections", "max_http_connections", "execute_threads"),
     *("max_requests_per_model", "max_infer_streams", "max_health_watchers"),
 )
-"""Limits that are of the whole server, and that each worker has an equal part of."""
+"""Limits of the whole server, of which each worker gets an equal share."""
 
 
 OF_CLIENTS: Final = (
     *("max_connections", "max_http_connections", "max_infer_streams", "max_health_watchers"),
 )
-"""Limits that each front end has an equal part of; the engine has no clients."""
+"""Limits divided among the front ends; the engine has no clients."""
 
 NOT_OF_ENGINE: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        # Its front ends have checked the caller, and observe the calls.
+        # Front ends check callers, and log and trace calls.
         "access_rules": "",
         "grpc_restricted_protocol": (),
         "http_restricted_api": (),
@@ -38,27 +38,27 @@ NOT_OF_ENGINE: Final[Mapping[str, Any]] = MappingProxyType(
         "trace_mode": TraceMode.TRITON,
         "trace_level": TraceLevel.AUTO,
         "service": (),
-        # Its metrics are those that a front end asks it for.
+        # Front ends serve the engine's metrics.
         "metrics_endpoint": "http",
-        # It has the memory for models to itself.
+        # The engine has all the memory for models.
         "processes": ProcessCount(1),
         "process_roles": ProcessRoles.AUTO,
     }
 )
-"""Settings that the engine does without."""
+"""Settings overridden in the engine."""
 
 NOT_OF_FRONT_END: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        # Equal requests of all front ends meet in the engine.
+        # Only the engine caches responses, because it receives the requests of all front ends.
         "response_cache_bytes": 0,
         "compile_processes": 0,
     }
 )
-"""Settings that front ends do without."""
+"""Settings overridden in front ends."""
 
 
 SPARE_BYTES: Final = 128 << 20
-"""Memory of its own that a spare engine has: 117 MiB with JAX 0.10."""
+"""Private memory of a spare engine: 117 MiB with JAX 0.10."""
 
 
 def has_front_ends(settings: Settings) -> bool:
@@ -69,7 +69,7 @@ def has_front_ends(settings: Settings) -> bool:
 
 
 def parts_of(settings: Settings) -> Sequence[Part]:
-    """Return the part of each process, by its number."""
+    """Return the role of each process, by process number."""
     if not has_front_ends(settings):
         return [Part.WORKER] * settings.processes
     return [Part.ENGINE, *[Part.FRONT_END] * (settings.processes - 1)]
@@ -84,7 +84,7 @@ def offloads(settings: Settings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Unsupported:
-    """A setting that several processes cannot obey."""
+    """A setting that is not supported with several processes."""
 
     expected: str
     found: Callable[[Settings], bool]
@@ -121,21 +121,22 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
         ),
     }
 )
-"""By the setting that the error names."""
+"""By name of the setting reported in the error."""
 
 
 def check_supported(settings: Settings) -> None:
-    """Raise InvalidSettings for the first setting that several processes cannot obey."""
+    """Raise InvalidSettings for the first setting not supported with several processes."""
     for name, row in UNSUPPORTED.items():
         if row.found(settings):
             raise InvalidSettings(name, row.expected, row.got(settings))
 
 
 def share_of(settings: Settings, part: Part = Part.WORKER) -> Settings:
-    """Return the settings of each worker: of limits of the server, an equal part.
+    """Return the settings of one process.
 
-    The engine gets the limits of models, each front end its part of the limits of clients, and
-    every process the least useful value of a limit.
+    Each worker gets an equal share of the server's limits. With front ends, the engine gets the
+    limits of models, and each front end a share of the limits of clients. A share is never below
+    the smallest useful value.
     """
     # The parent answers probes.
     settings = replace(settings, probe_socket="")
@@ -147,7 +148,7 @@ def share_of(settings: Settings, part: Part = Part.WORKER) -> Settings:
         given["container_memory_bytes"] = memory_limit_bytes()
     if not settings.execute_threads:
         given["execute_threads"] = os.cpu_count() or count
-    # Each worker loads every model: together they take what one server would.
+    # Each worker loads every model, so they divide these limits.
     given |= {
         "load_threads": load_threads(settings),
         "compile_processes": compile_processes(settings),
@@ -172,21 +173,21 @@ def _share_with_engine(settings: Settings, part: Part) -> Settings:
 
 def _part(name: str, value: int, count: int) -> int:
     if value <= 0:
-        return value  # 0 and -1 stand for something else
+        return value  # 0 and -1 have special meanings
     part = value // count if name.endswith("_bytes") else -(-value // count)
     return max(1, int(SMALLEST.get(name, 1)), part)
 
 
-# --- on their way to a worker ------------------------------------------------------------------
+# --- Serialization -----------------------------------------------------------------------------
 
 
 def encoded(settings: Settings) -> dict[str, Any]:
-    """Return the settings as JSON can hold them."""
+    """Convert settings to JSON values."""
     return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
 
 
 def decoded(values: Mapping[str, Any]) -> Settings:
-    """Return the settings again; raises InvalidSettings."""
+    """Convert JSON values back to settings; raises InvalidSettings."""
     return Settings.read({}, **values)
 
 

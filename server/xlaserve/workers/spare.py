@@ -1,4 +1,4 @@
-"""The spare process for an engine, which has imported all that one needs."""
+"""The spare engine process, which has imported JAX ahead of time."""
 
 import structlog
 
@@ -9,18 +9,18 @@ _log = structlog.get_logger("processes")
 
 
 class Spare:
-    """Starts processes, and one ahead of its time for one role. Of the event loop."""
+    """Starts processes, and keeps one role's replacement ready. Used from the event loop only."""
 
     def __init__(self, role: Role | None) -> None:
-        """`role` is the one that has a spare; None for none."""
+        """`role` is the role to keep a spare for; None disables the spare."""
         self._role = role
         self._process: WorkerProcess | None = None
         self._is_starting = self._is_closed = False
 
     async def started(self, role: Role) -> WorkerProcess:
-        """Return a process that was told who it is; raises OSError and ChannelError.
+        """Return a started and configured process; raises OSError and ChannelError.
 
-        That is the spare, where it has not ended, and nobody has stopped it.
+        Uses the spare if it exists, is running and is not stopped by a signal.
         """
         spare = self._process
         if role is not self._role or spare is None:
@@ -37,7 +37,7 @@ class Spare:
         return await WorkerProcess.start(role)
 
     async def prepare(self) -> None:
-        """Start the spare, unless there is one."""
+        """Start the spare, unless there is one already."""
         if self._role is None or self._process or self._is_starting or self._is_closed:
             return
         self._is_starting = True
@@ -55,7 +55,7 @@ class Spare:
         _log.info("spare engine started", pid=spare.process.pid)
 
     async def close(self) -> None:
-        """End the spare; no other is started."""
+        """Kill the spare, and start no other."""
         self._is_closed = True
         spare, self._process = self._process, None
         if spare is not None:

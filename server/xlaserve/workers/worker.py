@@ -1,4 +1,4 @@
-"""A worker: `python -m` this module, with the descriptor of its channel to the parent."""
+"""The main program of a worker process; takes the descriptor of its channel as argument."""
 
 import asyncio
 import faulthandler
@@ -65,7 +65,7 @@ from xlaserve.workers.shares import decoded
 from xlaserve.workers.worker_process import IMPORTS
 
 _REPORT_SECONDS = 0.02
-"""Seconds between two looks at how many connections there are, while they change."""
+"""Interval for reporting the number of connections, in seconds."""
 _FAILED = 1
 
 _log = structlog.get_logger("worker")
@@ -73,7 +73,7 @@ _log = structlog.get_logger("worker")
 
 @dataclass(frozen=True, slots=True)
 class HandedListeners:
-    """The endpoints of the server, whose connections the parent hands over."""
+    """The server's endpoints in a worker, whose connections the parent hands over."""
 
     grpc: Sequence[Listener]
     http: Listener | None
@@ -82,7 +82,7 @@ class HandedListeners:
 
     @classmethod
     def of(cls, begin: Begin) -> "HandedListeners":
-        """Take the descriptors that the parent named."""
+        """Wrap the descriptors in the parent's message."""
         sources = [
             HandedConnections(socket.socket(fileno=number)) for _, _, number in begin.endpoints
         ]
@@ -95,12 +95,12 @@ class HandedListeners:
 
     @property
     def received(self) -> int:
-        """Return how many connections were handed over by now."""
+        """Return how many connections were received so far."""
         return sum(source.received for source in self.sources)
 
 
 class Parent:
-    """The parent, as the application knows it: what it would tell systemd, it tells the parent."""
+    """The parent as seen by the application; takes the place of systemd."""
 
     def __init__(
         self,
@@ -120,31 +120,32 @@ class Parent:
         self.events: Events = events
         self.worker = begin.worker
         self.follow: Callable[[], Awaitable[None]] | None = None
-        """Returns once what the engine has loaded is shown here; None where models are loaded."""
+        """In a front end, waits until the engine's models are shown here; None if models load
+        here."""
         self._channel = channel
 
     def ready(self) -> None:
-        """Say that the start is done."""
+        """Report that startup is complete."""
         self.tell(Ready())
 
     def reloads(self, begins: bool) -> None:
-        """Say that a reload begins or has ended."""
+        """Report that a reload has begun or ended."""
         self.tell(Reloading() if begins else Reloaded())
 
     def stopping(self) -> None:
-        """Say nothing: the parent wanted it."""
+        """Do nothing, because the parent requested the stop."""
 
     async def keep_alive(self) -> None:
-        """Do nothing: the parent asks for signs of life, and `_hear` answers."""
+        """Do nothing: the parent sends pings, which `_hear` answers."""
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message; dropped without a parent, since the process is about to end."""
+        """Send a message; dropped if the parent is gone, since this process will exit too."""
         with suppress(ChannelError):
             self._channel.send(message)
 
 
 async def serve(end: socket.socket) -> bool:
-    """Serve until the parent says stop; return whether threads are left that do not end."""
+    """Serve until the parent sends Stop; return whether stuck threads are left."""
     channel = await Channel.open(end, to_worker())
     begin = await channel.receive()
     assert isinstance(begin, Begin)
@@ -182,7 +183,7 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     try:
         async with application.running():
             if begin.part is Part.ENGINE:
-                # It has no clients, but answers what front ends ask of all.
+                # The engine has no clients, but answers questions from front ends.
                 application.http_routes()
             parent.tell(Listening())
             serving = asyncio.ensure_future(application.serve())
@@ -207,7 +208,8 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
             finally:
                 _cancel(beside)
     finally:
-        # It goes on to hear while it drains: what clients wait for may wait for the parent.
+        # Keep listening until draining ends, since clients may wait for changes that need the
+        # parent.
         _cancel(hearing)
     return application.has_threads_left
 
@@ -218,7 +220,7 @@ def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
 
 
 def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
-    """End this process where it cannot be connected with others: the one that replaces it can."""
+    """Exit if this process cannot connect to its peers, so that a replacement tries again."""
     if not bridging.cancelled() and (error := bridging.exception()) is not None:
         _log.error("no connection to another process", reason=str(error), consequence="it ends")
         os._exit(_FAILED)
@@ -227,7 +229,7 @@ def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
 def _bridged(
     begin: Begin, parent: Parent, link: Link, application: Application
 ) -> Coroutine[Any, Any, None] | None:
-    """Return what serves the bridges to other processes, or None."""
+    """Return the coroutine that serves bridges to other processes, or None without bridges."""
     if begin.bridges < 0:
         return None
     source = HandedConnections(socket.socket(fileno=begin.bridges))
@@ -293,7 +295,7 @@ async def _hear(
     *,
     silence: Silence,
 ) -> None:
-    """Do what the parent says, also while this process drains; without a parent, drain."""
+    """Process the parent's messages, also while draining; drain if the parent is gone."""
     try:
         while True:
             message = await channel.receive()
@@ -316,7 +318,7 @@ async def _hear(
 
 
 async def _listen(silence: Silence, link: Link) -> None:
-    """Be ready no more while the parent is silent, and wait for it with an end."""
+    """Report not ready while the parent is unresponsive; after a limit, fail pending waits."""
     while True:
         await asyncio.sleep(silence.step)
         silence.look()
@@ -326,7 +328,7 @@ async def _listen(silence: Silence, link: Link) -> None:
 
 
 async def _say_ready(parent: Parent, application: Application) -> None:
-    """Tell the parent whether this process is ready, whenever that may have changed."""
+    """Report to the parent whenever this process becomes ready or not ready."""
     changed = asyncio.Event()
     told = False
     with application.registry.observe(changed.set):
@@ -340,7 +342,7 @@ async def _say_ready(parent: Parent, application: Application) -> None:
 
 
 async def _count(parent: Parent, listeners: HandedListeners, application: Application) -> None:
-    """Tell the parent how many connections there are, whenever that has changed."""
+    """Report the number of connections to the parent whenever it changes."""
     told = Connections(0, 0)
     while True:
         now = Connections(application.open_connections, listeners.received)
@@ -351,9 +353,9 @@ async def _count(parent: Parent, listeners: HandedListeners, application: Applic
 
 
 def main() -> None:
-    """Serve as a worker until the parent says stop, or is gone."""
+    """Serve as a worker until the parent sends Stop or is gone."""
     end_with_parent(int(sys.argv[2]))
-    # The parent alone decides: a terminal and systemd send their signals to all processes.
+    # Only the parent handles signals, since terminals and systemd send them to all processes.
     stay_deaf()
     open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
@@ -361,12 +363,12 @@ def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     if sys.argv[3:] == [IMPORTS]:
-        # It replaces a process that has ended: by then this is quick.
+        # A spare imports JAX ahead of time, so that it starts quickly when it replaces an engine.
         loaders.load_modules()
     left = uvloop.run(serve(end))
     finish(sys.stderr)
     if left:
-        # The interpreter would wait for threads that do not end.
+        # A normal exit would wait for the stuck threads.
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A worker seen from the parent: its process, channel and connections."""
+"""A worker as seen by the parent: its process, channel and connections."""
 
 import asyncio
 import os
@@ -34,63 +34,64 @@ from xlaserve.workers.messages import (
 )
 
 BRIDGES = "bridges"
-"""Stands for the setting of an endpoint, for ends of bridges."""
+"""Key used in place of an endpoint's setting for handing over bridges."""
 COMMAND = (sys.executable, "-m", "xlaserve.workers.worker")
 IMPORTS = "imports"
-"""The third argument of a process that is started ahead."""
+"""Third argument of a spare process."""
 
 
 class WorkerGone(Exception):
-    """A worker ends before it has answered."""
+    """The worker exited before it answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The part of the server that a worker is started as."""
+    """The configuration with which a worker is started."""
 
     worker: int
     settings: Mapping[str, Any]
     endpoints: Sequence[tuple[str, str]]
-    """Setting and address of each."""
+    """Setting and address of each endpoint."""
     answer_seconds: float
-    """Seconds without a sign of life after which it is replaced."""
+    """After this many seconds without a response the worker is replaced."""
     quotas: int = -1
-    """The descriptor of the table of quotas; -1 for none."""
+    """Descriptor of the quota table; -1 if there is none."""
     part: Part = Part.WORKER
     board: int = -1
-    """The descriptor of the board of the workers; -1 for none."""
+    """Descriptor of the workers' board; -1 if there is none."""
 
     @property
     def has_bridges(self) -> bool:
-        """Tell whether it is connected with other processes than the parent."""
+        """Tell whether the process has bridges to other workers."""
         return self.part is not Part.WORKER or self.board >= 0
 
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """A process that was started; it lives as long as its channel."""
+    """A started worker process. It is considered alive as long as its channel is open."""
 
     role: Role
     process: "subprocess.Popen[bytes]"
     channel: "Channel[FromWorker]"
     begin: Begin
-    """Its first message."""
+    """The first message to the worker."""
     handing: Mapping[str, socket.socket]
     its_ends: Mapping[str, socket.socket]
-    """The worker's ends of those: what it has not taken can be taken back."""
+    """The worker's ends of the pairs in `handing`, to take back connections that it has not
+    taken."""
     silence: Silence
     is_listening: bool = False
     is_ready: bool = False
     is_silent: bool = False
-    """Whether it gives no sign of life; nothing is handed to it then."""
+    """Whether the worker is unresponsive; it gets no connections then."""
     is_pinged: bool = False
-    """Whether it was asked for a sign of life, and has not answered."""
+    """Whether the last ping is unanswered."""
     makes_changes: bool = False
-    """Whether its control plane is there: it serves, or is about to."""
+    """Whether the worker is able to make changes."""
     is_ready_here: bool = False
-    """Whether it says that it is ready."""
+    """Whether the worker reports itself ready."""
     failure: str = ""
-    """Why it says that it ends."""
+    """Why the worker exits, if known."""
     _open: int = 0
     _received: int = 0
     _handed: int = 0
@@ -98,7 +99,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, role: Role) -> "WorkerProcess":
-        """Start the process, and tell it who it is; raises OSError and ChannelError."""
+        """Start and configure a process; raises OSError and ChannelError."""
         worker = await cls.ahead(role, imports=False)
         try:
             worker.channel.send(worker.begin)
@@ -110,9 +111,9 @@ class WorkerProcess:
 
     @classmethod
     async def ahead(cls, role: Role, *, imports: bool = True) -> "WorkerProcess":
-        """Start the process, which waits to be told who it is; raises OSError.
+        """Start a process without configuring it; raises OSError.
 
-        With `imports` it has imported JAX by then.
+        With `imports`, the process imports JAX while it waits.
         """
         with ExitStack() as theirs, ExitStack() as ours:
             end, its_end = socket.socketpair()
@@ -150,33 +151,33 @@ class WorkerProcess:
 
     @property
     def may_begin(self) -> bool:
-        """Tell whether a process that was started ahead waits to be told who it is."""
+        """Tell whether a spare process is running and not stopped by a signal."""
         return self.process.poll() is None and not is_stopped(self.process.pid)
 
-    # --- connections ---
+    # --- Connections ---
 
     @property
     def takes_connections(self) -> bool:
-        """Tell whether connections may be handed to it."""
+        """Tell whether connections may be handed to the worker."""
         takes = self.is_listening and self.role.part is not Part.ENGINE
         return takes and not self.is_silent
 
     def makes(self, kind: ChangeKind) -> bool:
-        """Tell whether it makes changes of a kind: models are none of a front end's."""
+        """Tell whether the worker makes changes of a kind: front ends do not change models."""
         return self.role.part is not Part.FRONT_END or kind not in OF_MODELS
 
     @property
     def connections(self) -> int:
-        """Return the connections that it has, with those on their way to it."""
+        """Return the number of the worker's connections, including those in transit."""
         return self._open + self._handed - self._received
 
     def hand_bridge(self, end: socket.socket) -> None:
-        """Hand it an end of a bridge; one that has ended does not take it."""
+        """Hand over an end of a bridge; ignored if the process has exited."""
         with suppress(OSError):
             socket.send_fds(self.handing[BRIDGES], [b"b"], [end.fileno()])
 
     def hand(self, setting: str, connection: socket.socket) -> bool:
-        """Hand it a connection; false where it takes none now."""
+        """Hand over a connection; returns False if that fails."""
         try:
             socket.send_fds(self.handing[setting], [b"c"], [connection.fileno()])
         except OSError:
@@ -185,12 +186,12 @@ class WorkerProcess:
         return True
 
     def take_back(self) -> Iterator[tuple[str, socket.socket]]:
-        """Yield the connections that it was handed and has not taken, each with its setting."""
+        """Yield the connections handed over but not yet taken, each with its setting."""
         for setting, end in self.its_ends.items():
             while True:
                 try:
                     _, descriptors, _, _ = socket.recv_fds(end, 1, 1, socket.MSG_CMSG_CLOEXEC)
-                except OSError:  # BlockingIOError: there are no more
+                except OSError:  # BlockingIOError: no more connections
                     break
                 if not descriptors:
                     break
@@ -198,15 +199,15 @@ class WorkerProcess:
                 yield setting, socket.socket(fileno=descriptors[0])
 
     def ping(self) -> None:
-        """Ask it for a sign of life, unless it was asked already."""
+        """Send a ping, unless the last one is unanswered."""
         if not self.is_pinged:
             self.is_pinged = True
             self.tell(Ping())
 
-    # --- messages ---
+    # --- Messages ---
 
     async def expect(self, message: msgspec.Struct, key: tuple[str, int]) -> Any:
-        """Send a message, and return what `answered` is given under a key; raises WorkerGone."""
+        """Send a message and return the reply with this key; raises WorkerGone."""
         answer = self._expected[key] = asyncio.get_running_loop().create_future()
         try:
             self.channel.send(message)
@@ -217,7 +218,7 @@ class WorkerProcess:
             self._expected.pop(key, None)
 
     def heard(self, message: FromWorker) -> None:
-        """Handle a message of the worker: its state, or an expected reply."""
+        """Process a message from the worker: its state, or an expected reply."""
         self.silence.heard()
         match message:
             case Connections(open_, received):
@@ -245,19 +246,19 @@ class WorkerProcess:
             answer.set_result(message)
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message; one that is about to end does not hear it."""
+        """Send a message; ignored if the process has exited."""
         with suppress(ChannelError):
             self.channel.send(message)
 
-    # --- shutdown ---
+    # --- Shutdown ---
 
     def kill(self) -> None:
-        """End it now."""
+        """Send SIGKILL."""
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
 
     async def ended(self) -> str:
-        """Return why it ended, once it has; its connections are closed then."""
+        """Close the connections, wait for the process to exit, and return why it did."""
         self.is_listening = self.is_ready = self.makes_changes = False
         for answer in self._expected.values():
             if not answer.done():
@@ -274,7 +275,7 @@ class WorkerProcess:
 
 
 def _started(arguments: Sequence[str], given: Sequence[int]) -> "subprocess.Popen[bytes]":
-    # Not by the event loop: uvloop has what it starts hear every signal.
+    # Not through uvloop, which would unblock every signal in the child process.
     return start_deaf(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,

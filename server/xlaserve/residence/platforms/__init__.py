@@ -1,1 +1,1 @@
-"""The views that a mesh and SageMaker have of the models."""
+"""How ModelMesh and SageMaker load and unload models."""

@@ -13,11 +13,11 @@ from xlaserve.residence.registry import Model, Registry
 from xlaserve.serving.access.sight import Sees
 
 MAX_HOSTED = 1000
-"""Limit of models per reading: the largest are kept."""
+"""Maximum number of models per reading; the largest are kept."""
 
 
 class Platform(StrEnum):
-    """Platforms that load and unload the models of a server."""
+    """Platforms that control which models a server loads."""
 
     NONE = ""
     MODELMESH = "ModelMesh"
@@ -26,17 +26,17 @@ class Platform(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostedReading:
-    """A loaded model."""
+    """A loaded model, as the platform's page shows it."""
 
     name: str
     held_bytes: int
-    """Memory of all its versions."""
+    """Memory of all loaded versions."""
     told_bytes: int | None
-    """The size reported to the mesh; None if none was."""
+    """The size reported to the mesh, or None if none was reported."""
     url: str
-    """Its url, or its directory; empty with a mesh."""
+    """The model's URL or directory; empty with ModelMesh."""
     loaded_at_ns: int
-    """End of its last load, since the epoch; 0 if unknown."""
+    """When its last load ended, in ns since the epoch; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +46,33 @@ class LoadReading:
     name: str
     version: str
     stage: str
-    """How far it has come."""
+    """The progress of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostingReading:
-    """The platform and its models at one moment."""
+    """The models and loads of the platform at one moment."""
 
     platform: Platform
     limits: RuntimeLimits | None
-    """Limits reported to a mesh at its last call; None before, and without a mesh."""
+    """Limits reported in the last call of the mesh; None before the first, or without a mesh."""
     untold_bytes: int
-    """Memory of models beyond the sizes reported to the mesh."""
+    """Model memory in excess of the sizes reported to the mesh."""
     used_bytes: int
     """Memory held by models or reserved for them."""
     total_bytes: int | None
-    """Memory for models; None while it is not known."""
+    """Memory available to models; None while it is unknown."""
     model_count: int
-    """Loaded models; `models` may have fewer."""
+    """Number of loaded models; `models` may list fewer."""
     models: Sequence[HostedReading]
-    """The largest first."""
+    """Largest first."""
     loading: Sequence[LoadReading]
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a process of the server has no part in it, by its name."""
+    """Processes that did not answer -> the reason."""
 
 
 class HostingBoard:
-    """Reads a platform's loaded models; belongs to the event loop."""
+    """Reads the models that a platform has loaded. Used from the event loop only."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class HostingBoard:
         mesh: ModelRuntime | None = None,
         container: MultiModelContainer | None = None,
     ) -> None:
-        """`mesh` exists with ModelMesh, and `container` with SageMaker."""
+        """`mesh` is set with ModelMesh, and `container` with SageMaker."""
         self._registry = registry
         self._capacity = capacity
         self._mesh = mesh
@@ -90,13 +90,13 @@ class HostingBoard:
 
     @property
     def platform(self) -> Platform:
-        """Return the platform of the server."""
+        """Return the platform that controls this server."""
         if self._mesh is not None:
             return Platform.MODELMESH
         return Platform.NONE if self._container is None else Platform.SAGEMAKER
 
     async def read(self) -> HostingReading:
-        """Return loaded models and running loads; requests are served in between."""
+        """Return loaded models and running loads. Yields to the event loop between models."""
         models: list[HostedReading] = []
         loading: list[LoadReading] = []
         async for model in in_turns(self._registry.models()):
@@ -138,9 +138,9 @@ def _loading(model: Model) -> list[LoadReading]:
 def fold_hosting(
     answers: Mapping[str, HostingReading], missing: Mapping[str, str]
 ) -> HostingReading:
-    """Return what a platform has loaded in all workers: what is held is added up.
+    """Merge the readings of all workers, adding up memory.
 
-    Only the worker that the mesh asked knows what it was told.
+    Only the worker that the mesh called knows the limits and sizes reported to it.
     """
     readings = list(answers.values())
     models: dict[str, HostedReading] = {}
@@ -162,7 +162,7 @@ def fold_hosting(
 
 
 def hosted_in_sight(reading: HostingReading, sees: Sees) -> HostingReading:
-    """Return the part of a caller of some models: what the others hold is no business of its."""
+    """Return the part of a reading that a caller with access to some models may see."""
     models = [one for one in reading.models if sees(one.name)]
     return replace(
         reading,

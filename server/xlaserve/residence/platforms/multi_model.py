@@ -1,4 +1,4 @@
-"""The models of a multi-model container: loaded from urls, under names that mean nothing."""
+"""The multi-model container of SageMaker: models loaded from URLs under arbitrary names."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +13,16 @@ from xlaserve.residence.repository.sources import Location
 from xlaserve.serving.access.sight import require_all_seen, require_seen_now, seen_now
 
 MAX_PAGE = 100
-"""Models on one page of the list, at most and by default."""
+"""Maximum and default number of models per page of the list."""
 MAX_NAME_BYTES = 1024
-"""A longer name might not fit into the path of the request that unloads it."""
+"""A longer name might not fit into the path of the request that unloads the model."""
 
 _HELD = frozenset({State.READY, State.RELOADING, State.UNLOADING})
-"""States of a version that has memory, or is releasing it."""
+"""States in which a version holds memory, or is releasing it."""
 
 
 class NoDefaultModel(InvalidRequest):
-    """A request without a model's name, where several could be meant."""
+    """A request without a model name, when several models are loaded or none."""
 
     def __init__(self, loaded: int) -> None:
         super().__init__(
@@ -36,23 +36,23 @@ class HostedModel:
 
     name: str
     url: str
-    """Its url, as in the request, or its directory in the repository."""
+    """The URL from the load request, or the model's directory in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of the list of the loaded models, by name."""
+    """One page of the list of loaded models, ordered by name."""
 
     models: tuple[HostedModel, ...]
     last: str
-    """The last name of this page; empty on the final page."""
+    """The last name on this page, where the next page starts; empty on the final page."""
 
 
 class MultiModelContainer:
-    """Loads and unloads models as a platform asks, which packs as many as memory allows.
+    """Loads and unloads models for a platform that packs as many as fit into memory.
 
-    Unlike the model repository it knows nothing of a model before it is loaded. What was loaded
-    otherwise is listed and unloaded here as well.
+    A model is unknown before its load, unlike a model of the repository. Models loaded by other
+    means are listed and can be unloaded here as well.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class MultiModelContainer:
 
     @property
     def healthy(self) -> bool:
-        """Tell whether the container is healthy; it may be without models (SageMaker, /ping)."""
+        """Tell whether the container is healthy, even without models (SageMaker, /ping)."""
         return self._control.follower.server_ready
 
     async def load(self, name: str, url: str) -> None:
-        """Load the model that is unpacked at the url and answer to the name from now on.
+        """Load the unpacked model at a URL, and serve it under this name.
 
-        Raises ModelAlreadyLoaded, also while another request loads it, OutOfMemory, LoadFailed,
+        Raises ModelAlreadyLoaded (also while another request loads it), OutOfMemory, LoadFailed,
         ModelControlForbidden or InvalidName (SageMaker, Load Model API).
         """
         self._control.require_explicit("load")
-        require_all_seen()  # an url names the files of any model
+        require_all_seen()  # the URL may name the files of any model
         _check_key(name)
         if name in self._loading or self._is_taken(name):
             raise ModelAlreadyLoaded(name)
@@ -101,17 +101,17 @@ class MultiModelContainer:
             await self._control.load_from(name, Location(url), find)
         finally:
             self._loading.discard(name)
-            # Nobody unloads what was never loaded: of a failure nothing is kept.
+            # Forget a failed load: the platform never unloads a model that it failed to load.
             self._registry.forget(name)
         for instance in _instances(self._registry.find(name)):
-            # A reload from elsewhere and an unload leave nothing to tidy up.
+            # Stored in the instance, so that a reload or unload discards it.
             instance.url = url
 
     async def unload(self, name: str) -> None:
         """Unload a model and return once its memory is free.
 
-        One that is already on its way out is waited for. Raises ModelNotFound for one that is not
-        loaded, or ModelControlForbidden (SageMaker, Unload Model API).
+        Waits for an unload in progress. Raises ModelNotFound if the model is not loaded, or
+        ModelControlForbidden (SageMaker, Unload Model API).
         """
         self._control.require_explicit("unload")
         require_seen_now(name)
@@ -122,7 +122,7 @@ class MultiModelContainer:
         await self._control.plane.apply(Change(ChangeKind.EVICT, name), evict)
 
     def get(self, name: str) -> HostedModel:
-        """Return a loaded model; raises ModelNotFound (SageMaker, Get Model API)."""
+        """Return a loaded model, or raise ModelNotFound (SageMaker, Get Model API)."""
         require_seen_now(name)
         model = self._registry.find(name)
         if model is None or model.newest() is None:
@@ -130,10 +130,10 @@ class MultiModelContainer:
         return self.hosted(model)
 
     def page(self, limit: int = MAX_PAGE, after: str = "") -> Page:
-        """Return a page of the loaded models, starting after the last name of the page before.
+        """Return one page of the loaded models, starting after the last name of the previous page.
 
-        So nothing is left out or listed twice when models come and go between two pages. A limit
-        outside of 1 to MAX_PAGE is MAX_PAGE (SageMaker, List Model API).
+        Paging by name neither skips nor repeats a model when others are loaded or unloaded between
+        two pages. A limit outside 1..MAX_PAGE means MAX_PAGE (SageMaker, List Model API).
         """
         self._registry.standing.require_listed(self._repository.parts[0].place)
         size = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
@@ -142,9 +142,9 @@ class MultiModelContainer:
         return Page(tuple(map(self.get, names[:size])), last)
 
     def default(self) -> str:
-        """Return the model of a request that names none.
+        """Return the model for a request without a model name.
 
-        Raises NoDefaultModel, or StillStarting while the only one may not stay the only one.
+        Raises NoDefaultModel, or StillStarting while more models may still be loaded.
         """
         if self._default_model and seen_now()(self._default_model):
             return self._default_model
@@ -155,7 +155,7 @@ class MultiModelContainer:
         return names[0]
 
     def _names(self) -> list[str]:
-        """List loaded models visible to the current caller."""
+        """List the loaded models that the current caller may see."""
         sees = seen_now()
         return [
             model.name
@@ -164,14 +164,14 @@ class MultiModelContainer:
         ]
 
     def hosted(self, model: Model) -> HostedModel:
-        """Return a model with its url, or its directory."""
+        """Return a model with its URL, or its directory if it was not loaded from a URL."""
         newest = model.newest()
         instance = newest.instance if newest else None
         url = instance.url if instance else ""
         return HostedModel(model.name, url or self._repository.url(model.name))
 
     def _is_taken(self, name: str) -> bool:
-        """Tell whether a model has the name; one being unloaded frees it."""
+        """Tell whether a model with this name is loaded or loading; not while it is unloading."""
         model = self._registry.find(name)
         leaving = (State.UNAVAILABLE, State.UNLOADING)
         return model is not None and any(v.state not in leaving for v in model.versions.values())
@@ -183,7 +183,7 @@ def _instances(model: Model | None) -> list[Instance]:
 
 
 def _check_key(name: str) -> None:
-    """Raise InvalidName for a name that cannot be transmitted."""
+    """Raise InvalidName for a name that is not UTF-8, empty or too long."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

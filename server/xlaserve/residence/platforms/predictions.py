@@ -1,4 +1,4 @@
-"""Predicts the memory of loads from earlier loads of the same files or id."""
+"""Predicts the memory of loads from earlier loads of the same files or model id."""
 
 import asyncio
 import hashlib
@@ -19,12 +19,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LOOK_SECONDS = 0.2
-"""Limit of reading files in seconds: a mesh waits for half a second in all."""
+"""Time limit for reading a model's files, in seconds: a mesh waits half a second for a
+prediction."""
 
 _TYPICAL = 0.9
-"""The part of all models that need no more than what is predicted for one that nothing is known
-of: too small a prediction costs a refused load or an eviction, too large a one only some memory
-for the length of a load."""
+"""Percentile of earlier needs that is predicted for an unknown model. Too low a prediction costs a
+rejected load or an eviction; too high a one only reserves memory during the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class _Need:
 
 
 class Predictions:
-    """Needs of loads, in bytes of the fullest device, by the id of the model and by other keys.
+    """The memory that loads needed, in bytes on the fullest device, by model id and by other keys.
 
-    Keeps `limit` ids and three times as many other keys, of which a digest is kept; those that were
-    not used for longest go first.
+    Keeps digests of `limit` ids and of three times as many other keys, and drops the least recently
+    used ones.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,15 +45,15 @@ class Predictions:
         self._by_id: OrderedDict[bytes, _Need] = OrderedDict()
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
         self._asked: OrderedDict[bytes, bytes] = OrderedDict()
-        """Id -> the key of its last prediction."""
+        """Digest of an id -> digest of the key of its last prediction."""
         self._ascending: list[int] = []
-        """Bytes that those of `_by_id` needed that were loaded; one that was refused may exceed
-        all memory, and says nothing of others."""
+        """Needs of the successful loads in `_by_id`, ascending. Rejected loads are excluded: their
+        need may exceed all memory, and says nothing about other models."""
 
     def remember(
         self, model_id: str, needed_bytes: int, *keys: Hashable, refused: bool = False
     ) -> None:
-        """Record the need of a load, even of a refused one."""
+        """Record how much memory a load needed, even if it was rejected."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         self._by_id[known] = _Need(needed_bytes, refused)
@@ -66,36 +66,36 @@ class Predictions:
             keep(self._by_key, key, needed_bytes, 3 * self._limit)
 
     def forget(self, model_id: str, *keys: Hashable) -> None:
-        """Forget a model, under all of its keys."""
+        """Forget a model under its id and all of its keys."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         for key in self._keys(known, keys):
             self._by_key.pop(key, None)
 
     def asked(self, model_id: str, key: Hashable) -> None:
-        """Record a mesh's name for a model's files; a puller's load has another one."""
+        """Record the key of a mesh's request for a prediction; the load may use another key."""
         keep(self._asked, _digest(model_id), _digest(key), self._limit)
 
     def of_id(self, model_id: str) -> int | None:
-        """Return the need of the last load with this id."""
+        """Return how much the last load with this id needed."""
         need = _use(self._by_id, _digest(model_id))
         return need.size_bytes if need else None
 
     def of_key(self, *keys: Hashable) -> int | None:
-        """Return the need under the first known key."""
+        """Return the need recorded under the first of these keys that is known."""
         found = (_use(self._by_key, _digest(key)) for key in keys)
         return next((size for size in found if size is not None), None)
 
     @property
     def typical_bytes(self) -> int | None:
-        """Return the 90th percentile of needs; None without loads."""
+        """Return the 90th percentile of the recorded needs; None if there are none."""
         if not self._ascending:
             return None
         return self._ascending[ceil(_TYPICAL * len(self._ascending)) - 1]
 
     @property
     def largest_bytes(self) -> int:
-        """Return the most that any of those needed; 0 for none."""
+        """Return the largest recorded need of a successful load; 0 if there is none."""
         return self._ascending[-1] if self._ascending else 0
 
     def _keys(self, known: bytes, keys: Iterable[Hashable]) -> list[bytes]:
@@ -109,19 +109,19 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class FilesSeen:
-    """The facts that the files of a model tell."""
+    """Facts read from the headers of a model's files."""
 
     needed_bytes: int
-    """The memory that a load needs, by their headers, in bytes by device."""
+    """Bytes that a load needs on the fullest device."""
     key: Hashable
-    """Key shared by models with equal needs."""
+    """A key that is equal for models with equal memory needs."""
 
 
 class FilesLook:
-    """Looks at the files of models, one after the other, for a short time each.
+    """Reads headers of model files, one model at a time, each within a time limit.
 
-    In a thread of its own: a file system that does not answer holds up nothing else, and makes
-    predictions worse, not late.
+    Runs in its own thread, so that a hung file system blocks nothing else: predictions then become
+    less accurate, but not late.
     """
 
     def __init__(self) -> None:
@@ -129,24 +129,24 @@ class FilesLook:
         self._log = structlog.get_logger("runtime")
 
     async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
-        """Return the result of `look`; None if files are missing, invalid or slow."""
+        """Return the result of `look`, or None if files are missing, invalid or too slow."""
         looking = asyncio.wrap_future(self._thread.submit(answering(look)))
         try:
             return await asyncio.wait_for(looking, LOOK_SECONDS)
         except (XlaserveError, OSError, TimeoutError):
             return None
         except Exception:
-            # A prediction is worse without it; a load must not fail for it.
+            # A load must not fail because its prediction did.
             self._log.exception("files not looked at")
             return None
 
     def close(self) -> None:
-        """Stop reading, without waiting for running reads."""
+        """Stop reading, without waiting for a read in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def keep(kept: "OrderedDict[K, V]", key: K, value: V, limit: int) -> None:
-    """Keep a value as the newest of at most `limit`; the oldest goes."""
+    """Store a value as the newest entry, and drop the oldest beyond `limit`."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > limit:
@@ -160,5 +160,5 @@ def _use(kept: "OrderedDict[bytes, V]", key: bytes) -> V | None:
 
 
 def _digest(key: Hashable) -> bytes:
-    """Return a fixed-size digest of a key, which clients may make long."""
+    """Return a fixed-size digest of a key, whose length clients choose."""
     return hashlib.blake2b(repr(key).encode(errors="surrogatepass"), digest_size=16).digest()

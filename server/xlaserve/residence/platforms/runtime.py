@@ -1,4 +1,4 @@
-"""The model runtime that a ModelMesh drives: ids, sizes, capacity, and the purge."""
+"""The model runtime for ModelMesh: ids, sizes, capacity, and the purge."""
 
 import re
 from collections import Counter, OrderedDict
@@ -25,23 +25,23 @@ from xlaserve.runtime.devices.placement import ONE_CPU, Devices
 from xlaserve.settings import Settings
 
 PredictSize: TypeAlias = Callable[[Path, ModelConfig, Devices, Roots], Sizes]
-"""Returns what the load of a version directory will need on each device; raises InvalidModel,
+"""Predicts the bytes that loading a version directory needs on each device. Raises InvalidModel;
 blocks."""
 
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
-"""The largest size that ModelMesh can count: units of 8 KiB, kept in 31 bits."""
+"""The largest size that ModelMesh can represent: a signed 32-bit count of 8 KiB units."""
 MAX_NUMBER = 2**31 - 1
-"""The largest signed 32-bit number: unsigned fields are signed in the mesh."""
+"""The largest signed 32-bit number: the mesh reads unsigned fields as signed."""
 
 _COMPILED_BYTES = 8 << 20
-"""Added for executables and buffers where only the size of a model's file is known."""
+"""Added for executables and buffers if only the size of the model file is known."""
 
 _LEAST_SLACK, _MOST_SLACK = 20, 4
-"""Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
-larger than what the mesh is given is never loaded."""
+"""At least 1/20 and at most 1/4 of the memory is withheld from the mesh. A model larger than the
+capacity reported to the mesh is never loaded."""
 
 _KEPT_FOR_UNLOADS = 10
-"""The part of its capacity that a mesh keeps for unloads, at most: it evicts what exceeds the
+"""A mesh keeps up to 1/10 of its capacity free for unloads, and evicts when models exceed the
 rest."""
 
 _MAX_CONCURRENCY_PARAMETER = "max_concurrency"
@@ -50,7 +50,7 @@ _POSITIVE = re.compile("[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """Limits that ModelMesh reads once and takes for constant (ModelMesh SPI runtimeStatus)."""
+    """Limits that ModelMesh reads once and treats as constant (ModelMesh SPI, runtimeStatus)."""
 
     capacity_bytes: int
     loading_concurrency: int
@@ -68,12 +68,12 @@ class RuntimeLimits:
         largest_bytes: int = 0,
         shared_bytes: int = 0,
     ) -> "RuntimeLimits":
-        """Check what a mesh container would die of, and refuse it here with a clear text.
+        """Compute the limits; raises InvalidSettings for values with which ModelMesh would exit.
 
-        The mesh is told less than the memory there is. It admits loads by what is predicted, and
-        evicts when it hears what they took: until then each of them may exceed the capacity. And
-        what models share stays when the one leaves with which the mesh has counted it: the most
-        that was seen to be shared, `shared_bytes`, is kept from it besides.
+        The mesh is told less than the available memory. It admits loads by predicted sizes and
+        evicts when it learns the measured ones; until then each running load may exceed the
+        capacity. Also, memory that models share stays when the mesh unloads the model it counted it
+        for. So `shared_bytes`, the most that models were seen to share, is withheld in addition.
         """
         default = settings.default_model_size_bytes
         needed = max(2 * default, min(512 << 20, 10 * default))
@@ -110,38 +110,38 @@ class RuntimeLimits:
         )
 
     def may_evict(self, counted_bytes: int) -> bool:
-        """Tell whether a mesh with this count evicts, or may evict."""
+        """Tell whether a mesh may evict when its models add up to this many bytes."""
         return counted_bytes > self.capacity_bytes - self.capacity_bytes // _KEPT_FOR_UNLOADS
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeModel:
-    """The model that a load, or a question for its size, is about."""
+    """The model of a load, or of a request for a predicted size."""
 
     id: str
     location: Location
     key: Hashable = ""
-    """The model key as received; identifies a model together with its path."""
+    """The model key as received, which identifies a model together with its path."""
     disk_size_bytes: int = 0
-    """File size according to the mesh, in bytes; 0 if unknown."""
+    """The file size that the mesh knows, in bytes; 0 if unknown."""
 
     @property
     def files(self) -> Hashable:
-        """Return the identity of its files, independent of its id."""
+        """Return a key for the model's files, independent of its id."""
         return self.location, self.key
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSize:
-    """The answer of a load to the mesh."""
+    """The result of a load, reported to the mesh."""
 
     size_bytes: int
     max_concurrency: int
-    """0 where the mesh does not limit concurrency."""
+    """0 if the mesh does not limit concurrency."""
 
 
 class ModelRuntime:
-    """Loads and unloads models by id, on behalf of the mesh alone."""
+    """Loads and unloads models by id, for the mesh only."""
 
     def __init__(
         self,
@@ -164,22 +164,23 @@ class ModelRuntime:
         self._predictions = Predictions(settings.max_remembered_sizes)
         self._told = ToldSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
-        """The most that a model was seen to need that another carried."""
+        """The largest amount of memory seen that a model needs but another one accounts for."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
-        """Reported need of models that are not loaded yet, by id."""
+        """Predicted sizes reported to the mesh for models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()
-        """The ids of loads in progress."""
+        """Number of loads in progress, by id."""
         control.expect_unloads(self._unloads_expected)
         self.limits: RuntimeLimits | None = None
-        """Limits reported at the mesh's last call; None before that."""
+        """Limits reported in the last call of the mesh; None before the first."""
         control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
 
     async def status(self) -> RuntimeLimits | None:
-        """Return the limits once the runtime is ready, None before.
+        """Return the limits once the runtime is ready; None before.
 
-        READY means that nothing is loaded: everything is purged first, whatever was said before. A
-        mesh asks only when it starts and knows nothing of what is loaded; and one that lives may
-        have loaded models into a runtime that was restarted, without ever asking this one.
+        READY tells the mesh that nothing is loaded, so every model is purged first, even if an
+        earlier call reported READY. A mesh calls this only when it starts and knows of no loaded
+        models. If only the runtime restarted, a running mesh may have loaded models into it without
+        this call.
         """
         if not self._control.follower.server_ready or self._capacity.smallest_bytes is None:
             return None
@@ -192,10 +193,10 @@ class ModelRuntime:
         return self.limits
 
     async def load(self, model: RuntimeModel) -> LoadedSize:
-        """Load a model and return when its first request will not compile.
+        """Load a model, and return when its first request will not need to compile.
 
-        An id that is held already, from the same files, is no error. Raises LoadFailed,
-        OutOfMemory or LoadCancelled (ModelMesh SPI, loadModel).
+        No error if the same files are already loaded under this id. Raises LoadFailed, OutOfMemory
+        or LoadCancelled (ModelMesh SPI, loadModel).
         """
         said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
         change = Change(ChangeKind.LOAD_AT, model.id, said)
@@ -223,7 +224,8 @@ class ModelRuntime:
                 keys.append(seen.key)
 
         try:
-            # Before the load: behind it, an unload could come between it and its answer.
+            # Read the files before the load: afterwards, an unload could run before the load is
+            # answered.
             await self._control.load_from(model.id, model.files, find, before=look)
         except OutOfMemory as error:
             if needed := error.needed_bytes:
@@ -237,21 +239,22 @@ class ModelRuntime:
             told = self._countable(self._told.tell(model.id))
             loaded = LoadedSize(told, self._max_concurrency(model.id))
         except ModelNotFound:
-            raise LoadCancelled(model.id) from None  # unloaded before this could be said
-        # As if it were alone: what others carry now may have left before the load that asks.
+            raise LoadCancelled(model.id) from None  # unloaded before its size could be reported
+        # Remember the size without sharing: the model that now accounts for shared programs may be
+        # gone by the next load.
         self._predictions.remember(model.id, max(alone, needed), *keys)
         return loaded
 
     async def unload(self, model_id: str) -> None:
-        """Unload a model and free its memory; an unknown id is no error."""
+        """Unload a model and free its memory. An unknown id is no error."""
         evict = partial(self._control.evict, model_id)
         await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
 
     def size_bytes(self, model_id: str) -> int:
-        """Return what the mesh was told of a loaded model, at least 1; raises ModelNotFound.
+        """Return the size of a loaded model as reported to the mesh, at least 1.
 
-        A mesh knows one memory. Where it is that of the smallest device, and a model is what it
-        holds where it holds most, no device is ever asked for more than it has.
+        A mesh knows a single capacity: that of the smallest device. A model's size is its memory on
+        the fullest device, so no device is asked for more than it has. Raises ModelNotFound.
         """
         try:
             return self._countable(self._told.told(model_id))
@@ -259,13 +262,13 @@ class ModelRuntime:
             raise self._registry.standing.absent(model_id) from None
 
     def told_bytes(self, model_id: str) -> int | None:
-        """Return the size that the mesh knows, without an update; None for none."""
+        """Return the size that the mesh knows, without updating it; None if it knows none."""
         told = self._told.of(model_id)
         return None if told is None else self._countable(told)
 
     @property
     def untold_bytes(self) -> int:
-        """Return the memory of all models beyond the mesh's sizes."""
+        """Return how much memory models hold beyond the sizes that the mesh knows."""
         return self._told.untold_bytes()
 
     def _holding(self, model_id: str) -> Holding:
@@ -277,7 +280,7 @@ class ModelRuntime:
         )
 
     def _shared_room_bytes(self) -> int:
-        """Return the slack available to shared programs, in bytes of one process."""
+        """Return the part of the slack that shared programs may use, in bytes per process."""
         if self.limits is None:
             return 0
         count = self._settings.processes
@@ -286,9 +289,9 @@ class ModelRuntime:
         return max(0, room) // count
 
     def _unloads_expected(self) -> bool:
-        """Tell whether the mesh may be about to unload something without being asked again.
+        """Tell whether the mesh may soon unload a model on its own.
 
-        It does when the reported sizes and the predicted sizes of loads in progress exceed its
+        It does so when the reported sizes and the predicted sizes of loads in progress exceed its
         capacity. Otherwise no memory will be freed, and waiting for it is useless.
         """
         if self.limits is None:
@@ -298,28 +301,28 @@ class ModelRuntime:
             return True
         counted = self._countable(self._told.total_bytes) + sum(size or 0 for size in coming)
         if len(self._loading) > 1:
-            # Another load that has its memory tells it in its answer, be it more than predicted.
+            # Another load may already hold more memory than predicted, and will report that size.
             fullest = max(map(self._capacity.used_on, self._capacity.totals))
             counted = max(counted, self._countable(fullest))
         return self.limits.may_evict(counted)
 
     def _countable(self, size_bytes: int) -> int:
-        """Return the sum over all processes, in the mesh's range."""
+        """Multiply a size by the number of processes, and clip it to what the mesh can count."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:
-        """Predict what a load will need, within a fraction of a second.
+        """Predict how much memory a load will need, within a fraction of a second.
 
-        From the first of these that is known: what a load needed, be it refused, under this id,
-        from these files, or of the same computation; what the headers of its files tell, where they
-        can be reached; what the mesh knows of their size; what nine of ten models needed; the
-        default. What others hold and the mesh does not know comes on top, for it to make room.
+        Uses the first of these that is known: the need of an earlier load (even a rejected one)
+        with this id, the same files or the same computation; the sizes in the headers of its files;
+        the file size known to the mesh; the 90th percentile of all needs; the default. The memory
+        of other models that the mesh does not know is added, so that the mesh frees it.
         """
         self._predictions.asked(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
         if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
-            # A mesh does not try to load it then. When it asks again, minutes later, the files may
-            # be others: then it is to try.
+            # The mesh will not try to load such a large model. When it asks again, minutes later,
+            # the files may have changed, and then it has to try.
             self._predictions.forget(model.id, model.files)
         if needed is None:
             seen = await self._seen(model)
@@ -336,7 +339,7 @@ class ModelRuntime:
         return predicted
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
-        """Read the files of a model, if its path may lead to any."""
+        """Read the headers of a model's files, if its path lies inside the allowed roots."""
         if not self._repository.reaches(model.location.path):
             return None
         return await self._look(partial(self._look_at, model))

@@ -1,4 +1,4 @@
-"""Model sizes reported to a mesh, compared with current memory."""
+"""Model sizes reported to a mesh, compared with the memory they use now."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,36 +12,38 @@ class Holding:
 
     held_bytes: int
     alone_bytes: int
-    """What it would hold if no other model held a part of it: more than it holds where another
-    carries the programs that they share."""
+    """The memory it would hold if no other model shared its programs. Larger than `held_bytes` if
+    another model accounts for shared programs."""
     computation: str = ""
-    """Key of models that share parts; empty for a model that shares nothing."""
+    """Key of models that share programs; empty if the model shares none."""
 
 
 class ToldSizes:
-    """The size in bytes that a mesh was told of each loaded model.
+    """The size in bytes that was reported to a mesh for each loaded model.
 
-    A mesh hears the size of a model once, when it is loaded, and takes it for free when it has
-    evicted it, in whatever order it evicts. But what models share stays while one of them is left.
-    So each model is told with all that it may come to carry; then whatever stays is counted with
-    each that is left. A model is told with less, as what it adds by itself, where the part that
-    another carries fits into `room`: memory that the mesh was not told of. It is taken once for a
-    computation, however many models of it were told with less, until the last of those leaves.
+    A mesh learns a model's size once, when the model is loaded, and expects that much memory to be
+    free after evicting it, in any order. Memory that models share, however, stays until the last of
+    them is unloaded. So each model is normally reported with all memory that it may come to account
+    for: whatever stays is then counted with each remaining model.
 
-    What grows behind a load, beyond that room, is told with the next load, and asked for before it.
+    A smaller size, without the shared part that another model accounts for, is reported if that
+    part fits into `room`, the memory withheld from the mesh. Room is used once per computation,
+    until the last model that was reported with less is unloaded.
+
+    Memory that grows after a load, beyond that room, is added to the size reported for the next
+    load, and to the prediction before it.
     """
 
     def __init__(
         self, holding: Callable[[str], Holding], room_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """Count the models of which `holding` says what they hold now; it raises ModelNotFound
-        for one that is not loaded."""
+        """`holding` returns a loaded model's memory, or raises ModelNotFound."""
         self._holding = holding
         self._room_bytes = room_bytes
         self._told: dict[str, int] = {}
 
     def tell(self, model_id: str) -> int:
-        """Return a loaded model's size, at least 1, and record it as reported."""
+        """Return the size to report for a newly loaded model, at least 1, and record it."""
         self._told.pop(model_id, None)
         untold, found = self.untold_bytes(), self._holding(model_id)
         self._told[model_id] = found.held_bytes
@@ -51,8 +53,11 @@ class ToldSizes:
         return self._told[model_id]
 
     def told(self, model_id: str) -> int:
-        """Return the size of a loaded model, at least 1: as it was told, and what it holds besides
-        that the mesh does not count yet, which is told with this."""
+        """Return a loaded model's size for the mesh, at least 1, and record it.
+
+        This is the size reported before, plus memory the model holds that the mesh does not count
+        yet.
+        """
         held = max(1, self._holding(model_id).held_bytes)
         told = self._told.get(model_id, held)
         if model_id in self._told:
@@ -61,21 +66,21 @@ class ToldSizes:
         return told
 
     def of(self, model_id: str) -> int | None:
-        """Return the reported size of a model, without reporting more; None for none."""
+        """Return the size reported for a model, without updating it; None if there is none."""
         return self._told.get(model_id)
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum of reported sizes of loaded models."""
+        """Return the sum of the sizes reported for loaded models."""
         return sum(self._told[model_id] for model_id, _ in self._loaded())
 
     def untold_bytes(self) -> int:
-        """Return the memory of all models beyond reported sizes and room; at least 0."""
+        """Return how much memory models hold beyond reported sizes and room; at least 0."""
         held = sum(found.held_bytes for _, found in self._loaded())
         return max(0, held - sum(self._told.values()) - self._room_bytes())
 
     def exposed_bytes(self) -> int:
-        """Return the maximum of unreported memory, whichever models leave."""
+        """Return the most memory that could go unreported, whichever models are unloaded."""
         exposed: dict[tuple[str, str], int] = {}
         for model_id, found in self._loaded():
             key = (found.computation, "" if found.computation else model_id)
@@ -84,7 +89,7 @@ class ToldSizes:
         return sum(exposed.values())
 
     def _loaded(self) -> Iterator[tuple[str, Holding]]:
-        """Yield loaded models, and forget the others."""
+        """Yield the loaded models, and drop the sizes of others."""
         for model_id in list(self._told):
             try:
                 yield model_id, self._holding(model_id)

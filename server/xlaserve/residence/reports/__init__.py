@@ -1,1 +1,1 @@
-"""Status, history and readings of models, added up over processes."""
+"""Status, history and reports of models, merged over the processes of a server."""

@@ -1,4 +1,4 @@
-"""The models and versions whose last load failed, with the reason that every place shows."""
+"""Lists the models and versions whose last load failed, with the reason."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from xlaserve.serving.access.sight import seen_now
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """One version that failed to load, or a model that failed before a version was known."""
+    """A version that failed to load, or a model that failed before a version was known."""
 
     name: str
     version: str
-    """Empty where no version is known."""
+    """Empty if no version is known."""
     reason: str
-    """As in the repository index."""
+    """The reason shown in the repository index."""
 
 
 def failing(registry: Registry, name: str) -> Iterator[Failing]:
-    """Yield the failed versions of a model, or the model if it failed without one."""
+    """Yield the failed versions of a model, or the model itself if it failed without one."""
     model = registry.find(name)
     if model is None or not model.versions:
         reason = registry.failed.reason(name)
@@ -34,9 +34,9 @@ def failing(registry: Registry, name: str) -> Iterator[Failing]:
 
 
 def told_failures(registry: Registry, names: Iterable[str]) -> str:
-    """Return one line about the models among `names` that do not answer, and why.
+    """Summarize in one line which of these models do not answer, and why.
 
-    Of those that the call which is answered now may see.
+    Names only models that the current caller may see.
     """
     sees = seen_now()
     missing = [name for name in names if not registry.ready(name)]

@@ -1,4 +1,4 @@
-"""The hours that several workers have seen, folded into the hour of their server."""
+"""Merges the histories of several workers into one for the server."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ _Key = tuple[str, str]
 
 
 def fold_histories(answers: Sequence[HistorySnapshot]) -> HistorySnapshot:
-    """Return the history of the server, by the clock of the worker that has run longest.
+    """Merge histories by the clock of the longest-running worker.
 
-    A sample of it is added to what the others had last seen by then. One that started later had
-    seen nothing: its requests begin with it.
+    Each of its samples is added to the latest earlier samples of the other workers. A worker that
+    started later contributes nothing before its start.
     """
     eldest = max(answers, key=lambda each: each.seconds)
     others = [each for each in answers if each is not eldest]
@@ -35,19 +35,19 @@ def _together(samples: Sequence[Sample], others: "Sequence[_Side]") -> list[Samp
 
 
 class _Seen(NamedTuple):
-    """The last sample of one worker, with unlisted models' counts."""
+    """The last sample of one worker, and the last counts of versions that it does not list."""
 
     sample: Sample | None
     known: Mapping[_Key, VersionSample]
-    """Versions as they were last sampled by then; those that are sampled later only, as they are
-    at first: they have no count yet to compare with."""
+    """The last sample of each version so far. For a version first sampled later it is that first
+    sample, so that its counts start from there."""
 
 
 class _Side:
-    """The samples of one worker, asked for moments that ascend."""
+    """The samples of one worker, read in ascending order of time."""
 
     def __init__(self, samples: Sequence[Sample], began: float) -> None:
-        """`began` is its start, by the clock of the longest-running worker."""
+        """`began` is when the worker started, by the clock of the longest-running worker."""
         self._samples = samples
         self._began = began
         self._times = [sample.at + began for sample in samples]
@@ -57,15 +57,15 @@ class _Side:
             self._known |= _by_key(sample)
 
     def at(self, moment: float) -> _Seen:
-        """Return its last sample before a moment."""
+        """Return the worker's last sample before a given time."""
         count = bisect_right(self._times, moment)
         for sample in self._samples[self._taken : count]:
             self._known |= _by_key(sample)
         self._taken = max(self._taken, count)
         if count:
             return _Seen(self._samples[count - 1], dict(self._known))
-        # It ran before the first of the samples that it has kept: what it had counted by then is
-        # not what it counted since.
+        # Earlier samples were dropped. The first one kept is used, or its counts would appear as
+        # new.
         first = self._samples[0] if self._samples and moment > self._began else None
         return _Seen(first, dict(self._known))
 
@@ -75,7 +75,7 @@ def _by_key(sample: Sample) -> dict[_Key, VersionSample]:
 
 
 def _sum(seen: Sequence[_Seen]) -> Sample:
-    """Add up one moment; the first of the workers has a sample of it."""
+    """Merge the workers' samples of one moment. The first worker always has one."""
     samples = [each.sample for each in seen if each.sample is not None]
     keys = dict.fromkeys(key for sample in samples for key in _by_key(sample))
     of_samples = [each.known for each in seen if each.sample is not None]

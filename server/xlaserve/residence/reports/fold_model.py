@@ -1,4 +1,4 @@
-"""Merges the states of one model in several workers."""
+"""Merges the readings of one model from several workers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +20,9 @@ _ABSENT = (State.UNAVAILABLE.public, NOT_LOADED)
 
 
 def fold_model(answers: Mapping[str, ModelReading]) -> ModelReading:
-    """Return the model of the server from those of its workers, by their names.
+    """Merge the readings of one model; `answers` maps worker names to readings.
 
-    Counts and bytes are added up. A version is READY where it is in all workers.
+    Counts and bytes are added up. A version is READY if it is READY in all workers.
     """
     readings = list(answers.values())
     numbers = {version.version for reading in readings for version in reading.versions}
@@ -68,7 +68,7 @@ def _version(answers: Mapping[str, ModelReading], number: str) -> VersionReading
 
 
 def _origin(origins: Sequence[Origin]) -> Origin | None:
-    """Return the origin of the worker that was asked, or else the latest."""
+    """Return the origin of the load that a client or the server requested, or else the latest."""
     first = [one for one in origins if one.cause is not Cause.OTHER_WORKER]
     return max(first or origins, key=lambda one: one.at_ns, default=None)
 

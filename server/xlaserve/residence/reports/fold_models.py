@@ -1,4 +1,4 @@
-"""Merges several workers' answers about their models."""
+"""Merges statistics and states of models from several workers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,20 +19,20 @@ _GRAVITY: Mapping[str, int] = MappingProxyType(
         State.READY.public: 3,
     }
 )
-"""States as the index names them: that with the lowest number is the one of all workers."""
+"""Order of the states shown in the index: the lowest state of any worker is the merged one."""
 
 Key = tuple[str, str]
-"""A model and its version."""
+"""A model name and a version."""
 
 States = Mapping[str, tuple[str, str]]
 """State and reason of a version, by worker."""
 
 
-# --- statistics ---
+# --- Statistics ---
 
 
 def fold_reports(answers: Iterable[Sequence[VersionReport]]) -> list[VersionReport]:
-    """Return one report for each version: counts, durations and memory of all workers added up."""
+    """Merge reports by version, adding up counts, durations and memory."""
     found: dict[Key, list[VersionReport]] = {}
     for reports in answers:
         for report in reports:
@@ -56,7 +56,7 @@ def _report(reports: Sequence[VersionReport]) -> VersionReport:
 
 
 def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return each bucket once: its slowest compilation, and its quickest execution."""
+    """Merge buckets of equal shape: the slowest compilation, and the fastest execution."""
     found: dict[tuple[int, tuple[int, ...]], list[Bucket]] = {}
     for bucket in buckets:
         found.setdefault((bucket.rows, bucket.sizes), []).append(bucket)
@@ -64,23 +64,24 @@ def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         Bucket(
             rows,
             max(one.compile_seconds for one in same),
-            # Where the warm-up measured nothing it is 0.
+            # 0 means that the warm-up measured nothing.
             min((one.seconds for one in same if one.seconds), default=0.0),
             sizes,
-            # Each worker has measured by itself.
+            # Each worker measures on its own.
             min((one.split_rows for one in same if one.split_rows), default=0),
         )
         for (rows, sizes), same in found.items()
     )
 
 
-# --- states ---
+# --- States ---
 
 
 def fold_states(states: States) -> tuple[str, str]:
-    """Return the state and the reason of a version, from those that each worker has.
+    """Merge the state and reason of a version from all workers.
 
-    It is READY when it is in all of them. Reasons that are not those of all name their worker.
+    It is READY if every worker reports READY. Unless all workers give the same reason, each reason
+    is shown with the name of its worker.
     """
     lowest = min((state for state, _ in states.values()), key=lambda state: _GRAVITY[state])
     reasons = {worker: reason for worker, (_, reason) in states.items() if reason}
@@ -90,9 +91,9 @@ def fold_states(states: States) -> tuple[str, str]:
 
 
 def fold_index(answers: Mapping[str, Sequence[IndexEntry]]) -> list[IndexEntry]:
-    """Return the repository index of all workers; `answers` has that of each, by its name.
+    """Merge the repository indexes of all workers; `answers` maps worker names to indexes.
 
-    A version that a worker does not know is UNAVAILABLE there.
+    A version that a worker does not know counts as UNAVAILABLE there.
     """
     known = {
         worker: {(row.name, row.version): (row.state, row.reason) for row in rows}
@@ -104,18 +105,18 @@ def fold_index(answers: Mapping[str, Sequence[IndexEntry]]) -> list[IndexEntry]:
 
 
 def of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> States:
-    """Return the state and the reason that a version has in each worker."""
+    """Return a version's state and reason in each worker."""
     absent = (State.UNAVAILABLE.public, NOT_LOADED)
     name, _ = key
     return {
-        # The row of a model that was never loaded has no version, and may say why.
+        # A model that was never loaded has a row without version, which may have a reason.
         worker: rows.get(key) or rows.get((name, "")) or absent
         for worker, rows in known.items()
     }
 
 
 def versions_of(known: Iterable[Iterable[Key]]) -> list[Key]:
-    """List the versions known to any worker; a versionless model only without them."""
+    """List the versions known to any worker, and models for which no worker knows a version."""
     keys = {key for each in known for key in each}
     loaded = {name for name, version in keys if version}
     return sorted((key for key in keys if key[1] or key[0] not in loaded), key=_ascending)

@@ -1,4 +1,4 @@
-"""Merges the statuses of several workers."""
+"""Merges the status readings of several workers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +12,9 @@ from xlaserve.residence.reports.status_board import MAX_ROWS, Reading, RequestTo
 def fold_readings(
     answers: Mapping[str, Reading], missing: Mapping[str, str] = MappingProxyType({})
 ) -> Reading:
-    """Return the status of the server from those of its workers, by their names.
+    """Merge status readings; `answers` maps worker names to readings.
 
-    `missing` says why others have none: it is not ready then.
+    `missing` says why other workers did not answer; the server is then not ready.
     """
     readings = list(answers.values())
     totals = [reading.totals for reading in readings]

@@ -1,4 +1,4 @@
-"""An hour of the server in bounded memory: counts by time, and rates from them."""
+"""The last hour of the server in bounded memory: counts by time."""
 
 import asyncio
 import time
@@ -17,76 +17,76 @@ from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
 RECENT_SECONDS = 1.0
 RECENT_SAMPLES = 120
-"""Two minutes, second by second, as the status page draws them."""
+"""Two minutes of samples, one per second, as shown on the status page."""
 HOUR_SECONDS = 10.0
 HOUR_SAMPLES = 360
 MAX_MODELS = 16
-"""Model versions of one sample: those with the most requests since the one before; beside them it
-has those of the sample after it, of which it is the beginning."""
+"""Maximum number of model versions per sample: those with the most requests since the previous one.
+Versions that only the next sample lists are added too, as a base for differences."""
 _MANY_VERSIONS = 1000
-"""Above this many versions, samples are ten times less frequent."""
+"""Above this many versions, samples are taken ten times less often."""
 
 Buckets = tuple[int, ...]
 _NO_REQUESTS = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
 
 
 class VersionSample(NamedTuple):
-    """One model version at a moment."""
+    """The counts of one model version at one moment."""
 
     name: str
     version: str
     success: int
     fail: int
     buckets: Buckets
-    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    """Number of successful requests by duration, in the intervals of REQUEST_BOUNDS_NS."""
     size_bytes: int | None
-    """Its memory; None unless loaded."""
+    """Memory in bytes; None if not loaded."""
     devices: Mapping[str, int]
-    """The same by device, if known."""
+    """Memory by device, if known."""
 
 
 _Known = dict[tuple[str, str], VersionSample]
 
 
 class Sample(NamedTuple):
-    """The server at a moment. All counts are those since the start."""
+    """The server at one moment. All counts start at the start of the server."""
 
     at: float
-    """Seconds since the start of the server."""
+    """Uptime of the server in seconds."""
     success: int
     fail: int
     buckets: Buckets
     failures: Mapping[str, int]
-    """Failures of all operations by their reason."""
+    """Failures of all operations, by reason."""
     used_bytes: int
     devices: Mapping[str, int]
-    """Memory that models have reserved, by device."""
+    """Memory reserved for models, by device."""
     models: Sequence[VersionSample]
     lag: Buckets
-    """Looks at the event loop by its lag: between the bounds of LAG_BOUNDS, and above the last."""
+    """Number of lag measurements of the event loop, in the intervals of LAG_BOUNDS."""
     lag_seconds: float
-    """Sum of all lags."""
+    """Sum of all measured lags."""
     pending: int
-    """Queued executions of all versions at that moment."""
+    """Queued executions over all versions."""
     oldest_seconds: float
-    """Age of the oldest in seconds, or 0."""
+    """How long the oldest execution has been queued, in seconds; 0 if there is none."""
 
 
 class HistorySnapshot(NamedTuple):
-    """The history of one process or of all at a moment."""
+    """The history of one process, or of all processes merged."""
 
     seconds: float
-    """Its uptime in seconds."""
+    """Uptime in seconds."""
     recent: Sequence[Sample]
     hour: Sequence[Sample]
     failures: Sequence[FailedCall]
-    """The last ones, the newest first."""
+    """The last failures, newest first."""
 
 
 class History:
-    """Takes samples of the registry; of the event loop.
+    """Samples the registry periodically. Event loop only.
 
-    Its size is that of RECENT_SAMPLES and HOUR_SAMPLES samples with twice MAX_MODELS versions
+    Memory is bounded by RECENT_SAMPLES + HOUR_SAMPLES samples with up to twice MAX_MODELS versions
     each, whatever the number of requests and models.
     """
 
@@ -100,37 +100,37 @@ class History:
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`lag` is the event loop's, and `now_ns` the clock of the stations."""
+        """`lag` measures the event loop, and `now_ns` is the clock of the stations."""
         self._registry = registry
         self._capacity = capacity
         self.failures = failures
-        """The last failures, one by one."""
+        """The most recent failed calls."""
         self._lag = lag or LoopLag()
         self._clock = clock
         self._now_ns = now_ns
         self._started = clock()
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
-        """Samples of the last two minutes, the oldest first."""
+        """Samples of the last two minutes, oldest first."""
         self.hour: deque[Sample] = deque(maxlen=HOUR_SAMPLES)
-        """Samples of the last hour, the oldest first."""
+        """Samples of the last hour, oldest first."""
         self._looking = asyncio.Lock()
         self._known: _Known = {}
-        """The last reading of every version."""
+        """The last sample of every version."""
         self._known_of_hour: _Known = {}
-        """The same at the last sample of the hour."""
+        """The sample of every version at the last entry of `hour`."""
 
     @property
     def seconds(self) -> float:
-        """Return how long it has run."""
+        """Return the uptime in seconds."""
         return self._clock() - self._started
 
     def snapshot(self) -> HistorySnapshot:
-        """Return everything as it is now."""
+        """Return a copy of the samples and failures."""
         last = self.failures.last
         return HistorySnapshot(self.seconds, tuple(self.recent), tuple(self.hour), last)
 
     async def look(self) -> None:
-        """Take a sample, unless the last one is as good as one of now."""
+        """Take a sample, unless the last one is less than half an interval old."""
         async with self._looking:
             if self.recent and self.seconds - self.recent[-1].at < RECENT_SECONDS / 2:
                 return
@@ -145,11 +145,11 @@ class History:
             await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
 
     def take(self) -> None:
-        """Take one sample at once."""
+        """Take one sample without yielding to the event loop."""
         deque(self._steps(), maxlen=0)
 
     def _steps(self) -> Iterator[None]:
-        """Take one sample, a step for each model; concurrent readers get the previous one."""
+        """Take one sample in steps, one per model; readers see the previous sample meanwhile."""
         before, known_now = self._known, _Known()
         active: list[tuple[int, VersionSample]] = []
         waiting = NO_BACKLOG
@@ -196,7 +196,10 @@ class History:
 
 
 def history_in_sight(history: HistorySnapshot, sees: Sees) -> HistorySnapshot:
-    """Return the part of a caller of some models; of the event loop and the queues it has none."""
+    """Return the history for a caller who may see only some models.
+
+    The lag of the event loop and the queues are left out.
+    """
     return history._replace(
         recent=_samples_in_sight(history.recent, sees),
         hour=_samples_in_sight(history.hour, sees),
@@ -205,11 +208,12 @@ def history_in_sight(history: HistorySnapshot, sees: Sees) -> HistorySnapshot:
 
 
 def _samples_in_sight(samples: Sequence[Sample], sees: Sees) -> list[Sample]:
-    """Return samples of some models; a version counts on where busier ones took its place.
+    """Return the samples for a caller who may see only some models.
 
-    Sums would jump by all its requests otherwise. Before its first sample it counts as in that.
+    A version that busier ones displaced from a sample keeps its last counts. Before its first
+    sample, it has the counts of that sample. Otherwise the sums would jump by all of its requests.
     """
-    # Their order would tell which of the others had more requests.
+    # Sorted, since the original order (by requests) could reveal how busy hidden models are.
     seen: list[_Known] = [
         {(one.name, one.version): one for one in sorted(sample.models) if sees(one.name)}
         for sample in samples
@@ -227,7 +231,8 @@ def _samples_in_sight(samples: Sequence[Sample], sees: Sees) -> list[Sample]:
                 more = map(int.__sub__, _counts(one), _counts(known[key]))
                 counts = list(map(int.__add__, counts, more))
         known |= here
-        # A sample with room for more has all that was loaded: the others held nothing.
+        # A sample with fewer than MAX_MODELS versions lists every loaded one: no other holds
+        # memory.
         held = here if len(sample.models) < MAX_MODELS else known
         found.append(_of_some(sample, list(here.values()), counts, held))
     return found
@@ -258,10 +263,10 @@ def _of_some(
 
 
 def _append(samples: deque[Sample], sample: Sample, known: _Known) -> None:
-    """Add a sample; the one before it gets the counts of its versions, as they were known then.
+    """Append a sample, and add to the previous one the versions that only the new one lists.
 
-    A version that nobody had asked by then, or that was not there, had none: what is asked of a
-    model before the first look at it counts too.
+    These get their counts at that earlier time, or zero if they were unknown then, so that requests
+    made before a model was first sampled are counted.
     """
     if samples:
         there = {(one.name, one.version) for one in samples[-1].models}
@@ -276,7 +281,7 @@ def _unasked(version: VersionSample) -> VersionSample:
 
 
 def _sample(version: Version, before: VersionSample | None) -> VersionSample:
-    """Return a version as it is; the same object as before where nothing has changed."""
+    """Sample a version; returns the previous object if nothing has changed."""
     statistics, instance = version.statistics, version.instance
     memory = None if instance is None else instance.info.memory
     size = None if memory is None else memory.total_bytes

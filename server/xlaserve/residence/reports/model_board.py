@@ -1,6 +1,6 @@
-"""The contents of a model's page: its versions, their memory, and its dependents.
+"""The contents of a model's page: versions, memory, and dependent ensembles.
 
-What is loaded is written to the page as it is read; descriptions are for its clients.
+The page's JSON contains `LoadedReading` unchanged, with its `Meta` descriptions in the schema.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,12 +37,12 @@ class TensorReading(msgspec.Struct, frozen=True, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, str] = {}
-    """As in ModelMetadata: `content_type`, `format`, `labels`, `optional`."""
+    """Parameters as in ModelMetadata: `content_type`, `format`, `labels`, `optional`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReading:
-    """Whether the rows of a batch are independent of one another, and by which evidence."""
+    """Whether the rows of a batch are independent of one another, and how this is known."""
 
     independence: Annotated[str, Meta(description="proved, mixed, unknown, or empty.")]
     by: Annotated[str, Meta(description="analysis, declaration, or empty.")]
@@ -53,7 +53,7 @@ class RowsReading:
 
 @dataclass(frozen=True, slots=True)
 class CompiledReading:
-    """Sources of the programs of a version."""
+    """How many programs of a version were compiled, cached or shared, and the time it took."""
 
     compiled: int
     cached: int
@@ -64,13 +64,13 @@ class CompiledReading:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorReading:
-    """A loaded generator: slots and cache at one moment, and its inputs."""
+    """A loaded language model: its slots and cache at one moment, and its inputs."""
 
     slots: int
     running: Annotated[int, Meta(description="Requests that have a slot.")]
     positions: Annotated[int, Meta(description="Of the cache, of all slots.")]
     positions_used: int
-    """Positions in use by requests with a slot."""
+    """Cache positions in use by requests that hold a slot."""
     prompt_tokens: Annotated[int, Meta(description="Since the load.")]
     output_tokens: int
     max_length: Annotated[int, Meta(description="Most positions of one request.")]
@@ -81,7 +81,7 @@ class GeneratorReading:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReading:
-    """One version as it is loaded in one process."""
+    """A version loaded in one process."""
 
     platform: str
     inputs: tuple[TensorReading, ...]
@@ -90,7 +90,7 @@ class LoadedReading:
     decoupled: bool
     sequences: bool
     steps: tuple[str, ...]
-    """Models of an ensemble's steps."""
+    """Model names of an ensemble's steps."""
     rows: RowsReading
     memory: Annotated[dict[str, int], Meta(description="Bytes by part.")]
     devices: Annotated[dict[str, int], Meta(description="Bytes by device.")]
@@ -98,7 +98,7 @@ class LoadedReading:
     pending: int
     """Queued executions."""
     generator: GeneratorReading | None = None
-    """None for a model that generates no tokens."""
+    """None for a model that does not generate tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ class VersionReading:
     load_failures: int
     unloads: int
     load_seconds: float
-    """Time of the last load that succeeded."""
+    """Duration of the last successful load."""
     origin: Origin | None
     """Caller and time of the load; None if never loaded."""
     loaded: LoadedReading | None
-    """None while it is not loaded."""
+    """None if not loaded."""
     report: VersionReport
-    """Counts since the start, and the buckets compiled by now."""
+    """Counts since the start, and the buckets compiled so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +127,27 @@ class ModelReading:
 
     name: str
     is_known: bool
-    """Whether it was ever loaded."""
+    """Whether the registry knows the model: a load was attempted."""
     in_progress: int
-    """Requests, of all versions together."""
+    """Requests in progress, over all versions."""
     dependents: tuple[str, ...]
-    """Loaded ensembles that need it."""
+    """Loaded ensembles that use the model."""
     versions: tuple[VersionReading, ...]
     failures: tuple[FailedCall, ...]
-    """The last requests for it that failed, the newest first."""
+    """The last failed requests for the model, newest first."""
     reason: str = ""
-    """Why it has no versions, where a load failed before one was known."""
+    """Why the model has no versions, if a load failed before one was known."""
 
 
 class ModelBoard:
-    """Reads one model of the registry. Of the event loop."""
+    """Reads one model from the registry. Event loop only."""
 
     def __init__(self, registry: Registry, failures: Failures) -> None:
         self._registry = registry
         self._failures = failures
 
     def read(self, name: str) -> ModelReading:
-        """Return a model's current state; an unloaded one has no versions."""
+        """Return a model's current state; a model that is not loaded has no versions."""
         model = self._registry.find(name)
         versions = [] if model is None else sorted(model.versions.values(), key=_number)
         return ModelReading(
@@ -162,7 +162,7 @@ class ModelBoard:
 
 
 def of_model_in_sight(reading: ModelReading, sees: Sees, owner: str) -> ModelReading:
-    """Return a model for a caller of some models, without others and without other callers."""
+    """Return a model's reading without hidden models and without other callers' identities."""
     return replace(
         reading,
         dependents=tuple(name for name in reading.dependents if sees(name)),
@@ -274,5 +274,5 @@ def _rows(info: ModelInfo, config: ModelConfig) -> RowsReading:
 
 
 def executed_rows(report: VersionReport) -> Iterable[tuple[int, int, int]]:
-    """Do as `rows_by_bucket` for the buckets of a version."""
+    """Return `rows_by_bucket` for a version's report."""
     return rows_by_bucket(report.totals, sorted({bucket.rows for bucket in report.buckets}))

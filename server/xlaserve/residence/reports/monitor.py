@@ -9,12 +9,12 @@ from xlaserve.runtime.loaded import Bucket
 from xlaserve.serving.statistics import Totals
 
 _MEMORY_KINDS: Mapping[str, str] = MappingProxyType({"cpu": "CPU", "cuda": "GPU", "tpu": "TPU"})
-"""The memory of a JAX platform, as MemoryUsage names it."""
+"""Names of MemoryUsage for the memory of JAX platforms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Use of one memory by a model (MemoryUsage)."""
+    """How much of one kind of memory a model uses (MemoryUsage)."""
 
     kind: str
     """CPU, GPU or TPU."""
@@ -31,36 +31,36 @@ class VersionReport:
     totals: Totals
     memory: tuple[MemoryUse, ...]
     buckets: tuple[Bucket, ...] = ()
-    """Its buckets compiled by now."""
+    """Buckets compiled so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """A model version on the status page; cheap enough to be read every second."""
+    """A model version on the status page; cheap enough to read every second."""
 
     name: str
     version: str
     state: str
     reason: str
     size_bytes: int | None
-    """Bytes it holds in memory; None while it is not loaded."""
+    """Bytes in memory; None if not loaded."""
     compile_seconds: float | None
     pending: int
-    """Executions waiting for a thread."""
+    """Number of queued executions."""
     success_count: int
     fail_count: int
     request_ns: int
-    """The time of all successful requests together."""
+    """Total duration of all successful requests."""
     request_buckets: tuple[int, ...]
-    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    """Number of successful requests by duration, in the intervals of REQUEST_BOUNDS_NS."""
     last_inference_ms: int
-    """Since the epoch; 0 before the first."""
+    """Time of the last inference in ms since the epoch; 0 if there was none."""
 
 
 def report(registry: Registry, name: str = "", version: str = "") -> list[VersionReport]:
-    """Report on the versions that answer: of every model, of one, or one version of it.
+    """Report on the ready versions of all models, of one model, or on one version.
 
-    Raises ModelNotFound or ModelNotReady where a model is named of which none does (statistics
+    Raises ModelNotFound or ModelNotReady if a named model has no such version (statistics
     extension).
     """
     chosen = every_version(registry) if not name else _named(registry, name, version)
@@ -83,7 +83,7 @@ def _ordered(model: Model) -> list[Version]:
 
 
 def report_of(version: Version) -> VersionReport:
-    """Report on one version; an unloaded one has neither memory nor buckets."""
+    """Report on one version; without memory and buckets if it is not loaded."""
     totals = version.statistics.totals()
     instance = version.instance
     if instance is None:

@@ -1,4 +1,4 @@
-"""The contents of a status page: server, memory, and every known model."""
+"""The contents of the status page: server, memory, and every known model."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,24 +20,24 @@ from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.settings.choices import ModelControlMode
 
 MAX_ROWS = 6000
-"""Limit of rows per reading: a repository may have any number of models."""
+"""Maximum number of rows per reading, since a repository may hold any number of models."""
 
 REPOSITORY_SECONDS = 5.0
-"""Lifetime of a listing of the repository, in seconds: readings come every second."""
+"""How long a listing of the repository is reused, in seconds; readings come every second."""
 
 
 TICK_SECONDS = 0.5
-"""Lifetime of a reading in seconds, unless a model changes its state."""
+"""How long a reading is reused, in seconds, unless a model changes its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTotals:
-    """The requests of all versions together, by how they ended."""
+    """Successful and failed requests of all versions."""
 
     success_count: int
     fail_count: int
     request_buckets: tuple[int, ...]
-    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    """Number of successful requests by duration, in the intervals of REQUEST_BOUNDS_NS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +51,33 @@ class Reading:
     used_bytes: int
     """Memory held by models or reserved for them."""
     total_bytes: int | None
-    """Memory for models; None while it is not known."""
+    """Memory available to models; None while it is unknown."""
     totals: RequestTotals
     ready_models: int
     model_count: int
-    """Known models, independent of the search."""
+    """Number of known models, regardless of the search."""
     matching: int
-    """Matching rows; `rows` may be fewer."""
+    """Number of matching rows; `rows` may have fewer."""
     rows: Sequence[StatusRow]
-    """One entry for each name and version; models never loaded are left out of a long list."""
+    """One row per model version. A long list is cut: models that were never loaded are dropped
+    first."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a process of the server has no part in it, by its name."""
+    """Processes that did not answer -> the reason."""
 
 
 class _Taken(NamedTuple):
-    """A reading, and the data for searches."""
+    """A reading, and the unfiltered rows for searches."""
 
     reading: Reading
     known: Sequence[StatusRow]
     others: Sequence[StatusRow]
-    """Unloaded models."""
+    """Models that are not loaded."""
     until: float
     revision: int
 
 
 class StatusBoard:
-    """Takes readings between requests; concurrent readers share one."""
+    """Takes readings between requests; concurrent readers share one reading."""
 
     def __init__(
         self,
@@ -94,16 +95,16 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._listed: Sequence[StatusRow] = ()
-        """Unloaded models of the repository, as shown."""
+        """Repository models as rows, as last listed."""
         self._names: set[str] = set()
         self._listed_until = self._started
         self._taken: _Taken | None = None
         self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
 
     async def read(self, search: str = "") -> Reading:
-        """Return the server as it was within the last tick, or since a model changed its state.
+        """Return a reading not older than TICK_SECONDS or the last state change of a model.
 
-        With the models whose names hold the text.
+        `search` selects the models whose names contain it.
         """
         taken = await self._now()
         if not search:
@@ -115,7 +116,7 @@ class StatusBoard:
         return replace(taken.reading, matching=len(known) + len(others), rows=rows)
 
     async def whole(self) -> Reading:
-        """Return the server as `read` does, with rows of all models, unsorted: for a filter."""
+        """Return a reading with the rows of all models, unsorted, for further filtering."""
         taken = await self._now()
         return replace(taken.reading, rows=[*taken.known, *taken.others])
 
@@ -129,9 +130,9 @@ class StatusBoard:
         return taken.revision != self._registry.revision or self._clock() >= taken.until
 
     async def _take(self) -> _Taken:
-        # In a task of its own, for all callers: what the first of them may see is not its measure.
+        # All callers share this reading, so it must not depend on what one of them may see.
         current_call.set(None)
-        # Before the rows are read: what changes meanwhile is read with the next reading.
+        # Read before the rows: a change in between invalidates this reading.
         revision = self._registry.revision
         failed = self._registry.failed.reasons
         others = [
@@ -165,7 +166,7 @@ class StatusBoard:
         return self._taken
 
     async def _repository(self) -> Sequence[StatusRow]:
-        """Return the models of the repository, as the disk had them a moment ago."""
+        """Return the repository's models, from a listing at most REPOSITORY_SECONDS old."""
         failed, catalog = self._registry.failed.reasons, self._control.catalog
         if self._clock() >= self._listed_until or not failed.keys() <= self._names:
             self._names = {*await catalog.names(), *failed}
@@ -178,9 +179,9 @@ class StatusBoard:
 
 
 def status_in_sight(reading: Reading, sees: Sees, search: str = "") -> Reading:
-    """Return the part of a caller of some models, with their memory and requests alone.
+    """Reduce a reading to the models that a caller may see, with sums over these only.
 
-    `search` chooses among the rows of a reading without one: sums are of all that the caller sees.
+    `search` selects rows, but the sums include all models that the caller may see.
     """
     rows = [
         replace(row, reason=without_names(row.reason, sees))
@@ -211,7 +212,7 @@ def _name(row: StatusRow) -> str:
 
 
 def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> Iterator[StatusRow]:
-    """Return the rows to show, loaded models first, by name."""
+    """Return the rows to show, sorted by name; loaded models have precedence if space is short."""
     room = max(0, MAX_ROWS - len(known))
     return merge(islice(known, MAX_ROWS), islice(others, room), key=_name)
 
@@ -241,7 +242,7 @@ class _Totals:
         self._buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
 
     def add(self, rows: Sequence[StatusRow]) -> None:
-        """Add the counts of rows."""
+        """Add the counts of these rows to the sums."""
         for row in rows:
             self._success += row.success_count
             self._fail += row.fail_count
@@ -249,5 +250,5 @@ class _Totals:
                 self._buckets = list(map(int.__add__, self._buckets, row.request_buckets))
 
     def sum(self) -> RequestTotals:
-        """Return them."""
+        """Return the sums of all rows added so far."""
         return RequestTotals(self._success, self._fail, tuple(self._buckets))

@@ -1,1 +1,1 @@
-"""The model repository: directories, versions, names and stores."""
+"""The model repository: directories, versions, names and object stores."""

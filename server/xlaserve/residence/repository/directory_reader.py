@@ -1,6 +1,6 @@
 """Reads a model's directory: its configuration, its labels and its versions.
 
-Everything here waits for the disk and is called from a thread, never from the event loop.
+All functions block on disk I/O and run in threads, never on the event loop.
 """
 
 import os
@@ -21,23 +21,24 @@ from xlaserve.residence.repository.names import is_version
 from xlaserve.residence.repository.sources import VersionSource
 
 MAX_LABEL_BYTES = 16 << 20
-"""The most bytes of the files of labels of a model."""
+"""Maximum size of all label files of a model together."""
 MAX_LABELS = 1 << 18
-"""Limit of label lines: each is an object as long as the model is loaded."""
+"""Maximum number of label lines: each line is a Python object for as long as the model is
+loaded."""
 
 ENSEMBLE_VERSION = 1
-"""The version of an ensemble without version directories: it needs no files."""
+"""The version number of an ensemble without version directories, which needs no files."""
 
 
 UNVERSIONED = 1
-"""The version of a directory without versions."""
+"""The version number of a model directory without version directories."""
 
 _FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Directories without models, whatever the allowed roots are."""
+"""Directories that never hold models, whatever the allowed roots are."""
 
 
 class DirectoryReader:
-    """Reads directories of models, which lie where the roots allow, wherever links lead."""
+    """Reads model directories, and rejects files outside the allowed roots, also through links."""
 
     def __init__(self, root: Path, roots: Roots, max_config_bytes: int) -> None:
         """Relative paths are below `root`."""
@@ -46,7 +47,7 @@ class DirectoryReader:
         self._max_config_bytes = max_config_bytes
 
     def confine_url(self, url: str) -> Path:
-        """Return the path of a url; the error for a forbidden one reveals nothing."""
+        """Return the path of a URL; errors do not reveal whether a forbidden path exists."""
         if not url.startswith("/") or "\0" in url:
             raise InvalidModel(f"its url is not an absolute path: '{url}'")
         resolved = Path(url).resolve()
@@ -59,15 +60,15 @@ class DirectoryReader:
         """Return the resolved path; raises InvalidModel if it does not exist."""
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
-        # Of what lies outside nothing is said, not even whether it is there. What is below the
-        # root is the text itself where that is absolute.
+        # For a path outside the roots, the error must not even reveal whether it exists. If `text`
+        # is absolute, the join ignores the root.
         path = self._roots.confine(self._root / text, text)
         if not path.exists():
             raise InvalidModel(f"there is nothing at '{text}'")
         return path
 
     def config_at(self, path: Path, schema: str) -> ModelConfig:
-        """Return the configuration at a path, with the inputs and outputs of a schema."""
+        """Return the configuration in a directory; a schema file replaces inputs and outputs."""
         config = ModelConfig()
         if path.is_dir():
             config = self._read(path)
@@ -81,7 +82,7 @@ class DirectoryReader:
         return replace(config, inputs=given.inputs, outputs=given.outputs)
 
     def versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
-        """Return the versions of a model directory, or the path itself as one."""
+        """Return the versions in a model directory, or the path itself as the only version."""
         if path.is_dir():
             versions = self.versions(path, config, sent=False)
             if versions:
@@ -89,7 +90,7 @@ class DirectoryReader:
         return (self._version(UNVERSIONED, path, config, path, sent=False),)
 
     def config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
-        """Return the configuration of a model, or that of a text; raises InvalidModel."""
+        """Return the configuration from a model's directory or from `text`; raises InvalidModel."""
         config = (
             self._read(directory)
             if text is None
@@ -104,11 +105,11 @@ class DirectoryReader:
         return read_config(directory, limit_bytes=self._max_config_bytes, roots=self._roots)
 
     def labelled(self, directory: Path, config: ModelConfig, *, sent: bool = False) -> ModelConfig:
-        """Return a configuration with the labels of its outputs, read from their files.
+        """Return the configuration with the labels of its outputs, read from their files.
 
-        Where a client wrote it (`sent`), or whoever made an archive, they lie in the directory
-        of the model. A file is read once, however many outputs name it. Raises InvalidModel for
-        one that is not there, or leads out, and for files that are too large together.
+        If a client or an archive supplied the configuration (`sent`), the label files must be in
+        the model's directory. A file named by several outputs is read once. Raises InvalidModel for
+        a file that is missing or outside the roots, and if the files are too large together.
         """
         roots, labels = self._roots_of(directory, sent=sent), {}
         found: dict[str, tuple[bytes, ...]] = {}
@@ -132,7 +133,7 @@ class DirectoryReader:
     def versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
-        """Return the versions picked by the policy, which must keep uploaded ones."""
+        """Return the versions selected by the policy. With `sent`, files must be inside them."""
         found = {
             int(path.name): path
             for path in directory.iterdir()
@@ -155,7 +156,7 @@ class DirectoryReader:
         directory = path if sent else roots.confine(path)
         listed = files_below(directory)
         for file in listed:
-            # What is no link lies where its directory does: to resolve it costs 50 us.
+            # Only links can lead outside; resolving every file would cost 50 us each.
             if os.path.islink(file):  # noqa: PTH114, in a quarter of the time
                 roots.confine(file)
         found = fingerprint_of(directory, listed)
@@ -164,10 +165,10 @@ class DirectoryReader:
 
 
 def check_own_files(config: ModelConfig) -> None:
-    """Raise InvalidModel where a configuration names a file outside of its model's directory.
+    """Raise InvalidModel if a configuration names a file outside its model's directory.
 
-    For one that a client sent, or that came with an archive: who writes the configuration of a
-    repository may also name files of other directories, within the roots.
+    Applies to configurations sent by clients or taken from archives. The configuration in a
+    repository may name other files within the roots.
     """
     for field, name in named_files(config.message) if config.message else ():
         parts = name.split("/")
@@ -179,7 +180,7 @@ def check_own_files(config: ModelConfig) -> None:
 
 
 def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
-    """Return the lines of a file; raises InvalidModel for too many, before they are split."""
+    """Split a file into lines; raises InvalidModel if there are too many, before splitting."""
     count = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
     if count > most:
         raise InvalidModel(

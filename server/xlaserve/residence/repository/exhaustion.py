@@ -1,4 +1,4 @@
-"""Load failures for want of disk, quota or open files: not the model's fault."""
+"""Load failures caused by a full disk, a quota or too many open files."""
 
 import errno
 import resource
@@ -15,9 +15,9 @@ from xlaserve.errors import (
 from xlaserve.storage.objects import StoreProblem
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The error numbers of a full disk, a quota, and the limit of a file's size."""
+"""errno of a full disk, an exhausted quota, and a file over the size limit."""
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
-"""The error numbers of too many open files, of the process and of the system."""
+"""errno of too many open files, in the process or in the system."""
 
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 
@@ -25,10 +25,10 @@ LoadFailure: TypeAlias = LoadFailed | OutOfSpace | OutOfFiles
 
 
 def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailure:
-    """Return the error of a load that failed for a reason, by what has caused it.
+    """Return the exception for a failed load, depending on its cause.
 
-    A platform that is told OutOfSpace unloads other models, and tries again (SageMaker, Load Model
-    API); OutOfFiles is tried again, and with LoadFailed it gives the model up.
+    SageMaker unloads other models after OutOfSpace and tries again (Load Model API). It also
+    retries after OutOfFiles, but gives up after LoadFailed.
     """
     number = _error_number(cause)
     if number in OUT_OF_FILES:
@@ -37,28 +37,29 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
 
 
 def read_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailure:
-    """Return the error for unreadable files of a load; missing ones have their own."""
+    """Return the exception for a load whose files are missing or unreadable."""
     if _error_number(cause) in _MISSING:
         return FilesMissing(model, reason)
     return load_failure(model, reason, cause)
 
 
 def store_failure(model: str, reason: str, problem: StoreProblem) -> LoadFailed:
-    """Return the error of a load whose store failed: to ask again may help, the model may not be.
+    """Return the exception for a load that failed because of its object store.
 
-    What the store holds is the model's own: an object that is missing, or another one by now.
+    StoreUnavailable tells the caller to retry. LoadFailed means that the model's objects are
+    missing or changed.
     """
     return (StoreUnavailable if problem.is_away else LoadFailed)(model, reason)
 
 
 def _error_number(cause: BaseException | None) -> int:
-    """Return the errno at the root of an error, 0 without one."""
+    """Return the errno of the first OSError in the chain of causes, or 0."""
     of_system = (error for error in causes(cause) if isinstance(error, OSError))
     return next((error.errno or 0 for error in of_system), 0)
 
 
 def write_failure(model: str, error: OSError) -> LoadFailure:
-    """Return the error of a load whose files cannot be written."""
+    """Return the exception for a load whose files cannot be written."""
     reason = error.strerror or str(error)
     is_exhausted = error.errno in OUT_OF_SPACE | OUT_OF_FILES
     return load_failure(

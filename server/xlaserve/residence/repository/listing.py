@@ -1,4 +1,4 @@
-"""Entries of a repository's root: models, and others with a reason."""
+"""Lists a repository's root: models, and why other entries are not models."""
 
 import errno
 import os
@@ -13,25 +13,25 @@ from xlaserve.model_config.text import CONFIG_FILES
 from xlaserve.residence.repository.names import check_name, is_version
 
 RootIdentity: TypeAlias = tuple[int, int]
-"""Device and inode of a directory: another file system, or another directory, has another."""
+"""Device and inode of the root; they differ after another file system was mounted there."""
 
 _OF_FILE_SYSTEMS = frozenset({"lost+found"})
-"""Names that file systems put into the root of a volume."""
+"""Names of directories that file systems create in the root of a volume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The entries of a root; hidden ones, and those of the file system, are left out."""
+    """The entries of a root, without hidden ones and those of the file system."""
 
     root: RootIdentity
     models: tuple[str, ...]
-    """Names of directories, sorted."""
+    """Names of model directories, sorted."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Why other entries are no models, by name."""
+    """Why each other entry is not a model."""
 
 
 def list_root(root: Path, *, max_models: int) -> Listing:
-    """Return the entries; raises OSError unless the whole root was readable."""
+    """List the root; raises OSError unless all of it could be read."""
     skipped: dict[str, str] = {}
     found: list[str] = []
     with os.scandir(root) as entries:
@@ -52,7 +52,7 @@ def list_root(root: Path, *, max_models: int) -> Listing:
 
 
 def _reason(entry: "os.DirEntry[str]") -> str:
-    """Say why an entry is no model; empty for a directory with a valid name."""
+    """Return why an entry is not a model; empty for a directory with a valid name."""
     try:
         if not entry.is_dir():
             return _kind(entry)
@@ -90,16 +90,17 @@ def is_model(directory: Path) -> bool:
 
 
 def subdirectories(directory: Path) -> list[Path]:
-    """Return visible subdirectories; none if the directory is missing."""
+    """Return the visible subdirectories; empty if the directory is missing."""
     if not directory.is_dir():
         return []
     return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
 
 
 def unpacked(path: Path) -> Path:
-    """Return the model that a directory holds, or itself where it is one, or a version of one.
+    """Return the model directory inside an unpacked archive, or the path itself.
 
-    Raises InvalidModel where it holds several.
+    The path itself is returned if it is a model or a version. Raises InvalidModel if it contains
+    several models.
     """
     if is_model(path):
         return path
@@ -115,9 +116,9 @@ def unpacked(path: Path) -> Path:
 
 
 def is_version_directory(path: Path) -> bool:
-    """Tell whether an entry may be a version; raises InvalidModel for a dangling link."""
+    """Tell whether an entry is a version directory; raises InvalidModel for a dangling link."""
     if path.is_symlink() and not path.exists():
-        # Where it leads to may be back later; a version is gone when its name is.
+        # The target may come back; a version counts as deleted only when its entry is.
         nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise InvalidModel(f"version '{path.name}' is a link to nothing") from nothing
     return path.is_dir()

@@ -7,16 +7,16 @@ from urllib.parse import unquote
 from xlaserve.errors import InvalidName, InvalidVersion
 
 MAX_NAME_BYTES = 255
-"""The longest name of a file that Linux knows."""
+"""Maximum length of a file name in Linux."""
 
 _LEAVES = frozenset({".", ".."})
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return the name if it stays in the directory that it is joined to, or raise InvalidName.
+    """Return the name if it is safe to join to a directory; raises InvalidName otherwise.
 
-    `...` and `a..1` are names like any other. Escaped and look-alike forms of a separator or of
-    `..` are refused too: something before or behind us may turn them back.
+    Names such as `...` and `a..1` are allowed. Escaped and look-alike forms of a separator or of
+    `..` are rejected too, since a proxy or a client could decode them.
     """
     problem = next(filter(None, map(_problem, _forms(name))), None)
     if problem is not None:
@@ -34,7 +34,7 @@ def _problem(name: str) -> str | None:
 
 
 def _is_undecoded(name: str) -> bool:
-    """Tell whether a name has invalid UTF-8, which Python holds as surrogates."""
+    """Tell whether a name contains invalid UTF-8, which Python represents by surrogates."""
     return any("\udc80" <= character <= "\udcff" for character in name)
 
 
@@ -64,13 +64,13 @@ def check_version(text: str) -> int:
 
 
 def check_asked_version(model: str, text: str) -> None:
-    """Raise InvalidVersion unless a version is empty, for any, or a number."""
+    """Raise InvalidVersion unless a requested version is a number, or empty for the newest."""
     if text and not (text.isascii() and text.isdigit()):
         raise InvalidVersion(model, text)
 
 
 def is_version(text: str) -> bool:
-    """Tell whether a directory of this name holds a version."""
+    """Tell whether a directory with this name is a version."""
     try:
         check_version(text)
     except InvalidName:

@@ -1,4 +1,4 @@
-"""Advice for a model without a servable version."""
+"""Explains why a model directory has no version to load."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from xlaserve.residence.repository.names import is_version
 
 
 def why_no_version(directory: Path) -> str:
-    """Return why a model's directory has no version to load, and what mends that.
+    """Return why no version in a model directory can be loaded, and how to fix that.
 
-    Raises OSError where it cannot be read.
+    Raises OSError if the directory cannot be read.
     """
     inner = subdirectories(directory)
     numbers = sorted((path.name for path in inner if is_version(path.name)), key=int)

@@ -1,4 +1,4 @@
-"""Overrides: the configuration and the files that the parameters of a load put in place."""
+"""Overrides: configuration and files that a client sends with a load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from xlaserve.residence.repository.exhaustion import write_failure
 from xlaserve.residence.repository.names import MAX_NAME_BYTES, check_name, check_version
 
 LoadParameter: TypeAlias = bool | int | str | bytes
-"""A value of the parameters of a load or unload."""
+"""Value of a load or unload parameter."""
 
 CONFIG = "config"
 FILE_PREFIX = "file:"
@@ -20,11 +20,11 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """The parameters of a load, checked (model repository extension, Load)."""
+    """The validated parameters of a load (model repository extension, Load)."""
 
     config: str | None = None
     files: Mapping[tuple[int, str], bytes] = field(default_factory=dict)
-    """(version, file name) -> content."""
+    """(version, file name) -> contents."""
 
     @classmethod
     def read(
@@ -35,7 +35,7 @@ class LoadParameters:
         max_files: int,
         max_bytes: int,
     ) -> Self:
-        """Check names, kinds and limits.
+        """Validate names, types and limits.
 
         Raises InvalidParameter, InvalidName, FileNameTooLong or TooLarge.
         """
@@ -64,7 +64,7 @@ class LoadParameters:
 
 
 def read_unload_parameters(parameters: Mapping[str, LoadParameter]) -> bool:
-    """Return `unload_dependents` (model repository extension, Unload)."""
+    """Return the value of `unload_dependents` (model repository extension, Unload)."""
     dependents = False
     for name, value in parameters.items():
         if name != UNLOAD_DEPENDENTS:
@@ -83,7 +83,7 @@ def _kind(value: LoadParameter) -> str:
 
 
 def _file_name(model: str, parameter: str) -> tuple[int, str]:
-    # As Triton reads it: `file:/1/model.py` is below the model's directory as well.
+    # Like Triton, accept `file:/1/model.py` as relative to the model's directory.
     path = parameter.removeprefix(FILE_PREFIX).removeprefix("/")
     for part in path.split("/"):
         if len(part.encode(errors="replace")) > MAX_NAME_BYTES:
@@ -96,23 +96,23 @@ def _file_name(model: str, parameter: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A directory off the repository that stands in for a model's own until it is unloaded."""
+    """A temporary directory used instead of a model's own directory until the model is unloaded."""
 
     temporary: TemporaryDirectory
     names: tuple[str, ...] = ()
-    """The files, as paths below the directory."""
+    """The files, relative to the directory."""
 
     @property
     def directory(self) -> Path:
-        """Return where the files are: as in a model's directory, below their versions."""
+        """Return the directory, which is laid out like a model directory."""
         return self.temporary.path
 
     @classmethod
     def write(cls, model: str, files: Mapping[tuple[int, str], bytes], scratch: Path) -> Self:
-        """Write the files below a fresh directory in `scratch`. Waits for the disk.
+        """Write the files to a new directory below `scratch`. Blocks on disk I/O.
 
-        Raises OutOfSpace when they do not fit, LoadFailed when they cannot be written, and leaves
-        nothing behind.
+        Raises OutOfSpace if they do not fit, or LoadFailed if they cannot be written; removes the
+        directory in both cases.
         """
         try:
             temporary = TemporaryDirectory(scratch)
@@ -126,9 +126,9 @@ class Override:
         return cls(temporary, tuple(sorted(f"{version}/{name}" for version, name in files)))
 
     def files(self) -> dict[str, bytes]:
-        """Return the files by the parameters that put them there. Waits for the disk.
+        """Read the files, keyed by the load parameters that sent them. Blocks on disk I/O.
 
-        Raises OSError where one is gone: what tidies directories of temporary files may take it.
+        Raises OSError if one is missing, such as after a cleanup of temporary files.
         """
         root = self.directory
         return {f"{FILE_PREFIX}{name}": (root / name).read_bytes() for name in self.names}

@@ -1,4 +1,4 @@
-"""A part of the model repository: a directory, or a place in a store."""
+"""One of the roots of the model repository: a directory or an object store."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,16 +13,16 @@ class Part(Protocol):
 
     @property
     def root(self) -> Path:
-        """Return the directory, or the path that holds the URL."""
+        """Return the directory, or the URL in the form of a path."""
         ...
 
     @property
     def place(self) -> str:
-        """Return the directory or the URL, as a log names it."""
+        """Return the directory or URL, as shown in the log."""
         ...
 
     def listing(self) -> Listing:
-        """Return its entries; raises OSError unless all could be read."""
+        """List the entries; raises OSError unless all could be read."""
         ...
 
     def fingerprint(self, name: str) -> Fingerprint:
@@ -30,19 +30,19 @@ class Part(Protocol):
         ...
 
     def hint(self, listing: Listing) -> str:
-        """Suggest another root if it has no models."""
+        """Suggest another root if this one has no models."""
         ...
 
     def is_holder(self, name: str) -> bool:
-        """Tell whether it has this model."""
+        """Tell whether this part has the model."""
         ...
 
     def directory(self, name: str) -> str:
-        """Return the place of a model, existing or not."""
+        """Return the directory or URL of a model, whether or not it exists."""
         ...
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read the sources of a load. Raises ModelNotFound and LoadFailed."""
+        """Return the configuration and versions of a model. Raises ModelNotFound or LoadFailed."""
         ...
 
     def remove_leftovers(self) -> int:

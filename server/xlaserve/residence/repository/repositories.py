@@ -1,4 +1,4 @@
-"""The repositories of the settings, as one: directories, and places in stores."""
+"""Opens the repositories in the settings: directories and object stores."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,9 +17,9 @@ from xlaserve.storage.urls import url_of
 
 
 def open_repositories(settings: Settings) -> Repository:
-    """Return the repositories of the settings; links may lead from one into another.
+    """Open the repositories in the settings as one. Links may lead from one into another.
 
-    Raises InvalidSettings for a cache of fetched models that cannot be.
+    Raises InvalidSettings if the cache of fetched models cannot be used.
     """
     given = (settings.repository, *settings.model_repository, *settings.model_root)
     local = [root for root in given if not url_of(root)]

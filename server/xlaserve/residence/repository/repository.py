@@ -1,6 +1,6 @@
-"""The models on disk that could be loaded, with their versions and configurations.
+"""Finds the models on disk, with their versions and configurations.
 
-Everything here waits for the disk and is called from a thread, never from the event loop.
+All methods block on disk I/O and run in threads, never on the event loop.
 """
 
 import os
@@ -32,7 +32,7 @@ from xlaserve.residence.repository.wrong_root import hint
 from xlaserve.serving.access.sight import NOT_IN_REPOSITORY
 
 _MAX_TIDIED = 10_000
-"""Limit of models searched for leftovers at the start."""
+"""Maximum number of model directories searched for leftovers at startup."""
 
 
 class Repository:
@@ -50,19 +50,19 @@ class Repository:
         beside: Sequence[Part] = (),
         remotes: Remotes | None = None,
     ) -> None:
-        """With `bare_name`, a root that does not hold models is itself one, of that name.
+        """`bare_name` is the name under which a root that is itself a model is served.
 
-        Models of the repositories `beside` it are found by this one, too. With `remote`, the root
-        is not a directory, but that part.
+        Models of the repositories `beside` this one are found too. With `remote`, the root is that
+        object store instead of a directory.
         """
         self.root = root
         self._first: Part = remote or self
         self.parts: tuple[Part, ...] = (self._first, *beside)
-        """This part and the others; each is listed and watched separately."""
+        """This repository and the others; each is listed and watched separately."""
         self.remotes = remotes or Remotes()
-        """Its parts in stores."""
+        """The parts in object stores."""
         self._bare_name = bare_name
-        # A URL is no place on the disk, whatever the path that holds it looks like.
+        # A URL is not a local directory, although it is stored as a Path.
         self._given_roots = (*(() if remote else (root.absolute(),)), *extra_roots)
         self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
@@ -71,29 +71,29 @@ class Repository:
 
     @property
     def place(self) -> str:
-        """Return the directory, as a log names it."""
+        """Return the directory, as shown in the log."""
         return str(self.root)
 
     @property
     def confines(self) -> Roots:
-        """Return the directories that confine its models' files, also through links."""
+        """Return the directories that model files must be in, also after following links."""
         return self._roots
 
     def listing(self) -> Listing:
-        """Return the entries of the root; raises OSError unless all could be read."""
+        """List the entries of the root; raises OSError unless all could be read."""
         if self._is_bare():
             return Listing((0, 0), (self._bare_name,))
         return list_root(self.root, max_models=self._max_models)
 
     def names(self) -> list[str]:
-        """Return the names of all model directories of all parts, sorted, without hidden ones.
+        """Return the names of the model directories in all parts, sorted, without hidden ones.
 
-        A root that is not there yet, or cannot be read, holds none.
+        A root that is missing or unreadable contributes none.
         """
         return sorted({name for part in self.parts for name in _names_of(part)})
 
     def hint(self, listing: Listing) -> str:
-        """Suggest another root if it has no models."""
+        """Suggest another root if this one has no models."""
         return "" if self._is_bare() else hint(self.root, listing)
 
     def remove_leftovers(self) -> int:
@@ -102,10 +102,10 @@ class Repository:
         return sum(map(remove_leftovers, (self.root, *map(self.root.joinpath, names))))
 
     def prepare(self, name: str, config_text: str | None = None) -> None:
-        """Have a model ready to be found whose files are in a store; blocks.
+        """Prepare a model whose files are in an object store, so that `find` finds it; blocks.
 
-        A model that a directory has is not asked for: it loads while the store is away. Raises
-        InvalidName, LoadFailed or OutOfSpace.
+        The stores are not asked for a model that has a local directory, which therefore loads even
+        when a store is unavailable. Raises InvalidName, LoadFailed or OutOfSpace.
         """
         check_name("model name", name)
         holders = [part for part in self._holders(name) if self.remotes.at(part.root) is None]
@@ -113,31 +113,31 @@ class Repository:
             self.remotes.prepare(name, config_text)
 
     def holds(self, name: str) -> bool:
-        """Tell whether the model has a directory."""
+        """Tell whether any part has the model."""
         return bool(self._holders(name))
 
     def _holders(self, name: str) -> list[Part]:
         return [part for part in self.parts if part.is_holder(name)]
 
     def is_holder(self, name: str) -> bool:
-        """Tell whether the model has a directory in this part."""
+        """Tell whether this part has a directory for the model."""
         if self._is_bare():
             return name == self._bare_name
         return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
 
     def ambiguity(self, name: str) -> str:
-        """Say why a model of several parts is not served; empty for an unambiguous one."""
+        """Return why a model found in several parts is not served; empty if only one has it."""
         holders = self._holders(name) if len(self.parts) > 1 else []
         places = " and ".join(f"'{part.place}'" for part in holders)
         return f"it is in several repositories, {places}" if len(holders) > 1 else ""
 
     def url(self, name: str) -> str:
-        """Return the directory of a model of this repository, existing or not."""
+        """Return the directory or URL of a model, whether or not it exists."""
         holders = self._holders(name) if len(self.parts) > 1 else []
         return (holders[0] if holders else self._first).directory(name)
 
     def directory(self, name: str) -> str:
-        """Return the directory of a model of this part, existing or not."""
+        """Return the directory of a model in this part, whether or not it exists."""
         return str(self._home(name))
 
     def _home(self, name: str) -> Path:
@@ -146,10 +146,10 @@ class Repository:
     def find(
         self, name: str, *, config_text: str | None = None, override: Override | None = None
     ) -> ModelSource:
-        """Read what a load of the model would load.
+        """Return the configuration and versions that a load of this model would use.
 
         `config_text` replaces the configuration on disk, `override` the whole directory. Raises
-        ModelNotFound, or LoadFailed when what is there is not a model, or several parts hold it.
+        ModelNotFound, or LoadFailed if the directory is not a model or several parts have it.
         """
         check_name("model name", name)
         if override is not None:
@@ -160,7 +160,7 @@ class Repository:
         return (holders[0] if holders else self._first).find_own(name, config_text)
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read the sources of a load from this part."""
+        """Return a model's configuration and versions from this part."""
         return self._find_below(name, config_text, None)
 
     def _find_below(
@@ -188,12 +188,12 @@ class Repository:
         return ModelSource(name, config, versions)
 
     def find_at(self, name: str, location: Location) -> ModelSource:
-        """Read what a load of a path would load, wherever it is inside the allowed roots.
+        """Return the configuration and versions at a path within the allowed roots.
 
-        The path is one version (a directory, or a single file), or a model directory with numbered
-        versions and perhaps a configuration, whose name does not count. A schema replaces the
-        inputs and outputs of the configuration. Raises LoadFailed that names the path
-        (ModelMesh SPI, loadModel).
+        The path is a single version (a directory or a file), or a model directory with numbered
+        versions and an optional configuration; the name in it is ignored. A schema replaces the
+        inputs and outputs in the configuration. Raises LoadFailed, naming the path (ModelMesh SPI,
+        loadModel).
         """
         try:
             path = self._reader.existing(location.path)
@@ -207,17 +207,17 @@ class Repository:
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
-        """Tell from its text alone whether a path may lead to a model."""
+        """Tell whether a path may be inside the allowed roots, without accessing the disk."""
         place = by_text(path)
         roots = (*self._given_roots, *self._roots.directories)
         return "\0" not in path and any(lies_in(place, root) for root in roots)
 
     def find_archive(self, name: str, url: str) -> ModelSource:
-        """Read what a load of an unpacked model archive would load, under whatever name.
+        """Return the configuration and versions of an unpacked archive, under any name.
 
-        The url is a path as `find_at` takes it, or a directory that holds one model: so it is
-        with archives that were made in a model repository. Raises LoadFailed that names the url
-        (SageMaker, Load Model API).
+        The URL is a path as for `find_at`, or a directory that contains a single model, as in
+        archives created inside a model repository. Raises LoadFailed, naming the URL (SageMaker,
+        Load Model API).
         """
         try:
             path = unpacked(self._reader.confine_url(url))
@@ -247,7 +247,7 @@ class Repository:
         return ModelSource(self._bare_name, config, versions)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return a fingerprint of a model of this part, without reading its files."""
+        """Return a fingerprint of a model in this part, without reading its files."""
         return fingerprint_of(self._home(name))
 
 

@@ -1,4 +1,4 @@
-"""The sources of a load: a model's configuration, its versions, and where their files are."""
+"""Descriptions of what to load: configuration, versions, and where their files are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from xlaserve.storage.fetching import FetchControl
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A model outside the repository, as a mesh names it."""
+    """A model outside the repository, as specified by a mesh."""
 
     path: str
-    """A version directory, a model directory, or a single file."""
+    """Path of a version directory, a model directory, or a single file."""
     schema: str = ""
-    """A file with `inputs` and `outputs` as in ModelMetadata; empty for none."""
+    """Path of a file with `inputs` and `outputs` as in ModelMetadata; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFiles:
-    """The files of a version in a store."""
+    """The files of a version in an object store."""
 
     url: str
-    """The model's."""
+    """URL of the model."""
     take: Callable[[FetchControl], Lease]
-    """Returns the model's directory with the files of this version, fetched; blocks."""
+    """Fetches the files of this version, and returns the local model directory; blocks."""
     control: Callable[[], FetchControl]
-    """Makes the limits of a fetch that starts now."""
+    """Creates the limits for a fetch that starts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class VersionSource:
     """The version directory, or the file of a single-file model."""
     fingerprint: Fingerprint
     roots: Roots = ANYWHERE
-    """Directories that confine its files, also through links."""
+    """Directories that the files must be in, also after following links."""
     home: Path = Path()
-    """The model's directory, base of paths in its configuration."""
+    """The model's directory, against which paths in its configuration are resolved."""
     sent: bool = False
-    """Whether its files came with a request, and not from the operator's disk."""
+    """Whether a client sent the files with the load request."""
     remote: "RemoteFiles | None" = None
-    """The store that its files are fetched from; None where they are there. Until they are, the
-    directory holds only what sizes are predicted from."""
+    """The store to fetch the files from; None if they are local. Until they are fetched,
+    `directory` has only the headers needed to predict sizes."""
 
     def verify(self, config: ModelConfig, check_cancelled: Callable[[], None]) -> None:
-        """Return if the files have the checksums of the configuration; raises InvalidModel.
+        """Check the files against the checksums in the configuration; raises InvalidModel.
 
-        Reads each of them to its end.
+        Reads every file completely.
         """
         roots = Roots.of((self.home,)) if self.sent else self.roots
         checksums.verify(self.home, config.checksums, roots, check_cancelled)
@@ -63,7 +63,7 @@ class VersionSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One model that can be loaded: its configuration and the versions that its policy picks."""
+    """A model that can be loaded: its configuration, and the versions selected by its policy."""
 
     name: str
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""Changes in several repositories: a model that two of them hold is served from neither."""
+"""Detects changes in several repositories; a model in two of them is not served."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from xlaserve.residence.repository.watching import Changes, RepositoryWatch
 
 
 class RepositoryWatches:
-    """Watches of all parts of a repository, as one."""
+    """Combines the watches of all parts of a repository."""
 
     def __init__(self, repository: Repository, unload_fraction: float = 1.0) -> None:
-        """If more than this fraction of a part's models is gone, a second scan decides."""
+        """If more than this fraction of a part's models is missing, a second scan decides."""
         self._repository = repository
         self._watches = tuple(RepositoryWatch(part, unload_fraction) for part in repository.parts)
         self._shared: frozenset[str] = frozenset()
-        """Names that the last look found in several parts."""
+        """Names that the last scan found in several parts."""
         self._log = structlog.get_logger("repository")
 
     @property
@@ -27,18 +27,18 @@ class RepositoryWatches:
 
     @property
     def unreadable(self) -> str:
-        """Return the first part that the last look could not tell; empty for none."""
+        """Return the first part that the last scan could not read; empty if there was none."""
         found = (watch for watch in self._watches if watch.problem)
         return next((watch.place for watch in found), "")
 
     @property
     def doubted(self) -> bool:
-        """Tell whether the last scan missed so many models that a second one decides."""
+        """Tell whether many models were missing in the last scan, so that the next one decides."""
         return any(watch.doubted for watch in self._watches)
 
     @property
     def seen(self) -> bool:
-        """Tell whether any scan of every part has succeeded."""
+        """Tell whether every part has been scanned successfully at least once."""
         return all(watch.seen for watch in self._watches)
 
     @property
@@ -47,9 +47,9 @@ class RepositoryWatches:
         return sum(watch.skipped for watch in self._watches)
 
     def names(self) -> Sequence[str] | None:
-        """Look, and return the names of all models; None where that cannot be told of some part.
+        """Scan, and return the names of all models; None if a part could not be read.
 
-        Waits for the disk.
+        Blocks on disk I/O.
         """
         found = [watch.names() for watch in self._watches]
         if any(names is None for names in found):
@@ -58,10 +58,10 @@ class RepositoryWatches:
         return sorted({name for names in found for name in names or ()})
 
     def changes(self) -> Changes:
-        """Look, and compare with what `changes` saw before. Waits for the disk.
+        """Scan, and return the differences from the previous call. Blocks on disk I/O.
 
-        A model is gone when no part has it, or a second one has it too; it has changed
-        when but one is left.
+        A model is gone if no part has it, or a second part has it too. It has changed if only one
+        of several parts still has it.
         """
         held_before = {name for watch in self._watches for name in watch.known}
         looks = [watch.changes() for watch in self._watches]
@@ -70,11 +70,11 @@ class RepositoryWatches:
         self._tell_shared()
         changed = {name for look in looks for name in look.changed}
         gone = {name for look in looks for name in look.gone} - held
-        # One that moved from a part to another has changed.
+        # A model that moved from one part to another has changed.
         changed |= (before - self._shared) & held
         new = self._shared - before
         gone |= new & held_before
-        # To load one that nobody had before says why it cannot be.
+        # A new ambiguous model counts as changed: its load then fails with an explanation.
         changed = (changed - self._shared) | (new - held_before)
         return Changes(tuple(sorted(changed - gone)), tuple(sorted(gone)))
 

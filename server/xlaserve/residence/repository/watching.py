@@ -1,14 +1,14 @@
-"""Changes in a repository since the last look, told apart from a missing volume.
+"""Detects changes in a repository, and tells deleted models from an unmounted volume.
 
-A model is gone when its name is: when the root can be read to its end and no longer has an entry of
-that name. Nothing is gone because something cannot be told:
+A model is gone if the root could be read completely and no longer has an entry with its name. When
+in doubt, models stay loaded:
 
-- A root that cannot be read (an unmounted volume, a network that is down) changes nothing.
-- Nor does one that is another directory than before and holds no model: that is the empty mount
-  point below an unmounted volume. Another directory that holds models is a new repository.
-- Where a look no longer finds any model, or more than a fraction of them, they are gone once a
-  second look does not find them either: a store may answer with an empty listing.
-- A name that is still there, but is no directory that can be read now, keeps what it serves.
+- If the root cannot be read (unmounted volume, network failure), nothing changes.
+- The same holds if the root is a different directory than before and has no models: this is the
+  empty mount point of an unmounted volume. A different directory with models is a new repository.
+- If a scan finds no models, or too many are missing, they are gone only if a second scan misses
+  them too: an object store may return an empty listing.
+- An entry that still exists but cannot be read keeps its loaded model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from xlaserve.residence.repository.listing import Listing
 from xlaserve.residence.repository.parts import Part
 
 _LOGGED = 20
-"""Skipped entries logged per scan; the others are counted."""
+"""Maximum number of skipped entries logged per scan; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes that one look found."""
+    """The changes that one scan found."""
 
     changed: tuple[str, ...] = ()
     """New and changed models."""
@@ -37,14 +37,15 @@ class Changes:
 
 
 class RepositoryWatch:
-    """Remembers the last scan, and logs oddities once."""
+    """Remembers the last scan of one part, and logs each problem once."""
 
     def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
-        """If more than this fraction of its models is gone, a second scan decides."""
+        """If more than this fraction of the models is missing, a second scan decides."""
         self._repository = repository
         self._unload_fraction = unload_fraction
         self.doubted: frozenset[str] = frozenset()
-        """Models missing since the last scan, which stay until the next one."""
+        """Models missing from the last scan; they stay loaded unless the next one misses them
+        too."""
         self._listing: Listing | None = None
         self._fingerprints: Mapping[str, Fingerprint] = {}
         self._skipped: Mapping[str, str] = {}
@@ -55,12 +56,12 @@ class RepositoryWatch:
 
     @property
     def place(self) -> str:
-        """Return the scanned directory or URL."""
+        """Return the directory or URL being scanned."""
         return self._repository.place
 
     @property
     def known(self) -> frozenset[str]:
-        """Return the names of existing models, from the last successful scan."""
+        """Return the names of the models, according to the last successful scan."""
         return frozenset(self._listing.models if self._listing else ()) | self._fingerprints.keys()
 
     @property
@@ -74,15 +75,15 @@ class RepositoryWatch:
         return len(self._skipped)
 
     def names(self) -> Sequence[str] | None:
-        """Look, and return the names of all models; None where that cannot be told.
+        """Scan, and return the names of all models; None if the root could not be read.
 
-        Waits for the disk.
+        Blocks on disk I/O.
         """
         listing = self._look()
         return None if listing is None else listing.models
 
     def changes(self) -> Changes:
-        """Scan, and compare with the last call. Waits for the disk."""
+        """Scan, and return the differences from the previous call. Blocks on disk I/O."""
         listing = self._look()
         if listing is None:
             return Changes()
@@ -95,7 +96,7 @@ class RepositoryWatch:
         return Changes(changed, tuple(name for name in before if name in gone))
 
     def _sure(self, gone: frozenset[str], of: int) -> frozenset[str]:
-        """Return the models that are certainly gone: of many, those missed by two scans."""
+        """Return the models known to be gone; if many are missing, a second scan decides."""
         missed, self.doubted = self.doubted, frozenset()
         if not gone or (len(gone) < of and len(gone) <= self._unload_fraction * of):
             return gone
@@ -141,11 +142,12 @@ class RepositoryWatch:
             try:
                 found[name] = self._repository.fingerprint(name)
             except (XlaserveError, OSError) as error:
-                # Loading it will say what is wrong; a change of the text is a change.
+                # Loading the model will report the error; it counts as changed when the error
+                # changes.
                 found[name] = (str(error),)
         return found
 
-    # --- the log, once for each change ---
+    # --- Logging, once per change ---
 
     def _tell_problem(self, problem: str) -> None:
         if problem and problem != self.problem:

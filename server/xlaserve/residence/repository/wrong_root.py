@@ -1,4 +1,4 @@
-"""Diagnoses a root without models: its problem, and the directory probably meant."""
+"""Diagnoses a root without models, and suggests the directory probably meant."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from xlaserve.storage.urls import check_url, url_of
 _LAYOUT = "expected MODEL/VERSION/, as `xlaserve export` and `xlaserve import` write it"
 _ARTIFACT_SUFFIX = Path(ARTIFACT).suffix
 _MAX_LOOKED_INTO = 100
-"""Limit of directories searched for models one level below."""
+"""Maximum number of directories searched for models one level below."""
 
 
 def check_roots(settings: Settings) -> None:
@@ -34,7 +34,7 @@ def check_roots(settings: Settings) -> None:
                     raise InvalidSettings(setting, "another URL than those before", url)
                 seen.add(url)
                 continue
-            # SageMaker makes the directory with the first model.
+            # SageMaker creates the directory with the first model.
             if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
                 raise InvalidSettings(setting, "a directory", str(path))
             if os.path.realpath(path) in seen:
@@ -43,12 +43,12 @@ def check_roots(settings: Settings) -> None:
 
 
 def hint(root: Path, listing: Listing) -> str:
-    """Suggest what to serve instead; empty if an entry looks like a model."""
+    """Suggest which directory to serve instead; empty if the root seems to have a model."""
     root = root.absolute()
     directories = [root / name for name in listing.models]
     try:
         return "" if any(map(is_model, directories)) else _hint(root, listing, directories)
-    except OSError:  # what cannot be read may be a model
+    except OSError:  # an unreadable directory may be a model
         return ""
 
 

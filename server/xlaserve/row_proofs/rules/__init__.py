@@ -1,1 +1,1 @@
-"""The rules for rows, by family of operations."""
+"""Rules for abstract values, by family of operations."""

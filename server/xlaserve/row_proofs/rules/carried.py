@@ -1,4 +1,4 @@
-"""The values that a loop carries: counters, and those that stay unchanged."""
+"""Loop-carried values: counters, and values that stay constant in a row that is done."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from xlaserve.row_proofs.sizes import ONE, ZERO, Size, static
 from xlaserve.row_proofs.walk import Walker
 
 COUNTER_BITS = 32
-"""A counter of fewer begins again from below after some trips."""
+"""Narrower counters are ignored, because they may overflow."""
 MAX_OFFSET = 1 << 20
-"""Most that is added to a counter for a place."""
+"""Maximum constant added to a counter to form an index."""
 MAX_TRIPS = 1 << 28
-"""Assumed limit of the trips of an unbounded loop: more would take hours."""
+"""Assumed limit on trips of an unbounded loop: more would take hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop that is walked over."""
+    """A loop under analysis."""
 
     operation: Operation
     walker: Walker
 
     @property
     def body(self) -> Region:
-        """Return what is computed in each trip."""
+        """Return the region executed in each trip."""
         return self.operation.regions[1]
 
     def step_of(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return by how much a carried integer grows with each trip; 0 where that is not known.
+        """Return the constant step of a carried integer; 0 if it is unknown.
 
-        One that may become too large for its bits begins again from below, and does not grow.
+        Also 0 for a counter that might overflow, since it would wrap around.
         """
         step = self._added(number, made)
         return step if step and self._stays_in_bits(number, step, made) else 0
 
     def _added(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return what is added to a carried integer in each trip; 0 where that is not known."""
+        """Return the constant added to a carried integer in each trip; 0 if it is unknown."""
         operation = made.get(self.body.returned[number])
         argument = self.body.arguments[number]
         if operation is None or operation.name != "stablehlo.add":
@@ -80,7 +80,7 @@ class Loop:
         return ranges.fits(Range(first.low, end), kind.dtype)
 
     def _most_trips(self, made: Mapping[int, Operation]) -> int:
-        """Return how many trips there may be: a counter may come to its last one before."""
+        """Return the maximum number of trips, using counters that bound the loop."""
         found = [MAX_TRIPS]
         for number, kind in enumerate(self.operation.types):
             step, last, first = self._added(number, made), self.last_of(number), None
@@ -93,12 +93,12 @@ class Loop:
         return min(found)
 
     def first_of(self, number: int) -> int | None:
-        """Return the integer that a carried value begins with."""
+        """Return the constant initial value of a carried integer; None if it is unknown."""
         fact = self.walker.value(self.operation.operands[number]).fact
         return fact.item() if isinstance(fact, Constant) else None
 
     def last_of(self, number: int) -> int | None:
-        """Return the largest integer that a carried value is in any trip, None if none is known."""
+        """Return the largest integer that a carried value takes in any trip; None if unknown."""
         (going_on,) = self.operation.regions[0].returned
         counter = self.operation.regions[0].arguments[number]
         found = [
@@ -109,7 +109,7 @@ class Loop:
         return min(found, default=None)
 
     def _last_by(self, term: int, counter: int) -> int | None:
-        """Return the largest integer with which a term of the condition holds."""
+        """Return the largest counter for which a term of the condition is true."""
         test = self.walker.made_by(term)
         if test is None or test.name != "stablehlo.compare":
             return None
@@ -123,7 +123,7 @@ class Loop:
         return bound - (direction == "LT")
 
     def nobody_is_done(self, term: Term) -> bool:
-        """Tell whether every row goes on before the first trip."""
+        """Tell whether no row is done before the first trip."""
         number, going = term.predicate, term.going
         for _ in range(MAX_DEPTH):
             arguments = self.operation.regions[0].arguments
@@ -142,7 +142,7 @@ class Loop:
 
 
 def _bits(dtype: str) -> int:
-    """Return the width of integers; 0 of what are none."""
+    """Return the width of an integer datatype; 0 for other datatypes."""
     width = dtype.lstrip("uis")
     return int(width) if dtype[:1] in "uis" and width.isdigit() else 0
 
@@ -150,11 +150,11 @@ def _bits(dtype: str) -> int:
 def writes_nothing_new(
     loop: Loop, term: Term, made: Mapping[int, Operation]
 ) -> Callable[..., bool]:
-    """Return what tells that something is put where the same is already, in a row that is done.
+    """Return a predicate: does a write in a done row store what is already there?
 
-    Every trip puts something at a place that no trip before has come to, since the place is a
-    counter. There the carried value still is what it began with: a row that goes on puts nothing
-    there either.
+    Each trip writes at an index that no earlier trip wrote to, because the index is a counter. The
+    carried value still has its initial element there, since active rows have not written there
+    either.
     """
 
     def writes(number: int, argument: int, row: DoneRow) -> bool:
@@ -165,7 +165,7 @@ def writes_nothing_new(
         carried = loop.body.arguments.index(argument)
         if put is None or operation.operands[0] != argument:
             return False
-        # Of a row of which nothing is known: it has made trips before.
+        # Assume nothing about the row: earlier trips wrote to it before it was done.
         any_row = DoneRow(row.walker, row.made, row.labels)
         counter = _counter(put.place, loop, made, any_row)
         item = row.item(put.update)
@@ -179,7 +179,7 @@ def writes_nothing_new(
             return False
         first += counter.offset
         if loop.nobody_is_done(term):
-            # In the first trip there is no such row.
+            # In the first trip no row is done.
             first += loop.step_of(counter.number, made)
         at = put.axis, counter
         return _is_put_up_to(at, carried, loop, made, any_row) and _begins_with(
@@ -196,7 +196,7 @@ def _is_put_up_to(
     made: Mapping[int, Operation],
     any_row: DoneRow,
 ) -> bool:
-    """Tell whether a trip changes nothing of a carried value behind a place, in whichever row."""
+    """Tell whether a trip leaves elements after an index unchanged, in every row."""
     axis, last = at
     left = [loop.body.returned[carried]]
     for _ in range(MAX_DEPTH):
@@ -222,17 +222,17 @@ def _is_put_up_to(
 
 
 class _Put(NamedTuple):
-    """One element is put along a dimension."""
+    """A write of one element along a dimension."""
 
     axis: int
     place: int
     update: int
     most: int | None
-    """The last place; where a later one is asked for, it is put there. None where it is left."""
+    """The last valid index, to which larger ones are clamped. None if such a write is dropped."""
 
 
 def _put(operation: Operation) -> _Put | None:
-    """Return along which dimension one element is put, at which place, and what."""
+    """Return the dimension, index and value of a one-element write; None for other operations."""
     if operation.name == "stablehlo.dynamic_update_slice":
         return _put_slice(operation)
     if operation.name != "stablehlo.scatter" or len(operation.operands) != 3:
@@ -255,7 +255,7 @@ def _put(operation: Operation) -> _Put | None:
 
 
 def _put_slice(operation: Operation) -> _Put | None:
-    """Return the same of a slice that is whole in all dimensions but one, of which it has 1."""
+    """Return the same for an update slice of size 1 in one dimension and whole in all others."""
     shape, update_shape = (kind.shape for kind in operation.operand_types[:2])
     axes = [axis for axis, size in enumerate(update_shape) if size != shape[axis]]
     if len(axes) != 1 or update_shape[axes[0]] != ONE or not shape[axes[0]].is_static:
@@ -266,7 +266,7 @@ def _put_slice(operation: Operation) -> _Put | None:
 
 
 class _Counter(NamedTuple):
-    """A carried value that counts trips, and what is added to it."""
+    """A carried value that counts trips, and the offset added to it."""
 
     number: int
     offset: int
@@ -275,7 +275,7 @@ class _Counter(NamedTuple):
 def _counter(
     place: int, loop: Loop, made: Mapping[int, Operation], row: DoneRow
 ) -> _Counter | None:
-    """Return the carried value that counts trips which a place is; None where it is none."""
+    """Return the loop counter from which an index is computed; None if there is none."""
     offset = 0
     for _ in range(MAX_DEPTH):
         if place in loop.body.arguments:
@@ -295,7 +295,7 @@ def _counter(
 def _before(
     operation: Operation, offset: int, made: Mapping[int, Operation], row: DoneRow
 ) -> tuple[int, int] | None:
-    """Return the integer that an operation makes another of, and what it adds to it."""
+    """Return the operand from which an operation computes an integer, and the amount it adds."""
     name = operation.name
     if name in SPREAD or name == "stablehlo.convert":
         is_wide = _bits(operation.types[0].dtype) >= COUNTER_BITS
@@ -308,14 +308,14 @@ def _before(
         if item is None or not 0 <= item < MAX_OFFSET:
             return None
         return number, item if name == "stablehlo.add" else -item
-    # What was added behind the selection would be taken for a part of what it selects.
+    # An offset added after the selection would be mistaken for part of the selected value.
     return _not_below_zero(operation, made, row) if not offset else None
 
 
 def _not_below_zero(
     operation: Operation, made: Mapping[int, Operation], row: DoneRow
 ) -> tuple[int, int] | None:
-    """Return `i` of `i < 0 ? i + n : i`, which is the same where `i` is not below 0."""
+    """Return `i` of `i < 0 ? i + n : i`, which equals `i` if `i` is not negative."""
     test = made.get(operation.operands[0]) if operation.name == "stablehlo.select" else None
     if test is None or test.name != "stablehlo.compare" or direction_of(test) != "LT":
         return None
@@ -325,7 +325,7 @@ def _not_below_zero(
 
 
 def _begins_with(loop: Loop, number: int, at: tuple[int, int], item: int) -> bool:
-    """Tell whether a value is an integer at all places of a dimension from one on."""
+    """Tell whether all elements along a dimension, from an index on, equal an integer."""
     fact = loop.walker.value(number).fact
     if isinstance(fact, Constant):
         return fact.item() == item
@@ -355,12 +355,12 @@ def _padded(loop: Loop, operation: Operation, at: tuple[int, int], item: int) ->
 
 
 def _put_before(loop: Loop, operation: Operation, at: tuple[int, int], item: int) -> bool:
-    """Tell it where a slice is put before all of the places."""
+    """Tell whether `_begins_with` holds after a slice update that ends before the index."""
     axis, first = at
     size = operation.operand_types[1].shape[axis]
     fact = loop.walker.value(operation.operands[2 + axis]).fact
     start = fact.item() if isinstance(fact, Constant) else None
-    # A start that is too large, is less than it says.
+    # A start that is too large is clamped to a smaller one.
     is_before = start is not None and size.is_static and max(start, 0) + size.fixed <= first
     return is_before and _begins_with(loop, operation.operands[0], at, item)
 
@@ -388,14 +388,14 @@ _BEGINS: Mapping[str, Callable[[Loop, Operation, tuple[int, int], int], bool]] =
         "stablehlo.dynamic_update_slice": _put_before,
     }
 )
-"""Where a value that an operation made is one integer from a place on."""
+"""By operation: whether the elements from an index on equal one integer."""
 
 
 def stays_done(loop: Loop, term: Term, same: frozenset[int], made: Mapping[int, Operation]) -> bool:
-    """Tell whether a row that is done is so ever after.
+    """Tell whether a row that is done stays done.
 
-    `same` are the carried values that do not change in a row that is done, or in any; `made` has
-    the operations of the body.
+    `same` has the carried values that do not change in a done row; `made` has the operations of the
+    body.
     """
     look = _Lasting(loop, same, made)
     if term.above is not None:
@@ -411,7 +411,7 @@ class _Lasting:
     _found: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
     def stays(self, number: int, truth: bool, depth: int = 0) -> bool:
-        """Tell whether a truth value of a row that is done stays what it is."""
+        """Tell whether a boolean of a done row keeps its value."""
         if (number, truth) not in self._found:
             self._found[number, truth] = self._stays(number, truth, depth)
         return self._found[number, truth]
@@ -441,7 +441,7 @@ class _Lasting:
         return self.grows(larger) and self.lasts(smaller)
 
     def grows(self, number: int) -> bool:
-        """Tell whether a value stays what it is, or becomes larger."""
+        """Tell whether a value never decreases."""
         if self.lasts(number):
             return True
         for _ in range(MAX_DEPTH):
@@ -458,7 +458,7 @@ class _Lasting:
         return self.loop.operation.regions[0].arguments
 
     def lasts(self, number: int) -> bool:
-        """Tell whether a value of the condition is computed from what does not change."""
+        """Tell whether a value in the condition depends only on values that do not change."""
         arguments = self._arguments()
         inside = made_in(self.loop.operation.regions[0])
         left, seen = [number], set[int]()
@@ -476,7 +476,7 @@ class _Lasting:
 
 
 def _used_by(operation: Operation) -> list[int]:
-    """Return all values that an operation takes, those that its regions capture among them."""
+    """Return an operation's operands, including values that its regions capture."""
     used = list(operation.operands)
     for region in operation.regions:
         for inner in region.operations:

@@ -1,4 +1,4 @@
-"""Constants, which two batch sizes may have of other values."""
+"""Constants, whose elements may depend on the batch size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE = "takes the size of the batch for a number"
 
 
 def constant(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Return the known facts about a constant."""
+    """Return the abstract value of a constant."""
     del operands
     shape = operation.types[0].shape
     found = known(operation)
@@ -42,7 +42,7 @@ def _is_same_splat(value: Pair) -> bool:
 
 
 def known(operation: Operation) -> Constant | None:
-    """Return the integers of a constant, None where they are many or no integers."""
+    """Return a constant's integers; None if there are too many or they are not integers."""
     value = operation.attributes["value"]
     if not isinstance(value, Pair):
         found = literal(value)
@@ -63,14 +63,14 @@ def _is_splat(value: Any) -> bool:
 
 
 def literal(value: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Return the integers of a constant of MLIR, one where all are alike; None for others."""
+    """Return the integers of an MLIR constant, a scalar for a splat; None for other constants."""
     if not isinstance(value, ir.DenseIntElementsAttr):
         return None
     whole: Any = value
     shape = tuple(whole.type.shape)
     count = int(np.prod(shape))
     if not count or ranges.of_dtype(str(whole.type.element_type)) is None:
-        # The bindings of MLIR read no others.
+        # The Python bindings cannot read other types.
         return None
     if value.is_splat:
         found: np.ndarray[Any, Any] = np.asarray(_integer(value.get_splat_value()))
@@ -78,7 +78,7 @@ def literal(value: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         return None
     else:
         found = np.asarray([int(one) for one in whole]).reshape(shape)
-    # What is larger is no index, but the constant of a hash.
+    # A larger number is not an index, but perhaps a constant of a hash function.
     if found.dtype != np.int64 or (np.abs(found) >= _LIMIT).any():
         return None
     is_truth = str(whole.type.element_type) == "i1"

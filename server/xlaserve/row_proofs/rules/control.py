@@ -19,15 +19,15 @@ from xlaserve.row_proofs.rules.indexing import ONE_BY_ONE
 from xlaserve.row_proofs.walk import Walker
 
 MAX_ROUNDS = 64
-"""Most rounds over a loop until nothing new is found out: a few, unless values are handed on from
-one to another with every trip. A loop that needs more is not followed."""
+"""Maximum number of rounds over a loop until a fixpoint. A few suffice, unless values are passed
+from one carried variable to the next. A loop that needs more rounds is not analysed."""
 
 
-# --- branches ----------------------------------------------------------------------------------
+# --- Branches ----------------------------------------------------------------------------------
 
 
 def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Compute one of several branches; the others count too where it is not known which."""
+    """Evaluate a conditional; unless the index is known, its branches are joined."""
     (index,) = operands
     regions = operation.regions
     taken = index.fact.item() if isinstance(index.fact, Constant) else None
@@ -48,18 +48,18 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
 
 
 _WHERE_TRUE = {"stablehlo.case": 1, "stablehlo.if": 0}
-"""The branch that is taken where a predicate is true."""
+"""The branch taken if the predicate is true."""
 
 
 def _asked_by_rows(
     operation: Operation, ended_by: Finding, found: Sequence[list[Value]], walker: Walker
 ) -> list[Value]:
-    """Return the results of a branch that a value of several rows decides.
+    """Return the results of a conditional whose index depends on several rows.
 
-    Those that are the same in all branches are what they are in one. Where a branch is taken
-    because any row asks for it, rows are apart in those that are the same in both for a row that
-    does not ask. Were the branch always taken, these would be the same: where no row asks, all are
-    such rows.
+    A result that is equal in all branches does not depend on the index. If one branch is taken
+    because any row requests it, a result is independent of other rows if both branches give the
+    same for rows that do not request it. The conditional is then treated as if that branch were
+    always taken, which gives the same result even if no row requests it.
     """
     reason = "takes a branch by a value of several rows"
     finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
@@ -84,16 +84,16 @@ def _asked_by_rows(
 
 
 class _Asked(NamedTuple):
-    """A branch that is taken where a row asks for it."""
+    """A conditional whose branch is taken if some row requests it."""
 
     term: Term
     taken: int
     is_more: bool
-    """Whether more is asked than that."""
+    """Whether the index has further conditions."""
 
 
 def _asked(operation: Operation, walker: Walker) -> _Asked | None:
-    """Return what is asked of rows; None where something else decides."""
+    """Return which question about the rows decides the branch; None if something else does."""
     if len(operation.regions) != 2:
         return None
     where_true = _WHERE_TRUE[operation.name]
@@ -112,13 +112,13 @@ def _asked(operation: Operation, walker: Walker) -> _Asked | None:
 
 
 def _is_followed(term: Term, walker: Walker) -> bool:
-    """Tell whether rows are apart, and sizes no matter, in what is asked about."""
+    """Tell whether the values asked about keep rows apart and do not depend on the batch size."""
     values = [walker.value(n) for n in (term.predicate, term.above) if n is not None]
     return all(value.blocked is None and value.sized is None for value in values)
 
 
 def _truth_of(index: int, walker: Walker) -> int:
-    """Return the truth value that the index of a branch was made of."""
+    """Return the boolean from which a branch index is computed."""
     made = walker.made_by(index)
     if made is not None and made.name == "stablehlo.clamp":
         bounds = [walker.value(made.operands[place]).fact for place in (0, 2)]
@@ -137,7 +137,7 @@ def _sized(value: Value, finding: Finding | None) -> Value:
 
 
 def _either(operation: Operation, values: Sequence[Value]) -> Value:
-    """Return what is so of a value that is one of several."""
+    """Return the abstract value of a result that may be any of these values."""
     if any(value.blocked is not None for value in values):
         return Value((), blocked(values).blocked)
     first = values[0]
@@ -158,18 +158,18 @@ def _finding(operation: Operation, problem: Problem) -> Finding:
     return Finding(problem.mixed, operation.name, str(problem), operation.location())
 
 
-# --- loops -------------------------------------------------------------------------------------
+# --- Loops -------------------------------------------------------------------------------------
 
 
 def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Repeat a body until nothing new is found out; then look at what ends the loop."""
+    """Analyse the body of a loop to a fixpoint, then its condition."""
     condition = operation.regions[0]
     if not _is_counted(operation, operands, walker):
         walker.loops_follow_inputs = True
     carried = _fixpoint(operation, operands, walker)
     (going_on,) = walker.region(condition, carried)
     if going_on.blocked is None:
-        # It does not depend on rows: a value without dimensions has no place for one.
+        # The condition is a scalar, so it cannot have rows: it does not depend on the inputs.
         kept, sized = _unchanged(operation.regions[1]), None
         if going_on.sized is not None:
             reason = "makes as many trips as the size of the batch says"
@@ -183,7 +183,7 @@ def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
 
 
 def _unchanged(body: Region) -> set[int]:
-    """Return the numbers of the values that a loop carries as they are."""
+    """Return the positions of loop-invariant carried values."""
     return {
         number
         for number, (argument, returned) in enumerate(
@@ -194,7 +194,7 @@ def _unchanged(body: Region) -> set[int]:
 
 
 def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Return what is so of the carried values before and behind every trip."""
+    """Return the abstract values of the carried values that hold before and after every trip."""
     body = operation.regions[1]
     kept = _unchanged(body)
     carried = [
@@ -214,9 +214,9 @@ def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -
 
 
 def _handed_on(operation: Operation, number: int, value: Value) -> Value:
-    """Return a carried value, which mixes rows where it is made of one row after the other.
+    """Return a carried value, blocked if it accumulates one row after another.
 
-    What rows are put into one by one is not: that may be where they came from.
+    Writing to rows one at a time is not accumulation: each may be written back where it was read.
     """
     finding = value.blocked
     if finding is None or finding.reason != ONE_BY_ONE:
@@ -237,16 +237,16 @@ def _without_fact(value: Value) -> Value:
     return replace(value, fact=None) if value.fact is not None else value
 
 
-# --- loops that run for as long as some row goes on --------------------------------------------
+# --- Loops that run until all rows are done ----------------------------------------------------
 
 
 def _until_all_are_done(
     operation: Operation, carried: list[Value], walker: Walker, ended_by: Finding
 ) -> list[Value]:
-    """Return the carried values behind a loop that goes on for as long as some row does.
+    """Return the carried values after a loop that runs while any row is active.
 
-    Other rows decide how many trips are made after a row is done. What these leave as it is, in a
-    row that is done, is proved; what they change counts the trips of all.
+    Other rows decide how many trips follow after a row is done. Carried values that these trips
+    leave unchanged in a done row are proved; the others depend on the trips of all rows.
     """
     kept = _unchanged(operation.regions[1])
     asked = _asked_by_loop(operation, walker, ended_by)
@@ -268,7 +268,7 @@ def _until_all_are_done(
 
 
 def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
-    """Return what a condition asks about rows, or why other rows can be seen by that."""
+    """Return the question that the condition asks about rows, or why the loop mixes rows."""
     (returned,) = operation.regions[0].returned
     terms = terms_of(returned, walker.made_by)
     asking = [one for one in terms if walker.value(one).blocked is not None]
@@ -287,7 +287,7 @@ def _is_apart(term: Term, walker: Walker) -> bool:
 
 
 def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozenset[int]:
-    """Return the numbers of the carried values that stay as they are in a row that is done."""
+    """Return the positions of carried values that stay unchanged in a done row."""
     body = operation.regions[1]
     made = made_in(body)
     loop = Loop(operation, walker)
@@ -305,10 +305,10 @@ def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozens
 
 
 def _labels(operation: Operation) -> Labels:
-    """Label the values of condition and body alike."""
+    """Label the values of condition and body consistently."""
     condition, body = operation.regions
     kept = _unchanged(body)
-    # What is carried as it is, is what the loop began with.
+    # A loop-invariant value equals its initial value.
     of_arguments: list[Hashable] = [
         ("outside", operand) if number in kept else ("carried", number)
         for number, operand in enumerate(operation.operands)
@@ -321,7 +321,7 @@ def _labels(operation: Operation) -> Labels:
     return found[0] | found[1]
 
 
-# --- trip counts -------------------------------------------------------------------------------
+# --- Trip counts -------------------------------------------------------------------------------
 
 
 def _is_counted(operation: Operation, operands: Sequence[Value], walker: Walker) -> bool:

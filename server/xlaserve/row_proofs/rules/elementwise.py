@@ -27,11 +27,11 @@ NAMES = frozenset(
     {f"stablehlo.{name}" for name in _STABLEHLO.split()}
     | {f"chlo.{name}" for name in _CHLO.split()}
 )
-"""Names of all of them. What is not here is not taken for elementwise."""
+"""Names of all elementwise operations; any other operation is not treated as one."""
 
 
 def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Join the operands, unless what they are is known."""
+    """Join the operands' abstract values, or evaluate the operation if all are known constants."""
     shape = operation.types[0].shape
     taken = _selected(operation, operands)
     if taken is not None:
@@ -54,7 +54,7 @@ def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 def of_constant(
     found: Constant, shape: Shape, operation: Operation, before: Finding | None = None
 ) -> Value:
-    """Return the known facts about a value whose elements are known."""
+    """Return the abstract value of a tensor with known elements."""
     item = found.is_splat or found.fixed.size == 1
     dimensions = uniform(shape) if item else _dimensions_of(found, shape)
     sized = None
@@ -79,7 +79,7 @@ def _dimensions_of(found: Constant, shape: Shape) -> Dimensions:
 
 
 def _spread(value: Value, shape: Shape) -> Value:
-    """Return a scalar as it is for every element."""
+    """Broadcast a scalar to a shape."""
     if value.blocked is None and len(value.dimensions) != len(shape) and not value.dimensions:
         return Value(uniform(shape), sized=value.sized)
     return value
@@ -105,14 +105,14 @@ def _folded(operation: Operation, operands: Sequence[Value]) -> Constant | None:
 
 
 def direction_of(operation: Operation) -> str:
-    """Return LT, LE, GT, GE, EQ or NE of a comparison, nothing of anything else."""
+    """Return the direction of a comparison (LT, LE, GT, GE, EQ, NE); empty for other operations."""
     if operation.name != "stablehlo.compare":
         return ""
     return operation.text("comparison_direction").rsplit(maxsplit=1)[-1].rstrip(">")
 
 
 def _noted(operation: Operation, operands: Sequence[Value], result: Value) -> Value:
-    """Blame the operation that first puts rows together with the size of the batch."""
+    """Blame the operation that first combines rows with a value that depends on the batch size."""
     if result.sized is None or result.blocked is not None:
         return result
     if any(value.sized is not None and value.has_rows for value in operands):

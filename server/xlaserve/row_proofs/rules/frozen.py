@@ -1,7 +1,7 @@
-"""Rows for which a predicate has failed, and their values that stay unchanged.
+"""Rows for which a predicate is false ("done" rows), and the values that stay unchanged in them.
 
-A loop that runs until all rows are done, and a branch that is taken where any row asks for it, keep
-rows apart where nothing changes for the other rows.
+A loop that runs until all rows are done keeps rows apart if it changes nothing in done rows. So
+does a branch taken if any row requests it, if it changes nothing in the other rows.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
 MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
 _LARGER = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
-"""How an operand compares with another that is not taken."""
+"""The comparison that holds between the operand that `maximum` or `minimum` returns and the
+other."""
 _UNANIMOUS = {True: "stablehlo.and", False: "stablehlo.or"}
-"""What gives a truth value only where all of its operands are of that value."""
+"""The operation that yields a boolean only if all of its operands have that value."""
 MAX_DEPTH = 64
-"""Most operations that are looked at behind one another."""
+"""Maximum number of chained operations that are followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A question about all rows: whether a value holds for any of them, or fails for any."""
+    """A question about all rows: whether a predicate is true for any row, or false for any row."""
 
     predicate: int
     """Number of the value that is asked about."""
     going: bool
-    """What it is for a row that goes on."""
+    """The predicate's value for an active row."""
     above: int | None = None
-    """Where the question is whether a scalar is below the largest of `predicate`, that scalar."""
+    """If the question is whether a scalar is less than the maximum of `predicate`: that scalar."""
 
 
 def made_in(region: Region) -> dict[int, Operation]:
-    """Return the operations of a region by their results."""
+    """Return the operations of a region by the numbers of their results."""
     return {result: one for one in region.operations for result in one.results}
 
 
@@ -51,12 +52,12 @@ def _is_identity(operation: Operation) -> bool:
 
 
 def is_spread(operation: Operation) -> bool:
-    """Tell whether the elements of a result are those of an operand, some of them repeated."""
+    """Tell whether an operation only repeats or reshapes the elements of its operand."""
     return operation.name in SPREAD or _is_identity(operation)
 
 
 def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
-    """Return the values all of which have to be true for one to be."""
+    """Return the terms of a conjunction."""
     found: list[int] = []
     left = [number]
     while left and len(found) <= MAX_DEPTH:
@@ -66,12 +67,12 @@ def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
             left.extend(operation.operands)
         else:
             found.append(one)
-    # Operands that are not split further are asked too.
+    # Operands not split because of the depth limit are terms too.
     return [*found, *left]
 
 
 def plain(number: int, made: Callable[[int], Operation | None]) -> int:
-    """Return the truth value that another one is a copy of."""
+    """Return the boolean that a value is a copy of."""
     for _ in range(MAX_DEPTH):
         operation = made(number)
         if operation is None or operation.operand_types[:1] == ():
@@ -95,7 +96,7 @@ def _is_not_false(operation: Operation, made: Callable[[int], Operation | None])
 
 
 def question_of(number: int, made: Callable[[int], Operation | None]) -> Term | None:
-    """Return what a truth value asks about the rows; None where it asks nothing known."""
+    """Return which question about the rows a boolean answers; None if it is not recognized."""
     number = plain(number, made)
     operation = made(number)
     if operation is None:
@@ -116,7 +117,7 @@ def question_of(number: int, made: Callable[[int], Operation | None]) -> Term | 
 
 
 def all_of(number: int, made: Callable[[int], Operation | None]) -> Term | None:
-    """Return the question whether something holds for all rows, as of those for which it fails."""
+    """Return the term for `all(predicate)`, asking for rows where the predicate is false."""
     operation = made(plain(number, made))
     if operation is not None and _reduces(operation, "stablehlo.and"):
         return Term(operation.operands[0], going=False)
@@ -134,35 +135,35 @@ def _reduces(operation: Operation, name: str) -> bool:
 
 
 def _is_by_value(operation: Operation) -> bool:
-    """Tell whether a comparison is of numbers: in their total order, -0.0 is below 0.0."""
+    """Tell whether a comparison is numeric; in total order, -0.0 is less than 0.0."""
     return "TOTALORDER" not in operation.text("compare_type")
 
 
 @dataclass(slots=True)
 class DoneRow:
-    """Facts about the values of a row that has stopped."""
+    """Known facts about the values of a row that is done."""
 
     walker: Walker
     made: Callable[[int], Operation | None]
     labels: Labels
     truths: dict[Hashable, bool] = field(default_factory=dict)
-    """Truth values, all elements of the row alike, by label."""
+    """Booleans that are equal in all elements of the row, by label."""
     relations: dict[tuple[str, Hashable, Hashable], bool] = field(default_factory=dict)
-    """Comparisons of a scalar with something, by direction and labels."""
+    """Results of comparisons with a scalar, by direction and labels."""
     writes: Callable[[int, int, DoneRow], bool] = lambda returned, argument, row: False
-    """Tells whether a value is another one, with something put where it was before."""
+    """Tells whether a value equals another, apart from writes that change nothing in this row."""
     _found_truths: dict[int, bool | None] = field(default_factory=dict)
     _found_same: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """What was found out already: many values may be made of the same ones."""
+    """A cache, since many values are computed from the same ones."""
 
     def label(self, number: int) -> Hashable:
-        """Return what two values have in common that are computed in the same way."""
+        """Return the label of a value; values that are computed in the same way share it."""
         return self.labels.get(number, ("outside", number))
 
-    # --- what follows from the predicate
+    # --- Consequences of the predicate
 
     def assume(self, term: Term) -> None:
-        """Take up that a row is done."""
+        """Assume that the row is done."""
         if term.above is not None:
             self._relate("LT", term.above, term.predicate, holds=False)
             return
@@ -206,7 +207,7 @@ class DoneRow:
             one, other = map(self.label, both)
             self.relations[direction, one, other] = holds
             self.relations[MIRRORED[direction], other, one] = holds
-            # Not so of numbers that are none.
+            # Not valid for floats, because of NaN.
             if self._is_integer(left):
                 self.relations[_NEGATED[direction], one, other] = not holds
                 self.relations[_NEGATED[MIRRORED[direction]], other, one] = not holds
@@ -216,7 +217,7 @@ class DoneRow:
         return operation is not None and operation.types[0].dtype[:1] in {"i", "u"}
 
     def _sides(self, left: int, right: int) -> tuple[int, int] | None:
-        """Return what is compared, before it was spread; None where neither is a scalar."""
+        """Return both sides before broadcasting; None if neither is a scalar."""
         both = self._spread_from(left), self._spread_from(right)
         return both if any(map(self._is_scalar, both)) else None
 
@@ -232,14 +233,14 @@ class DoneRow:
             number = operation.operands[0]
         return number
 
-    # --- facts about other values
+    # --- Facts about other values
 
     def is_apart(self, number: int) -> bool:
-        """Tell whether a value keeps rows apart, as far as it was followed."""
+        """Tell whether a value keeps rows apart."""
         return self.walker.value(number).blocked is None
 
     def truth(self, number: int, depth: int = 0) -> bool | None:
-        """Return the truth value that all elements of the row have; None for what is not known."""
+        """Return the boolean that all elements of the row equal; None if it is unknown."""
         found = self.truths.get(self.label(number))
         if found is not None:
             return found
@@ -288,9 +289,9 @@ class DoneRow:
         return self.relations.get((direction_of(operation), left, right))
 
     def _reduced(self, operation: Operation, depth: int) -> bool | None:
-        """Reduce truth values of one row, which are all alike, and the start with them.
+        """Reduce booleans that are equal throughout the row, together with the initial value.
 
-        XLA leaves the start out where there is one element.
+        XLA ignores the initial value if there is only one element.
         """
         if not _reduces(operation, "stablehlo.or") and not _reduces(operation, "stablehlo.and"):
             return None
@@ -302,10 +303,10 @@ class DoneRow:
             return decisive
         return not decisive if both == [not decisive, not decisive] else None
 
-    # --- what stays as it is
+    # --- Unchanged values
 
     def is_same(self, number: int, other: int, depth: int = 0) -> bool:
-        """Tell whether a value of a region is another one, in this row."""
+        """Tell whether two values of a region are equal in this row."""
         both = self.settled(number), self.settled(other)
         if both not in self._found_same:
             self._found_same[both] = self._is_same(*both, depth)
@@ -327,7 +328,7 @@ class DoneRow:
         return self._is_kept(operation, other, depth) or self.writes(number, other, self)
 
     def _is_kept(self, operation: Operation, other: int, depth: int) -> bool:
-        """Tell whether an operation adds nothing to another value, or takes nothing from it."""
+        """Tell whether an operation leaves its operand unchanged, such as adding zero."""
         left, right = (*operation.operands, 0, 0)[:2]
         if operation.name in _LARGER:
             return self._is_beyond(operation, other, depth)
@@ -335,7 +336,7 @@ class DoneRow:
             return False
         is_integer = operation.types[0].dtype[:1] in {"i", "u"}
         if operation.name == "stablehlo.add" and not is_integer:
-            # The sum of -0.0 and 0.0 is 0.0, by which others may divide.
+            # -0.0 + 0.0 is 0.0, and a later division would show the difference.
             return False
         if self._is_nothing(right) and self.is_same(left, other, depth + 1):
             return True
@@ -343,9 +344,9 @@ class DoneRow:
         return is_either and self._is_nothing(left) and self.is_same(right, other, depth + 1)
 
     def _is_beyond(self, operation: Operation, other: int, depth: int) -> bool:
-        """Tell whether a value is surely larger than what the larger of both is taken of.
+        """Tell whether `maximum` or `minimum` is certain to return the given operand.
 
-        Where both are equal, one may be the negative zero.
+        The comparison must be strict, since equal operands may be zeros of different sign.
         """
         for one, bound in (operation.operands, operation.operands[::-1]):
             both = self._sides(one, bound)
@@ -357,7 +358,7 @@ class DoneRow:
         return False
 
     def settled(self, number: int) -> int:
-        """Return the side of a selection that a row takes, through several of them."""
+        """Return the operand that the row selects, through nested selects."""
         for _ in range(MAX_DEPTH):
             operation = self.made(number)
             if operation is None:
@@ -374,7 +375,7 @@ class DoneRow:
         return number
 
     def item(self, number: int) -> int | None:
-        """Return the integer that all elements of the row are; None for what is not known."""
+        """Return the integer that all elements of the row equal; None if it is unknown."""
         for _ in range(MAX_DEPTH):
             number = self.settled(number)
             fact = self.walker.value(number).fact
@@ -409,4 +410,4 @@ _COMPUTED: Mapping[str, Callable[[DoneRow, Operation, int], bool | None]] = Mapp
         "stablehlo.reduce": DoneRow._reduced,
     }
 )
-"""What a truth value is where those that it is computed from are known, by operation."""
+"""How to evaluate a boolean from known booleans, by operation."""

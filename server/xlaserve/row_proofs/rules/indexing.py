@@ -1,4 +1,4 @@
-"""Operations that take or put elements at places that are computed."""
+"""Operations that read or write elements at computed indices."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _MOVES = "looks into a dimension that is as large as the batch"
 
 @dataclass(frozen=True, slots=True)
 class _Indices:
-    """The index vectors of a gather or a scatter, by the dimensions of the operand."""
+    """The index vectors of a gather or a scatter, by dimension of the operand."""
 
     together: Value
-    """Value of all of them that matter; without the dimension of the vector."""
+    """The combined abstract value of all relevant indices, without the index vector dimension."""
     places: Mapping[int, Place]
-    """Those that are made of the number of the row, by the dimension of the operand; without that
-    of the vector too."""
+    """Indices derived from the row number, by dimension of the operand, without the index vector
+    dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """Index vectors: a value, and which of its dimensions is that of the vector."""
+    """A tensor of index vectors, and the dimension along which they lie."""
 
     number: int
     shape: Shape
@@ -64,7 +64,7 @@ class _Vectors:
     def found(
         self, walker: Walker, targets: Sequence[int], ignored: Sequence[int] = ()
     ) -> _Indices:
-        """Take them apart; those of the operand's dimensions in `ignored` do not matter."""
+        """Split the vectors by dimension of the operand, except those in `ignored`."""
         found: list[Value] = [Value(uniform(self.thin))]
         places: dict[int, Place] = {}
         for number, target in enumerate(targets):
@@ -80,7 +80,7 @@ class _Vectors:
 
     @property
     def thin(self) -> Shape:
-        """Return the shape without the dimension of the vector."""
+        """Return the shape without the index vector dimension."""
         return tuple(size for axis, size in enumerate(self.shape) if axis != self.vector)
 
     def _place(self, walker: Walker, number: int) -> Place:
@@ -103,9 +103,9 @@ class _Blocked(Exception):
 
 
 def _is_own_row(place: Place, dimension: Dimension, taken: int) -> bool:
-    """Tell whether a slice of a dimension that has a block for each row is in that of its row.
+    """Tell whether a slice of a dimension with one block per row lies in the block of its own row.
 
-    The element `number * k + i` of `[b * k]` is `[number][i]` of `[b][k]`, as long as `i` is in it.
+    Index `number * k + i` of `[b * k]` is `[number][i]` of `[b][k]`, if `i` is within the block.
     """
     inner = size_of(dimension[1:])
     return dimension[:1] == (ROWS,) and inner == static(place.stride) and _is_in_block(place, taken)
@@ -117,11 +117,11 @@ def _is_in_block(place: Place, taken: int) -> bool:
     )
 
 
-# --- gather ------------------------------------------------------------------------------------
+# --- Gather ------------------------------------------------------------------------------------
 
 
 def gather(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Take slices of an operand at index vectors."""
+    """Read slices of an operand at index vectors."""
     operand, indices = operands
     if operand.blocked is not None:
         return [Value((), operand.blocked)]
@@ -143,7 +143,8 @@ def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker
     pairs = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
-    # The start of a whole slice is clamped to 0, whatever it is; where nothing differs, so is what.
+    # A whole slice starts at 0 after clamping, and in a uniform dimension all slices are equal:
+    # such indices have no effect.
     ignored = [
         axis
         for axis in targets
@@ -179,7 +180,7 @@ def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker
 def _taken(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], index: Value
 ) -> tuple[Dimension, Finding | None]:
-    """Return what is left of a dimension of the operand in every slice."""
+    """Return what remains of a dimension of the operand in every slice."""
     size, taken = of
     if size == taken:
         return dimension, None
@@ -194,7 +195,7 @@ def _taken(
 def _taken_by_row(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], place: Place
 ) -> tuple[Dimensions, Dimension, Finding | None]:
-    """Return along what slices at the number of the row vary, and what is left in every slice."""
+    """Return how slices at the row number vary, and what remains of the dimension in each."""
     size, taken = of
     if not taken.is_static:
         raise NoRule("takes slices of the size of the batch")
@@ -203,7 +204,7 @@ def _taken_by_row(
         return place.rows, left, None
     if has_rows(dimension):
         raise NoRule("looks for rows at places that are not known to be their own")
-    # It is one for all rows, and each looks at another place.
+    # The operand is the same for all rows, and each row reads it at its own index.
     varied = tuple(
         tuple(Factor(part.size, min(part.along, Along.ANY)) for part in one) for one in place.rows
     )
@@ -225,7 +226,7 @@ def _put(
 
 
 def _known(operation: Operation, operand: Value, indices: Value) -> Value | None:
-    """Take elements of a constant at constant places, as bounds are taken from shapes."""
+    """Read elements of a constant at constant indices, as JAX does for bounds taken from shapes."""
     fact, at = operand.fact, indices.fact
     if not isinstance(fact, Constant) or not isinstance(at, Constant) or not at.is_static:
         return None
@@ -246,11 +247,11 @@ def _known(operation: Operation, operand: Value, indices: Value) -> Value | None
     )
 
 
-# --- scatter -----------------------------------------------------------------------------------
+# --- Scatter -----------------------------------------------------------------------------------
 
 
 def scatter(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Put slices of updates into operands at index vectors."""
+    """Write slices of updates into operands at index vectors."""
     count = len(operands) // 2
     into, indices, updates = operands[:count], operands[count], operands[count + 1 :]
     if any(value.blocked is not None for value in (*into, *updates)):
@@ -275,7 +276,7 @@ def _scattered(
     pairs = dict(
         zip(numbers.input_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
-    # Not even where a slice is whole: one that does not fit is left out.
+    # Indices matter even for whole slices, since a slice that does not fit is dropped.
     found = _Vectors(operation.operands[count], index_shape, vector).found(walker, targets)
     sized = operand.sized or update.sized or found.together.sized
     windows = tuple(numbers.update_window_dims)
@@ -322,9 +323,9 @@ def _scattered(
 
 
 def _rows_of(row: Place, paired: Collection[int]) -> int:
-    """Return the dimension of the updates along which rows lie, which is not among those `paired`.
+    """Return the dimension of the updates that holds the rows, which must not be in `paired`.
 
-    A row that decides the place along two dimensions puts something on a diagonal.
+    A row number used as index in two dimensions would write along a diagonal.
     """
     (along,) = (axis for axis, one in enumerate(row.rows) if has_rows(one))
     if along in paired:
@@ -333,20 +334,20 @@ def _rows_of(row: Place, paired: Collection[int]) -> int:
 
 
 def _put_by_row(dimension: Dimension, size: Size, row: Place, update: Dimension) -> Dimension:
-    """Return how a dimension varies into which each row puts something at its own places."""
+    """Return how a dimension varies after each row has written at its own indices."""
     (own,) = filter(has_rows, row.rows)
     if size != Size(row.stride, 0) or not _is_in_block(row, 1):
         raise NoRule("puts something at the number of the row")
     if row.stride == 1 and own == (ROWS,):
         return joined_dimension(dimension, update)
-    # Of what is put, each element is of the row whose number it is put at.
+    # Each written element must belong to the row at whose index it is written.
     joined_dimension(own, update)
     block = (ROWS, *factor(static(row.stride), Along.ANY))
     return joined_dimension(dimension, block)
 
 
 def _without_vector(shape: Shape, vector: int) -> Shape:
-    """Return the shape of indices without the dimension of the vector."""
+    """Return the shape of the indices without the index vector dimension."""
     return tuple(size for axis, size in enumerate(shape) if axis != vector)
 
 
@@ -358,7 +359,7 @@ def _put_into(
     *,
     index: Value,
 ) -> tuple[Dimension, Finding | None]:
-    """Return how a dimension varies of which a slice is replaced."""
+    """Return how a dimension varies after a slice of it was replaced."""
     size, taken = of
     if size == taken:
         return joined_dimension(dimension, own), None
@@ -371,10 +372,10 @@ def _put_into(
 
 
 def _at_rows(index: Value) -> Problem:
-    """Return what is wrong with an index of rows.
+    """Return the problem with an index into the rows.
 
-    One that is the same for all and no constant is a counter of trips: what is taken may be put
-    back where it was.
+    An index that is uniform but not constant is a loop counter; an element read there may be
+    written back to the same row.
     """
     is_alike = index.blocked is None and all(map(is_uniform, index.dimensions))
     if is_alike and not isinstance(index.fact, Constant):
@@ -383,17 +384,17 @@ def _at_rows(index: Value) -> Problem:
 
 
 class OneByOne(NoRule):
-    """Rows are taken or put by a counter."""
+    """A loop counter is used as index into the rows."""
 
     def __init__(self) -> None:
         super().__init__(ONE_BY_ONE)
 
 
-# --- slices at one place -----------------------------------------------------------------------
+# --- Slices at a single index ------------------------------------------------------------------
 
 
 def dynamic_slice(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Take a slice at a place; where it is whole, that place is 0."""
+    """Read a slice at a dynamic index; for a whole slice the index is 0."""
     operand, *starts = operands
     if operand.blocked is not None:
         return [Value((), operand.blocked)]
@@ -441,7 +442,7 @@ def _sliced_fact(operation: Operation, operand: Value, starts: Sequence[Value]) 
 
 
 def dynamic_update_slice(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Replace a slice at a place; where it is whole, that place is 0."""
+    """Replace a slice at a dynamic index; for a whole slice the index is 0."""
     operand, update, *starts = operands
     if operand.blocked is not None or update.blocked is not None:
         return [blocked([operand, update])]

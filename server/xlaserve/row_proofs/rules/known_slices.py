@@ -1,4 +1,4 @@
-"""Slices at known positions, which JAX writes as a gather if a size is open."""
+"""Slices at known indices, which JAX lowers to a gather if a size is symbolic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from xlaserve.row_proofs.walk import Walker
 
 
 def gather(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Take one slice where its place is known, else what an index says."""
+    """Apply the rule of a slice if the index is known, else that of a gather."""
     found = _slice(operation, *operands)
     return [found] if found is not None else indexing.gather(operation, operands, walker)
 
 
 def _slice(operation: Operation, operand: Value, indices: Value) -> Value | None:
-    """Return one slice of an operand; None where there are several, or its place is not known."""
+    """Return the abstract value of a single slice at a known index; None for other gathers."""
     numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     shape, index_shape = (kind.shape for kind in operation.operand_types)
     targets = tuple(numbers.start_index_map)
@@ -38,7 +38,7 @@ def _slice(operation: Operation, operand: Value, indices: Value) -> Value | None
         place = 0 if at.is_splat else number
         starts[axis] = Size(int(at.per_row.flat[place]), int(at.fixed.flat[place]))
     ends = [plus(*both) for both in zip(starts, taken, strict=True)]
-    # What does not fit is moved until it does.
+    # A slice out of bounds would be clamped.
     if not all(
         is_at_most(ZERO, start) and is_at_most(end, size)
         for start, end, size in zip(starts, ends, shape, strict=True)
@@ -49,7 +49,7 @@ def _slice(operation: Operation, operand: Value, indices: Value) -> Value | None
 
 
 def _without(value: Value, gone: Sequence[int]) -> Value:
-    """Return a value without some dimensions of size 1."""
+    """Remove dimensions of size 1."""
     if not gone:
         return value
     if value.blocked is not None:

@@ -1,4 +1,4 @@
-"""Products of matrices, convolutions, and linear algebra."""
+"""Matrix products, convolutions, and linear algebra."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from xlaserve.row_proofs.sizes import Size
 
 
 def dot_general(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Multiply and contract; batching dimensions are joined, free ones are kept."""
+    """Join the batching dimensions, keep the free ones, and contract the others."""
     left, right = operands
     numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
     batching = tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions)
@@ -57,13 +57,13 @@ def dot_general(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     return [Value(tuple(dimensions), sized=sized)]
 
 
-# --- convolution -------------------------------------------------------------------------------
+# --- Convolution -------------------------------------------------------------------------------
 
 _NUMBERS = re.compile(r"\[([^\]]*)\]x\[([^\]]*)\]->\[([^\]]*)\]")
 
 
 def convolution(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Move a kernel over images; their batch is kept."""
+    """Convolve images with a kernel, keeping the batch dimension of the images."""
     image, kernel = operands
     found = _NUMBERS.search(operation.text("dimension_numbers"))
     if found is None or operation.integers("batch_group_count") not in ((), (1,)):
@@ -93,7 +93,7 @@ def convolution(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 def _features(
     operation: Operation, image: Value, kernel: Value, place: int, places: dict[str, int]
 ) -> Dimension:
-    """Return the dimension of the features that come out."""
+    """Return the dimension of the output features."""
     taken, given = image.dimensions[place], kernel.dimensions[places["o"]]
     if has_rows(kernel.dimensions[places["i"]]):
         raise Mixes("contracts over the rows")
@@ -112,11 +112,11 @@ def _features(
     return factor(operation.operand_types[1].shape[places["o"]], Along.ANY)
 
 
-# --- linear algebra ----------------------------------------------------------------------------
+# --- Linear algebra ----------------------------------------------------------------------------
 
 
 def _over_matrices(operation: Operation, operands: Sequence[Value], core: int) -> list[Value]:
-    """Compute something for every matrix, or vector, in the last dimensions of all operands."""
+    """Apply a function to every matrix or vector in the last `core` dimensions of the operands."""
     batch = len(operands[0].dimensions) - core
     if batch < 0:
         raise NoRule("takes values of other ranks")
@@ -148,17 +148,17 @@ def _leading(operation: Operation, batch: int) -> tuple[Size, ...]:
 
 
 def matrices(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Compute something for every matrix in the last two dimensions."""
+    """Apply a function to every matrix in the last two dimensions."""
     return _over_matrices(operation, operands, 2)
 
 
 def vectors(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Compute something for every vector in the last dimension."""
+    """Apply a function to every vector in the last dimension."""
     return _over_matrices(operation, operands, 1)
 
 
 def scalars(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Compute something for every element."""
+    """Apply a function to every element."""
     shapes = {kind.shape for kind in (*operation.operand_types, *operation.types)}
     if len(shapes) > 1:
         raise NoRule("takes values of other shapes")
@@ -171,13 +171,13 @@ def fft(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     count = len(operation.integers("fft_length"))
     found = list(value.dimensions)
     for axis in range(len(found) - count, len(found)):
-        # One of the size of the batch has a length of that size, which is no rule.
+        # A transform along the batch would have a symbolic `fft_length`, which is rejected.
         found[axis] = factor(operation.types[0].shape[axis], Along.ANY)
     return [Value(tuple(found), sized=value.sized)]
 
 
 def batch_norm_inference(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Scale every feature by given statistics."""
+    """Normalize every feature with given statistics."""
     value, *statistics = operands
     axis = operation.integer("feature_index")
     spread = []
@@ -189,7 +189,7 @@ def batch_norm_inference(operation: Operation, operands: Sequence[Value]) -> lis
 
 
 def batch_norm_training(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Scale every feature by the statistics of all elements: of all rows."""
+    """Reject the operation: it computes statistics over all rows."""
     axis = operation.integer("feature_index")
     for value in operands[:1]:
         for number, dimension in enumerate(value.dimensions):
@@ -198,7 +198,7 @@ def batch_norm_training(operation: Operation, operands: Sequence[Value]) -> list
     raise NoRule("computes statistics")
 
 
-# --- foreign functions -------------------------------------------------------------------------
+# --- Custom calls ------------------------------------------------------------------------------
 
 _Rule = Callable[[Operation, Sequence[Value]], list[Value]]
 
@@ -217,18 +217,18 @@ FUNCTIONS: tuple[tuple[str, _Rule], ...] = (
         matrices,
     ),
     (r"(cu|hip)blas_(geqrf|getrf)_batched_ffi", matrices),
-    # Of TPUs.
+    # On TPUs.
     (r"Qr|Eigh|LuDecomposition|ProductOfElementaryHouseholderReflectors", matrices),
     (r"lapack_[sdcz]gtsv_ffi|(cu|hip)sparse_gtsv2_ffi", vectors),
     (r"(cu|hip)_lu_pivots_to_permutation", vectors),
     (r"(cu|hip)_threefry2x32_ffi", scalars),
     (r"Sharding|annotate_device_placement", _identity),
 )
-"""Patterns of what a computation may call, and what it does; the first that fits is taken."""
+"""Patterns of custom call targets with their rules; the first match applies."""
 
 
 def custom_call(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Compute with a function that is known by its name."""
+    """Apply the rule of a custom call, found by its target name."""
     name = operation.text("call_target_name").strip('"')
     for pattern, rule in FUNCTIONS:
         if re.fullmatch(pattern, name):

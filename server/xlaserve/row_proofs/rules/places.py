@@ -1,8 +1,8 @@
-"""Integers traced back to the number of their row: `number * stride + offset`.
+"""Integers expressed by the row number: `number * stride + offset`.
 
-What looks into a batch at `arange(b)`, or into a flattened one at `arange(b) * k + i`, sees its own
-row. Such an index is made by itself of what differs from row to row, so nothing is known of it, or
-of what is computed on the way, but by looking at how it was made.
+A read from a batch at `arange(b)`, or from a flattened one at `arange(b) * k + i`, reads the row's
+own elements. `arange(b)` itself varies from row to row regardless of the inputs, which the domain
+cannot express. Therefore such indices are traced back over the operations that compute them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
-    """Return the known facts about the integers of a value, or of a part of it."""
+    """Trace a value's integers, or a part of them, to the form `number * stride + offset`."""
     tracing = Tracing(walker, _RULES)
     found = tracing.place(number, part)
     if found is None or found.is_cut or (part is None and tracing.forgets(number, found)):
@@ -32,7 +32,7 @@ def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
 
 
 def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Sequence[Value]:
-    """Return the known facts about results, of which more is known when they are traced back."""
+    """Return results with more precise abstract values found by tracing."""
     dtype = operation.types[0].dtype
     if len(values) != 1 or (dtype not in INTEGERS and dtype not in ranges.EXACT_BITS):
         return values
@@ -48,7 +48,7 @@ def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Se
 
 
 def _is_counted(value: Value) -> bool:
-    """Tell whether a value differs from row to row whatever the inputs are."""
+    """Tell whether a value varies from row to row regardless of the inputs."""
     return not isinstance(value.fact, RowNumber) and any(
         part.along is Along.ANY and not part.size.is_static
         for dimension in value.dimensions
@@ -57,10 +57,10 @@ def _is_counted(value: Value) -> bool:
 
 
 def _better(value: Value, found: Place, kind: Tensor) -> Value | None:
-    """Return what a place says of integers that is more than is known; None for nothing."""
+    """Return a more precise abstract value according to a trace; None if it adds nothing."""
     item = found.item()
     if item is not None and abs(item) <= _LARGEST:
-        # Of larger ones nothing is computed: differences of them would overflow.
+        # Larger constants are not folded, because differences of them would overflow.
         return Value(uniform(kind.shape), fact=fitting(Constant(item), kind.dtype))
     if found.stride or found.offset.blocked is not None:
         return None
@@ -72,4 +72,4 @@ def _better(value: Value, found: Place, kind: Tensor) -> Value | None:
 _RULES: TracingRules = MappingProxyType(
     {**traced_offsets.RULES, **traced_truths.RULES, **traced_moves.RULES, **traced_reductions.RULES}
 )
-"""Rules for the integers that an operation makes; without a row they may be any of their type."""
+"""Tracing rules by operation; without a rule an integer may have any value of its type."""

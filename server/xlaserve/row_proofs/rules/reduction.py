@@ -1,4 +1,4 @@
-"""Operations that compute from several elements along a dimension."""
+"""Operations that combine several elements along a dimension."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BY_NAME = {
 
 
 def check_pure(walker: Walker, region: Region) -> Finding | None:
-    """See that a region computes from its arguments and constants alone, element by element.
+    """Check that a region is elementwise in its arguments and constants.
 
-    Return the finding that it depends on the size of the batch. Raises NoRule.
+    Returns the finding if it depends on the batch size. Raises NoRule.
     """
     arguments = [Value(()) for _ in region.arguments]
     for operation in region.operations:
@@ -43,7 +43,7 @@ def check_pure(walker: Walker, region: Region) -> Finding | None:
 
 
 def only_operation(region: Region) -> str:
-    """Return the name of the one operation of all arguments that a region is; else nothing."""
+    """Return the name of a region's only operation if it uses all arguments; else empty."""
     if len(region.operations) != 1:
         return ""
     (operation,) = region.operations
@@ -52,7 +52,7 @@ def only_operation(region: Region) -> str:
 
 
 def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Compute one element from all along some dimensions."""
+    """Reduce elements along some dimensions."""
     count = len(operands) // 2
     axes = operation.integers("dimensions")
     values, starts = operands[:count], operands[count:]
@@ -71,7 +71,7 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
     idempotent = count == 1 and name in _IDEMPOTENT and _begins_with_nothing(operation, walker)
     if any(
         not shape[axis].is_static
-        # Of no elements comes the start.
+        # A reduction of no elements returns the initial value.
         and (shape[axis].may_be_zero or not (idempotent and is_uniform(together.dimensions[axis])))
         for axis in axes
     ):
@@ -81,9 +81,9 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
 
 
 def _begins_with_nothing(operation: Operation, walker: Walker) -> bool:
-    """Tell whether a reduction begins with what changes no element.
+    """Tell whether the initial value of a reduction is the operation's neutral element.
 
-    XLA leaves any other start out where there is one element, and takes it where there are more.
+    XLA ignores any other initial value if there is one element, and uses it if there are more.
     """
     name, dtype = only_operation(operation.regions[0]), operation.types[0].dtype
     start = walker.made_by(walker.same_as(operation.operands[-1]))
@@ -98,7 +98,7 @@ _NUMBERS = (ir.BoolAttr, ir.IntegerAttr, ir.FloatAttr)
 
 
 def _neutral(name: str, dtype: str) -> float:
-    """Return what a reduction by an operation that is idempotent may begin with."""
+    """Return the neutral element of an idempotent reduction."""
     whole = ranges.of_dtype(dtype)
     least, most = (-np.inf, np.inf) if whole is None else (end.fixed for end in whole)
     if name == "stablehlo.maximum":
@@ -115,14 +115,14 @@ def _starts_sized(starts: Sequence[Value]) -> Finding | None:
 def _known(
     operation: Operation, value: Value, start: Value, axes: Sequence[int], name: str
 ) -> Value | None:
-    """Reduce a constant of truth values."""
+    """Reduce a constant of booleans."""
     fact, first = value.fact, start.fact
     if not isinstance(fact, Constant) or not isinstance(first, Constant) or name not in _BY_NAME:
         return None
     if not fact.is_static or operation.types[0].dtype != "i1":
         return None
     if first.item() != (name == "stablehlo.and"):
-        # XLA takes it or not, as there are many elements or one.
+        # Whether XLA uses such an initial value depends on the number of elements.
         return None
     shape = operation.types[0].shape
     if any(size.may_be_zero for size in operation.operand_types[0].shape):
@@ -131,13 +131,13 @@ def _known(
     return of_constant(Constant(found), shape, operation)
 
 
-# --- windows -----------------------------------------------------------------------------------
+# --- Windows -----------------------------------------------------------------------------------
 
 
 def _windowed(
     operation: Operation, value: Value, names: Sequence[str], reason: str
 ) -> tuple[list[Dimension], Finding | None]:
-    """Return the dimensions of what windows were moved over."""
+    """Return the dimensions of a result computed over sliding windows."""
     windows = operation.sizes("window_dimensions") or ()
     rank = len(value.dimensions)
     for dimension, window in zip(value.dimensions, windows, strict=True):
@@ -160,7 +160,7 @@ def _windowed(
 
 
 def _unwindowed(operation: Operation, rank: int, names: Sequence[str]) -> frozenset[int]:
-    """Return the dimensions along which each window is one element, in its place."""
+    """Return the dimensions along which every window is the single element at its index."""
     sizes = operation.integers("window_dimensions")
     ones = [operation.integers(name) or (1,) * rank for name in names]
     padding = operation.integers("padding") or (0,) * (2 * rank)
@@ -174,7 +174,7 @@ def _unwindowed(operation: Operation, rank: int, names: Sequence[str]) -> frozen
 
 
 def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Reduce in windows."""
+    """Reduce over sliding windows."""
     count = len(operands) // 2
     together = joined(operands[:count])
     finding = _starts_sized(operands[count:]) or check_pure(walker, operation.regions[0])
@@ -186,7 +186,7 @@ def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walke
 def select_and_scatter(
     operation: Operation, operands: Sequence[Value], walker: Walker
 ) -> list[Value]:
-    """Put each element of a source where its window has its largest: the gradient of pooling."""
+    """Scatter each source element to the maximum of its window: the gradient of pooling."""
     operand, source, start = operands
     finding = _starts_sized([start])
     for region in operation.regions:
@@ -205,11 +205,11 @@ def select_and_scatter(
     return [joined([Value(tuple(found), sized=sized or finding), Value(moved, sized=source.sized)])]
 
 
-# --- sorting -----------------------------------------------------------------------------------
+# --- Sorting -----------------------------------------------------------------------------------
 
 
 def _reordered(operation: Operation, together: Value, axis: int, reason: str) -> Value:
-    """Return the known facts about a value whose elements along a dimension were put in order."""
+    """Return the abstract value after reordering elements along a dimension."""
     dimension = together.dimensions[axis]
     if has_rows(dimension):
         raise Mixes(reason)
@@ -226,7 +226,7 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
 
 
 def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Order elements along a dimension: where each goes, its keys alone decide."""
+    """Sort along a dimension; only the keys decide the order."""
     finding = check_pure(walker, operation.regions[0])
     axis = operation.integer("dimension")
     axis += len(operation.types[0].shape) if axis < 0 else 0
@@ -235,7 +235,7 @@ def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
 
 
 def _keys(operation: Operation) -> Sequence[int]:
-    """Return the positions of the operands that are compared; all of them where none is."""
+    """Return the positions of the operands that are compared; all if none is."""
     (region,) = operation.regions
     used = {number for one in region.operations for number in one.operands} | set(region.returned)
     count = len(operation.operands)
@@ -247,7 +247,7 @@ def _keys(operation: Operation) -> Sequence[int]:
 def _sorted(
     operation: Operation, values: Sequence[Value], axis: int, finding: Finding | None
 ) -> Value:
-    """Return the known facts about an operand, the first of some values, that is put in order."""
+    """Return the abstract value of the first value, sorted by the others."""
     try:
         together = joined(values)
         if together.blocked is not None:
@@ -259,7 +259,7 @@ def _sorted(
 
 
 def top_k(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Take the largest elements of the last dimension."""
+    """Return the largest elements of the last dimension."""
     operation.integer("k")
     (value,) = operands
     found = _reordered(operation, value, len(value.dimensions) - 1, "takes the largest of the rows")

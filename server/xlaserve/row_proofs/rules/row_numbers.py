@@ -1,4 +1,4 @@
-"""The number of a row as a fact, which `x[arange(b), i]` has for an index."""
+"""Tracks values that equal the row number, such as the index in `x[arange(b), i]`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xlaserve.row_proofs.domain import RowNumber, Value
 from xlaserve.row_proofs.program import Operation
 
 WIDE = frozenset({"i32", "i64", "ui32", "ui64"})
-"""Integers that hold the number of a row in any batch."""
+"""Integer types that can hold the row number in any batch."""
 
 
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
 
 def still_row_number(operation: Operation, operands: Sequence[Value]) -> RowNumber | None:
-    """Return the fact that a result is still the number of its row."""
+    """Return the RowNumber fact if the operation leaves the row number unchanged, else None."""
     numbers = [value.fact for value in operands if isinstance(value.fact, RowNumber)]
     if len(numbers) != 1 or operation.types[0].dtype not in WIDE:
         return None
@@ -40,14 +40,14 @@ def still_row_number(operation: Operation, operands: Sequence[Value]) -> RowNumb
 
 
 def _is_last(fact: object) -> bool:
-    """Tell whether a bound is the number of the last row, or beyond it."""
+    """Tell whether a bound is at least the number of the last row."""
     if not isinstance(fact, Constant):
         return False
     return bool(((fact.per_row >= 1) & (fact.fixed >= -1)).all()) and bool(fact.fixed.size)
 
 
 def _compared_row_number(direction: str, bound: Constant) -> Constant | None:
-    """Return what the comparison of a row's number with a bound gives in all rows alike."""
+    """Compare the row number with a bound; None if the result is not the same for all rows."""
     below = constants.compared("LT", bound, Constant(0))
     from_first = constants.compared("LE", bound, Constant(0))
     last = _is_last(bound)
@@ -67,7 +67,7 @@ def _compared_row_number(direction: str, bound: Constant) -> Constant | None:
 
 
 def compared_with_row_number(direction: str, operands: Sequence[Value]) -> Constant | None:
-    """Return what a comparison of the number of the row gives, where it is alike in all rows."""
+    """Evaluate a comparison with the row number; None if it is not the same for all rows."""
     left, right = (value.fact for value in operands)
     if isinstance(left, RowNumber) and isinstance(right, Constant):
         return _compared_row_number(direction, right)

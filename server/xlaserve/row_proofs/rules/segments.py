@@ -1,4 +1,4 @@
-"""Values joined from blocks of rows of different lengths, and split again."""
+"""Values concatenated from blocks of rows of different sizes, and slices of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SEGMENTS = 16
 
 
 def put_together(values: Sequence[Value], of: Sequence[Size], axis: int, finding: Finding) -> Value:
-    """Return a value of which nothing is known as a whole, for the reason of a finding."""
+    """Return a value of which only the blocks are known; `finding` says why."""
     kept = [(value, size) for value, size in zip(values, of, strict=True) if size != ZERO]
     if len(kept) > MAX_SEGMENTS:
         return Value((), finding)
@@ -32,7 +32,7 @@ def each(
     operation: Operation,
     operands: Sequence[Value],
 ) -> Value | None:
-    """Compute an elementwise operation block by block; None where that cannot be done."""
+    """Apply an elementwise operation to each block; None if the operands' blocks differ."""
     found = [value for value in operands if isinstance(value.fact, Segments)]
     if not found:
         return None
@@ -63,7 +63,7 @@ def _computed(
 
 
 def with_size(operation: Operation, axis: int, size: Size) -> Operation:
-    """Return an elementwise operation on values of another size along a dimension."""
+    """Return an elementwise operation with another size along a dimension."""
     types, operand_types = (
         tuple(
             kind._replace(shape=(*kind.shape[:axis], size, *kind.shape[axis + 1 :]))
@@ -77,7 +77,7 @@ def with_size(operation: Operation, axis: int, size: Size) -> Operation:
 
 
 def _piece(value: Value, like: Segments, number: int) -> Value | None:
-    """Return the block of an operand that goes with one of another, or None."""
+    """Return the part of an operand that corresponds to a block of another; None if unknown."""
     fact, axis = value.fact, like.dimension
     if isinstance(fact, Segments):
         alike = (fact.dimension, fact.sizes) == (axis, like.sizes)
@@ -100,9 +100,9 @@ def cut(
     taken: Size,
     sliced: Callable[[Value, Size, Size], Value],
 ) -> Value | None:
-    """Cut a value apart: part of one block, or several whole ones; None for any other cut.
+    """Slice a value by its blocks: a part of one, or several whole ones; None for other slices.
 
-    `sliced` cuts one block, from a start in it and so many elements of it.
+    `sliced(block, start, size)` slices one block.
     """
     fact = value.fact
     if not isinstance(fact, Segments):

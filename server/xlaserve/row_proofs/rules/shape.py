@@ -1,4 +1,4 @@
-"""Operations that move elements without computing anything."""
+"""Operations that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from xlaserve.row_proofs.sizes import BATCH, ONE, ZERO, Size, static
 
 
 def depends_on_size(operation: Operation, reason: str, *, surely: bool = True) -> Finding:
-    """Return the finding that an operation makes its result depend on the size of the batch.
+    """Return the finding that an operation's result depends on the batch size.
 
-    Unless `surely`, it may be that it does.
+    With `surely=False`, the dependency is only possible.
     """
     return Finding(surely, operation.name, reason, operation.location())
 
 
 def static_shape(shape: Shape) -> tuple[int, ...] | None:
-    """Return a shape without the batch that is small enough to look at its elements."""
+    """Return a shape as integers if it is static and small enough to evaluate; else None."""
     if not all(size.is_static for size in shape):
         return None
     found = tuple(size.fixed for size in shape)
@@ -53,7 +53,7 @@ def static_shape(shape: Shape) -> tuple[int, ...] | None:
 
 
 def kept(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Return the operands as they are."""
+    """Return the operands unchanged."""
     del operation
     return list(operands)
 
@@ -79,7 +79,7 @@ def iota(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 def broadcast_in_dim(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Put dimensions in their places; new ones are uniform."""
+    """Map the operand's dimensions to those of the result; new ones are uniform."""
     shape, places = operation.types[0].shape, operation.integers("broadcast_dimensions")
     return [_broadcast(operation, operands[0], shape, places)]
 
@@ -117,7 +117,7 @@ def _broadcast_fact(
 
 
 def transpose(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Put dimensions in another order."""
+    """Permute the dimensions."""
     (value,), order = operands, operation.integers("permutation")
     fact = value.fact
     if isinstance(fact, Segments) and value.blocked is not None:
@@ -140,7 +140,7 @@ def _transposed(value: Value, order: Sequence[int]) -> Value:
 
 
 def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Group factors anew."""
+    """Regroup the factors for the new shape."""
     (value,), shape = operands, operation.types[0].shape
     before = operation.operand_types[0].shape
     moved = ones_moved(before, shape)
@@ -150,7 +150,7 @@ def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 def _blocks_regrouped(value: Value, before: Shape, shape: Shape) -> Value | None:
-    """Regroup what lies behind the dimension along which blocks were put together."""
+    """Reshape each block, if the dimension along which the blocks lie is kept."""
     fact = value.fact
     if not isinstance(fact, Segments) or value.blocked is None:
         return None
@@ -178,7 +178,7 @@ def _regrouped(value: Value, shape: Shape, moved: dict[int, int] | None) -> Valu
 
 
 def _still_at(before: Shape, axis: int, after: Shape) -> int | None:
-    """Return where a dimension lies that no other is merged with; None where it lies nowhere."""
+    """Return the new position of a dimension that the reshape does not merge; None if it does."""
     major, whole = _product(before[:axis]), _product(before)
     for place, size in enumerate(after):
         if size == before[axis] and major is not None and _product(after[:place]) == major:
@@ -194,7 +194,7 @@ def _product(shape: Shape) -> Size | None:
 
 
 def ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
-    """Return where dimensions go when only some of size 1 come and go; None where others do."""
+    """Return new positions of dimensions if only ones of size 1 are added or removed; else None."""
     places = [axis for axis, size in enumerate(before) if size != ONE]
     targets = [axis for axis, size in enumerate(after) if size != ONE]
     if [before[axis] for axis in places] != [after[axis] for axis in targets]:
@@ -202,13 +202,13 @@ def ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
     return dict(zip(places, targets, strict=True))
 
 
-# --- cutting -----------------------------------------------------------------------------------
+# --- Slicing -----------------------------------------------------------------------------------
 
 
 def cut(
     operation: Operation, dimension: Dimension, start: Size, taken: Size, stride: int = 1
 ) -> tuple[Dimension, Finding | None]:
-    """Return what is left of a dimension, and the finding that it depends on the batch size."""
+    """Slice one dimension; also returns the finding if the result depends on the batch size."""
     whole = size_of(dimension)
     if start == ZERO and taken == whole and stride == 1:
         return dimension, None
@@ -225,7 +225,7 @@ def cut(
 
 
 def _rows_cut(dimension: Dimension, start: Size, taken: Size, stride: int) -> Dimension:
-    """Cut a dimension of which rows are a part: whole blocks of all rows, or one place of each."""
+    """Slice a dimension that contains the rows: whole blocks of rows, or one index of each row."""
     place = next(n for n, part in enumerate(dimension) if part.along is Along.ROW)
     inner = size_of(dimension[place + 1 :])
     if stride == 1:
@@ -247,7 +247,7 @@ def _times(size: Size, block: Size) -> Size | None:
 
 
 def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Take a part of every dimension."""
+    """Slice every dimension."""
     (value,) = operands
     shape = operation.types[0].shape
     starts, limits = operation.sizes("start_indices") or (), operation.sizes("limit_indices") or ()
@@ -256,7 +256,7 @@ def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 class Slices(NamedTuple):
-    """The part taken of each dimension."""
+    """The shape of a slice, and its start, limit and stride in each dimension."""
 
     shape: Shape
     starts: Shape
@@ -264,7 +264,7 @@ class Slices(NamedTuple):
     strides: Sequence[int]
 
     def at(self, axis: int, start: Size, taken: Size) -> Slices:
-        """Return it with other bounds in one dimension."""
+        """Return slices with another start and size in one dimension."""
         new = taken, start, sizes.plus(start, taken)
         shape, starts, limits = (
             (*old[:axis], one, *old[axis + 1 :])
@@ -274,7 +274,7 @@ class Slices(NamedTuple):
 
 
 def sliced_at(operation: Operation, value: Value, slices: Slices) -> Value:
-    """Return a part of a value, or of the blocks that it was put together from."""
+    """Slice a value, by its blocks if it was concatenated."""
     fact = value.fact
     if isinstance(fact, Segments) and slices.strides[fact.dimension] == 1:
         axis = fact.dimension
@@ -316,7 +316,7 @@ def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
 def _constant_cut(
     fact: Constant, starts: Shape, limits: Shape, strides: Sequence[int]
 ) -> Constant | None:
-    """Cut known elements; None where the place that they are taken from moves with the batch."""
+    """Slice a constant; None if the bounds depend on the batch size."""
     if not all(bound.is_static for bound in (*starts, *limits)):
         return None
     bounds = tuple(
@@ -326,11 +326,11 @@ def _constant_cut(
     return fact.map(lambda a: a[bounds])
 
 
-# --- putting together --------------------------------------------------------------------------
+# --- Concatenation and padding -----------------------------------------------------------------
 
 
 def concatenate(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Put values one behind the other along a dimension."""
+    """Concatenate values along a dimension."""
     axis = operation.integer("dimension")
     known = [value.fact for value in operands if isinstance(value.fact, Constant)]
     shape = static_shape(operation.types[0].shape)
@@ -353,7 +353,7 @@ def concatenate(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 def _apart(
     operation: Operation, operands: Sequence[Value], axis: int
 ) -> tuple[list[Value], list[Size]]:
-    """Return the blocks that are put together, with those that operands were put together from."""
+    """Return the blocks to concatenate, expanding operands that were concatenated before."""
     blocks: list[Value] = []
     of: list[Size] = []
     for value, kind in zip(operands, operation.operand_types, strict=True):
@@ -369,7 +369,7 @@ def _apart(
 def _without(value: Value, axis: int) -> Value:
     if value.blocked is not None:
         return value
-    # Rows in that dimension are counted where it is put together.
+    # Rows along the concatenated dimension are checked separately.
     return Value((*value.dimensions[:axis], (), *value.dimensions[axis + 1 :]), sized=value.sized)
 
 
@@ -396,7 +396,7 @@ def _one_behind_the_other(
 
 
 def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
-    """Put blocks of all rows one behind the other."""
+    """Concatenate blocks of whole rows."""
     count = 0
     inner: Dimension | None = None
     for dimension in dimensions:
@@ -422,7 +422,7 @@ def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int
 
 
 def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Put a constant around and between the elements."""
+    """Pad with a constant at the edges and between elements."""
     value, filler = operands
     if filler.has_rows:
         raise NoRule("pads with what is not a constant")
@@ -452,7 +452,7 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     result = Value(tuple(found), sized=sized)
     if rows is None:
         return [result]
-    # What is put beside the rows may be cut off again.
+    # A later slice may remove the padding next to the rows.
     reason = "puts other elements before or behind the rows"
     finding = Finding(False, operation.name, reason, operation.location())
     of = low[rows], operation.operand_types[0].shape[rows], high[rows]
@@ -467,7 +467,7 @@ def _is_none_or_more(*counts: Size) -> bool:
 
 
 def reverse(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Turn dimensions round."""
+    """Reverse dimensions."""
     (value,) = operands
     found, sized = list(value.dimensions), value.sized
     for axis in operation.integers("dimensions"):
@@ -485,7 +485,7 @@ def reverse(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 def bitcast_convert(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Take the bits for another type; the last dimension may come, go or change."""
+    """Reinterpret bits as another type; the last dimension may appear, vanish or change."""
     (value,) = operands
     shape, before = operation.types[0].shape, operation.operand_types[0].shape
     if len(shape) == len(before):
@@ -499,7 +499,7 @@ def bitcast_convert(operation: Operation, operands: Sequence[Value]) -> list[Val
 
 
 def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Draw bits: any along every dimension, and others for a batch of another size."""
+    """Draw random bits: they vary along every dimension, and with the batch size."""
     (state,) = operands
     if state.has_rows:
         raise NoRule("draws bits with a state for each row")

@@ -1,4 +1,4 @@
-"""Triangular systems: every column of the right-hand side is solved by itself."""
+"""Triangular systems, where rows may be columns of the right-hand side."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from xlaserve.row_proofs.rules import linear
 
 _FOREIGN = re.compile(r"lapack_[sdcz]trsm_ffi")
 _LEFT = re.compile(r"\bside = 76\b")
-"""The letter L, as LAPACK takes it."""
+"""ASCII code of LAPACK's parameter `L` (left side)."""
 
 
 def triangular_solve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Solve one system for the columns of a matrix, or one system for each."""
+    """Solve one system for many columns, or one system per matrix."""
     is_left = operation.text("left_side") == "true"
     return _columns(operation, operands) if is_left else linear.matrices(operation, operands)
 
 
 def custom_call(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Compute with a function that is known by its name."""
+    """Apply the rule of a custom call, found by its target name."""
     name = operation.text("call_target_name").strip('"')
     if _FOREIGN.fullmatch(name) and _LEFT.search(operation.text("mhlo.backend_config")):
         return _columns(operation, operands)
@@ -30,7 +30,7 @@ def custom_call(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 def _columns(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Keep the rows of the batch that are the columns of a right-hand side."""
+    """Keep rows that are columns of the right-hand side, since each column is solved on its own."""
     matrix, right = operands
     if not right.dimensions or not has_rows(right.dimensions[-1]):
         return linear.matrices(operation, operands)

@@ -1,4 +1,4 @@
-"""Integers traced back over what counts, moves and looks them up."""
+"""Traces integers back over counts, moves and lookups."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _constant(trace: Trace) -> Place | None:
         return _float(trace, value)
     if isinstance(value, ir.DenseIntElementsAttr) and value.is_splat:
         number = value.get_splat_value()
-        # No truth value: that is another attribute.
+        # Booleans are BoolAttr.
         if isinstance(number, ir.IntegerAttr):
             return known_number(trace, int(number.value))
     return None
 
 
 def _float(trace: Trace, value: object) -> Place | None:
-    """Return an integer that all floats of a constant are."""
+    """Return the integer that all floats of a constant equal; None if there is none."""
     if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
         return None
     attribute = value.get_splat_value()
@@ -72,7 +72,7 @@ def _iota(trace: Trace) -> Place | None:
         return Place(Value(tuple(counted)), ranges.below(size))
     if size.offset:
         return None
-    # The element `i` of `[b * k]` is `[i // k][i % k]` of `[b][k]`.
+    # Index `i` of `[b * k]` is `[i // k][i % k]` of `[b][k]`.
     inner, rows = static(size.per_row), list(counted)
     rows[axis] = (ROWS, *factor(inner, Along.UNIFORM))
     counted[axis] = (Factor(BATCH, Along.UNIFORM), *factor(inner, Along.ANY))
@@ -147,7 +147,7 @@ def _slice(trace: Trace) -> Place | None:
 
 
 def _sliced_at(trace: Trace) -> Place | None:
-    """Return what a slice takes that has one element of one dimension, at a constant place."""
+    """Trace a dynamic slice of one element along one dimension, at a constant index."""
     shape, before = trace.operation.types[0].shape, trace.operation.operand_types[0].shape
     cut = [axis for axis, size in enumerate(shape) if size != before[axis]]
     if len(cut) != 1 or trace.part is not None or shape[cut[0]] != ONE:
@@ -189,13 +189,13 @@ def _kept(trace: Trace) -> Place | None:
 
 
 def _of_operand(trace: Trace) -> Place | None:
-    """Return the known facts about elements that are some of those of the operand."""
+    """Return bounds for elements that are a selection of the operand's elements."""
     found = trace.other(0)
     return None if found is None or found.whole is None else trace.own(found.whole)
 
 
 def _gathered(trace: Trace) -> Place | None:
-    """Return what is taken at a constant index along one dimension, as `x[..., 1]` is written."""
+    """Trace a gather at one constant index along one dimension, such as `x[..., 1]`."""
     operation = trace.operation
     numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     shape, index_shape = (kind.shape for kind in operation.operand_types)
@@ -221,7 +221,7 @@ def _gathered(trace: Trace) -> Place | None:
 
 
 def _turned(trace: Trace) -> Place | None:
-    """Return what is turned round twice, as it was before."""
+    """Trace a double reversal, which restores the order."""
     inner = trace.tracing.made_by(trace.tracing.same(trace.operation.operands[0]))
     is_reverse = inner is not None and inner.name == trace.operation.name
     axes = trace.operation.integers("dimensions")
@@ -232,7 +232,7 @@ def _turned(trace: Trace) -> Place | None:
 
 
 def _counted(trace: Trace) -> Place | None:
-    """Return what a sum over all rows up to each is, of a number that is the same for all."""
+    """Trace a cumulative sum over the rows of a constant."""
     operation = trace.operation
     number, start = trace.other(0), trace.other(1)
     axes = [n for n, size in enumerate(operation.sizes("window_dimensions") or ()) if size != ONE]

@@ -1,4 +1,4 @@
-"""Integers traced back through arithmetic."""
+"""Traces integers back over arithmetic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _added(trace: Trace) -> Place | None:
 
 def _subtracted(trace: Trace) -> Place | None:
     one, other = map(trace.tracing.same, trace.operation.operands)
-    # Of floats, infinities and what is no number leave something.
+    # Not for floats: `inf - inf` and `nan - nan` are NaN.
     if one == other and not trace.is_float:
         return known_number(trace, 0)
     left, right = trace.modular(0), trace.modular(1)
@@ -68,7 +68,7 @@ def _multiplied(trace: Trace) -> Place | None:
     if left.within is not None and right.within is not None:
         within = ranges.multiplied(left.within, right.within)
     if trace.is_float and not all(map(_is_from_zero, (left, right))):
-        # Below zero, the product with 0 is the negative 0.
+        # A negative number times 0 is -0.0.
         within = None
     if not left.stride and not right.stride:
         return Place(joined_offsets(trace, left, right), within)
@@ -139,7 +139,7 @@ def _clamped(trace: Trace) -> Place | None:
 
 
 def _is_counted_up(found: Place, divisor: int) -> bool:
-    """Tell whether an integer from zero on can be divided: its offset, and its rows."""
+    """Tell whether the offset and stride of a nonnegative integer can be divided separately."""
     within = found.within
     return (
         within is not None
@@ -171,7 +171,7 @@ def _divided(trace: Trace) -> Place | None:
 
 
 def _is_one_number(left: Place, right: Place) -> bool:
-    """Tell whether both are one number above zero, which the size of the batch may decide."""
+    """Tell whether both are the same positive number, which may depend on the batch size."""
     whole = left.whole
     if whole is None or whole.low != whole.high or whole != right.whole:
         return False
@@ -192,7 +192,7 @@ def _remainder(trace: Trace) -> Place | None:
         return Place(found.offset, ranges.below(static(number)))
     if found.stride or not number or trace.is_float:
         return _of_both(trace, found, divisor)
-    # It has the sign of what is divided.
+    # The remainder has the sign of the dividend.
     most, whole = static(abs(number) - 1), found.whole
     low = ZERO if whole and ranges.is_at_least(whole.low, ZERO) else ranges.times(most, -1)
     high = ZERO if whole and ranges.is_at_least(ZERO, whole.high) else most
@@ -200,9 +200,9 @@ def _remainder(trace: Trace) -> Place | None:
 
 
 def _rest_of_size(found: Place, divisor: Place) -> Place | None:
-    """Return what is left where it is known how often a number goes into another one: once at most.
+    """Return the remainder if the divisor is known to fit at most once; None otherwise.
 
-    The size of the batch may be in either.
+    Either number may depend on the batch size.
     """
     whole, by = found.whole, divisor.whole
     if whole is None or found.within is None or by is None or by.low != by.high:
@@ -244,7 +244,7 @@ def _magnitude(trace: Trace) -> Place | None:
 
 
 def _rounded(trace: Trace) -> Place | None:
-    """Return integers as they are: nothing is known of bounds of any others."""
+    """Return the operand, which is an integer already; None if it has no known bounds."""
     found = trace.operand(0)
     return found if found is not None and found.whole is not None else None
 
@@ -270,7 +270,7 @@ def _converted(trace: Trace) -> Place | None:
 
 
 def _is_narrower(after: str, before: str) -> bool:
-    """Tell whether of integers the same is left, whether they were cut off before or not."""
+    """Tell whether a conversion gives the same result whether or not its operand overflowed."""
     whole, of = ranges.of_dtype(after), ranges.of_dtype(before)
     if whole is None or of is None or after == "i1":
         return False

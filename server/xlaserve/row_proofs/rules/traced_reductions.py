@@ -1,4 +1,4 @@
-"""Integers and truth values traced back over reductions."""
+"""Traces integers and booleans back over reductions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from xlaserve.row_proofs.rules.tracing import (
 )
 
 MAX_PARTS = 16
-"""Most truth values that are looked at one by one."""
+"""Maximum number of booleans that are traced one by one."""
 
 
 def _reduced(trace: Trace) -> Place | None:
-    # XLA leaves the start out where there is one element.
+    # XLA ignores the initial value if there is only one element.
     operation = trace.operation
     name = only_operation(operation.regions[0])
     shape = operation.operand_types[0].shape
@@ -57,7 +57,7 @@ def _whole(found: Place | None) -> Range | None:
 
 
 def _of_region(trace: Trace, region: Region, wholes: Sequence[Range | None]) -> Place | None:
-    """Return bounds that hold for what a reduction begins with, and are kept by each step."""
+    """Return bounds that hold for the initial value and that every reduction step preserves."""
     count = len(trace.operation.types)
     spans = [
         None if one is None or start is None else ranges.spanned(one, start)
@@ -74,7 +74,7 @@ def _of_region(trace: Trace, region: Region, wholes: Sequence[Range | None]) -> 
 
 
 def _truth_of_all(trace: Trace, neutral: int) -> Place | None:
-    """Return whether all of some truth values hold, or any, where each can be looked at."""
+    """Trace `all` or `any` over booleans by tracing each boolean."""
     axes = trace.operation.integers("dimensions")
     start = trace.other(1)
     if trace.part is not None or start is None or start.item() != neutral:

@@ -1,4 +1,4 @@
-"""Truth values traced back, and the operand that a selection takes for true."""
+"""Traces booleans, and selects using the bounds that their predicate implies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xlaserve.row_proofs.rules.tracing import (
 from xlaserve.row_proofs.sizes import static
 
 MAX_ASSUMED = 2
-"""Most predicates inside of one another that are taken for true or false."""
+"""Maximum number of nested predicates that are assumed true or false."""
 
 
 def _compare(trace: Trace) -> Place | None:
@@ -36,7 +36,7 @@ def _compare(trace: Trace) -> Place | None:
 
 
 def _logical(trace: Trace, neutral: int) -> Place | None:
-    """Return what `and` or `or` makes; where one is not known, the other may follow from it."""
+    """Trace `and` or `or`. If neither operand is known, one may still imply the other."""
     if trace.operation.types[0].dtype != "i1":
         return _bits(trace, neutral)
     left, right = (trace.operand(place) or Place(NOTHING, TRUTH) for place in (0, 1))
@@ -111,7 +111,7 @@ def _selected(trace: Trace) -> Place | None:
 
 
 def _assuming(trace: Trace, predicate: int, *, is_true: bool) -> Assumed | None:
-    """Return what is assumed where a predicate holds, or does not; None for nothing more."""
+    """Return the assumptions if a predicate is true (or false); None if there are no new ones."""
     if len(trace.assumed) >= MAX_ASSUMED:
         return None
     found = _implied(trace, predicate, is_true=is_true)
@@ -119,9 +119,9 @@ def _assuming(trace: Trace, predicate: int, *, is_true: bool) -> Assumed | None:
 
 
 def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> Assumed:
-    """Return the bounds of integers that follow where a predicate holds, or does not."""
+    """Return the bounds of integers that follow if a predicate is true (or false)."""
     made = trace.tracing.made_by(trace.tracing.same(predicate))
-    # Of the same elements; what is assumed of a scalar says nothing of any of them.
+    # Shapes must match: a bound on a scalar is not one on every element.
     shape = trace.operation.types[trace.result].shape
     if made is None or made.types[0].shape != shape or depth > MAX_ASSUMED:
         return {}
@@ -139,11 +139,11 @@ def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> 
 
 
 _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
-"""The truth value that a result has only if both operands have it."""
+"""The boolean that the result has only if both operands have it."""
 
 
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
-    """Return what follows where two predicates hold, or one of both, it is not known which."""
+    """Combine what two predicates imply if both hold, or if at least one does."""
     if hold:
         met = {n: ranges.met(within, other[n]) for n, within in one.items() if n in other}
         return {**one, **other, **met}
@@ -155,7 +155,7 @@ def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
 
 
 def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: int) -> Assumed:
-    """Return what follows from a truth value that is compared with a known one."""
+    """Return what follows from comparing a boolean with a known one."""
     direction = direction_of(comparison.operation)
     known = comparison.operand(1)
     truth = None if known is None else known.item()
@@ -167,7 +167,7 @@ def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: 
 
 
 def _compared_with(comparison: Trace, *, is_true: bool) -> Assumed:
-    """Return what follows where an integer compares so with a number, or does not."""
+    """Return what follows from comparing an integer with a number."""
     operation, tracing = comparison.operation, comparison.tracing
     direction = direction_of(operation)
     if operation.operand_types[0].dtype not in INTEGERS:
@@ -190,7 +190,7 @@ _OPPOSITE = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "
 
 
 def _subject(tracing: Tracing, number: int, within: Range) -> int:
-    """Return the integer that is within bounds where another is: it is 0 where its sign is."""
+    """Return the integer that the bounds apply to: `x` is 0 if `sign(x)` is 0."""
     made = tracing.made_by(number)
     if made is not None and made.name == "stablehlo.sign" and within.item() == 0:
         return tracing.same(made.operands[0])
@@ -198,7 +198,7 @@ def _subject(tracing: Tracing, number: int, within: Range) -> int:
 
 
 def _bounded(direction: str, number: int, whole: Range) -> Range | None:
-    """Return what is left of a range where its integers compare so with a number."""
+    """Narrow a range by a comparison of its integers with a number."""
     low, high = whole
     if direction == "NE":
         if low == static(number):

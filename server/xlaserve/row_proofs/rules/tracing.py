@@ -1,4 +1,4 @@
-"""How integers are traced back: operation by operation, each by its rule."""
+"""Traces integers back, operation by operation, with one rule per operation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from xlaserve.row_proofs.sizes import ONE, Size
 from xlaserve.row_proofs.walk import Walker
 
 MAX_DEPTH = 48
-"""Most operations, one behind the other, that an integer is traced back over."""
+"""Maximum number of chained operations over which an integer is traced."""
 
 
 MAX_STEPS = 2_000
-"""Most operations that are looked at for one integer."""
+"""Maximum number of operations visited for one integer."""
 
 
 NOTHING = Value((), Finding(False, "", "is no integer that could be traced back"))
 
 
 class Part(NamedTuple):
-    """Those elements of a value that have a number along one of its dimensions."""
+    """The elements of a value at one index along one dimension."""
 
     axis: int
     number: int
@@ -45,34 +45,33 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Integers that are `number of the row * stride + offset`."""
+    """Integers of the form `row number * stride + offset`."""
 
     offset: Value
-    """How the offset varies; blocked where only its bounds are known."""
+    """The abstract value of the offset; blocked if only its bounds are known."""
     within: Range | None
-    """Bounds of the offset, which are known wherever there is a stride."""
+    """Bounds of the offset; always known if `stride` is not 0."""
     stride: int = 0
     rows: Dimensions = ()
-    """Where the rows lie whose number it is: uniform but for one row factor, where there is a
-    stride."""
+    """If `stride` is not 0, where the rows are: all factors are UNIFORM except one ROW factor."""
     is_cut: bool = False
-    """Whether it is so but for multiples of 2 to the power of the bits of its datatype."""
+    """Whether the form holds only modulo 2**bits of the datatype, because of overflow."""
 
     @property
     def whole(self) -> Range | None:
-        """Return the bounds of the integer itself."""
+        """Return the bounds of the integers themselves."""
         return None if self.is_cut else self.sum
 
     @property
     def sum(self) -> Range | None:
-        """Return the bounds of `number of the row * stride + offset`."""
+        """Return the bounds of `row number * stride + offset`, before overflow."""
         if self.within is None or not self.stride:
             return self.within
         low, high = self.within
         return Range(low, Size(high.per_row + self.stride, high.offset - self.stride))
 
     def item(self) -> int | None:
-        """Return the one number that all elements are at every batch size, None for any other."""
+        """Return the integer that all elements equal at every batch size; None if there is none."""
         return None if self.stride or self.within is None else self.within.item()
 
 
@@ -102,16 +101,16 @@ _OF_FLOATS = frozenset(
         "round_nearest_even", "broadcast_in_dim", "reshape", "transpose",
     )
 )  # fmt: skip
-"""Operations whose floats are traced, where they are integers that a float holds exactly, and zero
-is not the negative one. Their sums and products are exact then."""
+"""Float operations that are traced, for values that are exact integers and not -0.0. Their sums and
+products are exact then."""
 
 
 _MODULAR = frozenset(f"stablehlo.{name}" for name in ("add", "subtract", "multiply", "convert"))
-"""Operations of integers that are cut off at their bits where they do not fit in."""
+"""Integer operations that wrap around on overflow."""
 
 
 def _is_modular(operation: Operation) -> bool:
-    """Tell whether what does not fit in is cut off: of floats, it becomes the nearest that does."""
+    """Tell whether overflow wraps around; a float converted to an integer saturates instead."""
     return operation.name in _MODULAR and operation.operand_types[0].dtype in INTEGERS
 
 
@@ -126,9 +125,9 @@ class Tracing:
     ) -> None:
         self._walker = walker
         self._rules = rules
-        """Rules for the integers that an operation makes; without a rule they may be any."""
+        """Rules by operation; without a rule an integer may have any value of its type."""
         self._news = news
-        """Values that the walk has found and not kept yet."""
+        """Abstract values that the walk has computed but not stored yet."""
         self._made = made
         self._arguments = arguments
         self._steps = 0
@@ -139,14 +138,14 @@ class Tracing:
     ) -> Place | None:
         number = self._walker.same_as(number)
         within = assumed.get(number)
-        # Numbers are in order: what a value is made of has been made before it.
+        # Numbers are in order of computation: only earlier values affect this one.
         assumed = {one: bounds for one, bounds in assumed.items() if one < number}
         if part is not None and not self._has_part(number, part):
             whole = _restricted(self.place(number, None, assumed), within)
             return whole and Place(NOTHING, whole.whole)
         key = number, part
         noted = self._walker.noted
-        # What was noted of a region of a reduction is about arguments that were assumed.
+        # Results that depend on assumptions must not be cached.
         is_noted = not assumed and not self._arguments
         if is_noted and key in noted:
             known = noted[key]
@@ -158,10 +157,10 @@ class Tracing:
         return _restricted(found, within)
 
     def forgets(self, number: int, found: Place) -> bool:
-        """Tell whether integers are said not to depend on the inputs, though they are made of them.
+        """Tell whether a trace lost a dependency of integers on the inputs.
 
-        One number that all of them are is so by its bounds, whatever it is made of. What has the
-        number of the row may be one of several indices that were put together and cut apart.
+        A single number is determined by its bounds, however it is computed. A form with a stride is
+        exempt, because it may be one of several indices that were concatenated and sliced again.
         """
         offset = found.offset
         if found.stride or offset.blocked or offset.has_rows or found.item() is not None:
@@ -184,9 +183,9 @@ class Tracing:
         return False
 
     def _has_part(self, number: int, part: Part) -> bool:
-        """Tell whether a part is one of a dimension that has the same size in every batch.
+        """Tell whether a part lies along a dimension of the same size in every batch.
 
-        Along others rows may lie, and elements move.
+        In other dimensions there may be rows, and an index may mean another element.
         """
         operation = self.made_by(number)
         if operation is not None:
@@ -231,12 +230,12 @@ class Tracing:
         if found is None or not _is_of_shape(found, trace.shape):
             return self.leaf(number, ranges.of_dtype(kind.dtype), part)
         if found.within is not None and found.within.item() is not None:
-            # However it was computed, there is nothing that varies.
+            # A single possible value means that nothing varies.
             found = replace(found, offset=Value(uniform(trace.shape)))
         return _fitting(found, kind.dtype, is_modular=_is_modular(operation))
 
     def leaf(self, number: int, within: Range | None, part: Part | None) -> Place | None:
-        """Return what the walk knows of a value."""
+        """Return the trace of a value that is not followed further, from its abstract value."""
         value = self._news.get(number) or self._walker.known(number)
         if value is None:
             return None if within is None else Place(NOTHING, within)
@@ -256,14 +255,14 @@ class Tracing:
     def inside(
         self, made: Mapping[int, Operation], arguments: Mapping[int, Range | None]
     ) -> Tracing:
-        """Return one for the region of a reduction, whose arguments have these bounds."""
+        """Return a tracing for the region of a reduction, with bounds of its arguments."""
         found = Tracing(self._walker, self._rules, self._news, made, arguments)
         found._steps, found._depth = self._steps, self._depth
         return found
 
 
 def _part_of(value: Value, axis: int, number: int) -> Value:
-    """Return the known facts about one part along a dimension."""
+    """Return the abstract value at one index along a dimension."""
     fact = value.fact
     if value.blocked is not None or not value.dimensions:
         return Value(value.dimensions, value.blocked, value.sized)
@@ -275,7 +274,7 @@ def _part_of(value: Value, axis: int, number: int) -> Value:
 
 
 def _is_of_shape(found: Place, shape: Shape) -> bool:
-    """Tell whether a place is held to what every result of a rule is held to."""
+    """Tell whether a trace passes the assertions on results of rules."""
     if invariants.misfit(found.offset, shape):
         return False
     if not found.stride:
@@ -285,7 +284,7 @@ def _is_of_shape(found: Place, shape: Shape) -> bool:
 
 
 def _only(found: Place | None, part: Part) -> Place | None:
-    """Return the known facts about a part of integers followed as a whole, or None."""
+    """Return one part of integers that were traced as a whole; None if that is not possible."""
     if found is None or not found.stride or found.offset.blocked is not None:
         return None
     if has_rows(found.rows[part.axis]) or has_rows(found.offset.dimensions[part.axis]):
@@ -298,7 +297,7 @@ def _only(found: Place | None, part: Part) -> Place | None:
 
 
 def _restricted(found: Place | None, within: Range | None) -> Place | None:
-    """Return the known facts about integers of which it is assumed where they lie."""
+    """Narrow a trace by assumed bounds."""
     if found is None or found.whole is None or within is None:
         return found
     both = ranges.met(found.whole, within)
@@ -308,20 +307,20 @@ def _restricted(found: Place | None, within: Range | None) -> Place | None:
 
 
 def _fitting(found: Place, dtype: str, *, is_modular: bool) -> Place | None:
-    """Return a place without its bounds where some integers would be cut off at their bits."""
+    """Account for overflow: mark the trace as cut, or widen its bounds to the datatype's."""
     whole = found.sum
     if whole is not None and ranges.fits(whole, dtype):
         return replace(found, is_cut=False)
     if not found.stride:
         return Place(found.offset, ranges.of_dtype(dtype))
-    # Added and multiplied again, what is cut off may be whole in the end.
+    # Further additions and multiplications may bring an overflowed integer back into range.
     is_cut = (is_modular or found.is_cut) and dtype in INTEGERS and dtype != "i1"
     return replace(found, is_cut=True) if is_cut else None
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One result of an operation, or a part of it, that is traced back."""
+    """A result of an operation, or a part of it, that is being traced."""
 
     tracing: Tracing
     operation: Operation
@@ -331,21 +330,21 @@ class Trace:
 
     @property
     def shape(self) -> Shape:
-        """Return the shape of the result, or of the part of it."""
+        """Return the shape of the result or part."""
         return _thin(self.operation.types[self.result].shape, self.part)
 
     @property
     def is_float(self) -> bool:
-        """Whether the result is of floats."""
+        """Whether the result has floats."""
         return self.operation.types[self.result].dtype in ranges.EXACT_BITS
 
     def operand(self, place: int, assumed: Assumed | None = None) -> Place | None:
-        """Return an operand, element by element; a scalar for each element."""
+        """Trace an operand elementwise; a scalar is broadcast. None if it may have overflowed."""
         found = self.modular(place, assumed)
         return None if found is None or found.is_cut else found
 
     def modular(self, place: int, assumed: Assumed | None = None) -> Place | None:
-        """Return the same, or what is known of an operand that may be cut off at its bits."""
+        """Trace an operand elementwise, allowing for overflow."""
         shape = self.operation.operand_types[place].shape
         number = self.operation.operands[place]
         if shape or not self.shape:
@@ -358,12 +357,12 @@ class Trace:
         return replace(found, offset=_spread(found.offset, self.shape))
 
     def other(self, place: int, part: Part | None = None) -> Place | None:
-        """Return an operand whose elements are not those of the result, one by one."""
+        """Trace an operand whose elements do not correspond one-to-one to the result's."""
         found = self.tracing.place(self.operation.operands[place], part)
         return None if found is None or found.is_cut else found
 
     def own(self, within: Range | None) -> Place | None:
-        """Return what the walk knows of the result, with bounds."""
+        """Return the result's abstract value as a trace with the given bounds."""
         return self.tracing.leaf(self.operation.results[self.result], within, self.part)
 
 
@@ -384,7 +383,7 @@ TracingRules: TypeAlias = Mapping[str, TracingRule]
 
 
 def joined_offsets(trace: Trace, *places: Place) -> Value:
-    """Return how something varies that is computed from offsets."""
+    """Return the abstract value of a combination of offsets."""
     try:
         return joined([place.offset for place in places])
     except Problem as problem:
@@ -398,7 +397,7 @@ def known_number(trace: Trace, number: int) -> Place:
 
 
 def moved_place(found: Place | None, move: Callable[[Dimensions], Dimensions]) -> Place | None:
-    """Return a place whose elements are put elsewhere; raises what `move` does."""
+    """Return a trace whose elements are moved; raises what `move` raises."""
     if found is None:
         return None
     offset = found.offset
@@ -410,4 +409,4 @@ def moved_place(found: Place | None, move: Callable[[Dimensions], Dimensions]) -
 _GROWS = frozenset(
     {"value", "start_indices", "limit_indices", "slice_sizes", "window_dimensions", "padding"}
 )
-"""Attributes that these read as sizes."""
+"""Attributes that tracing rules read as sizes."""

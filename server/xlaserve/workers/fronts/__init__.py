@@ -1,1 +1,1 @@
-"""One engine process, which has the devices, and front ends, which have the clients."""
+"""One engine process with the devices, and front-end processes with the clients."""

@@ -1,6 +1,6 @@
-"""The bridge between two processes: records over sockets, tensors in shared memory.
+"""A bridge between two processes: records over sockets, tensors in shared memory.
 
-What is said in one turn of the event loop leaves in one write.
+Records sent in the same iteration of the event loop share one write.
 """
 
 import asyncio
@@ -30,18 +30,19 @@ from xlaserve.workers.fronts.records import LENGTH, NOWHERE, PLACES, Kind, Recor
 from xlaserve.workers.handing import readable
 
 _DROP_SECONDS = 0.05
-"""Seconds after which a place in the slab is given back though there is nothing else to say."""
+"""Delay before freed slab blocks are reported to the peer if no other record is sent, in
+seconds."""
 
 _log = structlog.get_logger("fronts")
 
 
 class Slabs:
-    """The memory that two processes share: one slab for each direction, or none."""
+    """The shared memory of two processes: one slab per direction, or none."""
 
     def __init__(self, writes: int = -1, reads: int = -1, begun: int = -1) -> None:
-        """Map two slabs and a board by their descriptors, which are closed; -1 for none."""
+        """Map slabs and board from their descriptors, and close the descriptors; -1 for none."""
         self.begun = BegunBoard(begun) if begun >= 0 else None
-        """The requests of the side that offers which the other has begun with."""
+        """Shows which requests of the offering side the other side has begun."""
         try:
             self.writer = SlabWriter(writes) if writes >= 0 else None
             self.reader = SlabReader(reads, writable=False) if reads >= 0 else None
@@ -50,9 +51,9 @@ class Slabs:
 
 
 def offer(end: socket.socket, size: int) -> Slabs:
-    """Make slabs of this many bytes together, and send them to the other end; raises OSError.
+    """Create slabs of `size` bytes in total and send them to the peer; raises OSError.
 
-    Where there is no memory, everything goes through the sockets.
+    If the memory cannot be allocated, tensors are sent through the socket instead.
     """
     reason = "this system has no memfd"
     made: list[int] = []
@@ -60,7 +61,7 @@ def offer(end: socket.socket, size: int) -> Slabs:
         made += [make_slab(size // 2)]
         made += [make_slab(size // 2)]
         made += [BegunBoard.make()]
-    except OSError as error:  # a limit of the process or of the machine
+    except OSError as error:  # a resource limit of the process or machine
         reason = str(error)
     if len(made) == 3 and min(made) >= 0:
         ours, theirs, begun = made
@@ -83,7 +84,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 async def offered(end: socket.socket) -> Slabs:
-    """Return the slabs that the other end sends first; raises EOFError where that has ended."""
+    """Receive the slabs that the peer offers; raises EOFError if the peer has exited."""
     await readable(end)
     data, descriptors, _, _ = socket.recv_fds(end, 1, 3, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -92,7 +93,7 @@ async def offered(end: socket.socket) -> Slabs:
 
 
 class Bridge(asyncio.Protocol):
-    """One end. Of the event loop, but for `write`, which any thread may call."""
+    """One end of a bridge. Used from the event loop only."""
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class Bridge(asyncio.Protocol):
         *,
         unsaid: Callable[[Record, BaseException], Record | None],
     ) -> None:
-        """`account` counts what is written to the slab, as what `purpose` says.
+        """`account` is charged for data in the slab, under `purpose`.
 
-        `heard` is called with the records of a frame, `lost` when the other end is gone. `unsaid`
-        is called with a record that cannot be serialized, and returns its replacement.
+        `heard` is called with the records of each frame, and `lost` when the peer is gone. `unsaid`
+        is called with a record that cannot be serialized, and returns its replacement or None.
         """
         self.reader = slabs.reader
         self.begun = slabs.begun
@@ -122,24 +123,24 @@ class Bridge(asyncio.Protocol):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[list[Any]])
         self._waiting: list[Record] = []
-        """Records of this iteration of the event loop, sent at its end."""
+        """Records to send at the end of this iteration of the event loop."""
         self._received = bytearray()
-        """The received part of an incomplete frame."""
+        """The bytes received so far of an incomplete frame."""
         self._sizes: dict[int, int] = {}
-        """Charged bytes by their place in the slab."""
+        """Bytes charged for each block of this side's slab, by the block's offset."""
         self._viewed = 0
-        """Number of places in the other side's slab that were not reported as dropped yet."""
+        """Number of blocks in the peer's slab that are still viewed here."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_open = True
 
     async def open(self, end: socket.socket) -> None:
-        """Begin, over one of a pair of sockets, which is closed in the end."""
+        """Start communicating over one end of a socket pair, which the bridge closes."""
         await self._loop.create_connection(lambda: self, sock=end)
 
-    # --- sending ---
+    # --- Sending ---
 
     def say(self, record: Record) -> None:
-        """Send a record with all others of this iteration; dropped once the bridge is lost."""
+        """Send a record at the end of this loop iteration; dropped once the bridge is lost."""
         if not self.is_open:
             return
         if not self._waiting:
@@ -147,10 +148,10 @@ class Bridge(asyncio.Protocol):
         self._waiting.append(record)
 
     def place(self, buffers: Sequence[bytes | memoryview], total: int) -> int:
-        """Write tensors to the slab and return where they are; NOWHERE if they go in the record.
+        """Write tensors to the slab and return their offset; NOWHERE if they belong in the record.
 
-        That is for few bytes, where the slab or the ledger has no memory for them, and once the
-        bridge is lost: nobody would say that they were dropped.
+        NOWHERE is returned for small tensors, if the slab is full or the ledger rejects the bytes,
+        and once the bridge is lost, when nobody would free the block.
         """
         writer = self._writer
         if total < LEAST_BYTES or writer is None or not self.is_open:
@@ -166,12 +167,12 @@ class Bridge(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._transport is None:
-            return  # it is sent once there is one
+            return  # sent once the connection is made
         waiting, self._waiting = self._waiting, []
         if not self.is_open or self._transport.is_closing():
             return
         if self.reader is not None and (dropped := self.reader.dropped()):
-            # One of a request that could not be read was dropped before anybody watched it.
+            # A block of an unreadable request may be dropped before it was counted as viewed.
             self._viewed = max(0, self._viewed - len(dropped))
             waiting.append((Kind.DROPPED, dropped))
         if waiting:
@@ -179,7 +180,7 @@ class Bridge(asyncio.Protocol):
             self._transport.writelines((LENGTH.pack(len(data)), data))
 
     def _encoded(self, records: Sequence[Record]) -> bytes:
-        """Return the bytes of records; one that has none takes no other one along."""
+        """Encode records; one that cannot be encoded is replaced without affecting the others."""
         try:
             return self._encoder.encode(records)
         except ENDS:
@@ -189,7 +190,7 @@ class Bridge(asyncio.Protocol):
             return self._encoder.encode(said)
 
     def _sayable(self, record: Record) -> Record | None:
-        """Return a record if it can be serialized, else its replacement; None for nothing."""
+        """Return a record if it can be encoded, else its replacement; None if there is none."""
         try:
             self._encoder.encode(record)
         except ENDS:
@@ -203,7 +204,7 @@ class Bridge(asyncio.Protocol):
         return record
 
     def watch_drops(self) -> None:
-        """Return a viewed place soon after its last use, even if no record is sent by then."""
+        """Count a viewed block, and report it to the peer soon after its last use."""
         self._viewed += 1
         if self._timer is None:
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
@@ -212,23 +213,23 @@ class Bridge(asyncio.Protocol):
         self._timer = None
         self._flush()
         if self._viewed:
-            # XLA lets go of a host array at its next call, or as JAX has it when garbage is
-            # collected: in a process that has nothing else to do, now.
+            # XLA releases host arrays at its next call, and JAX at the next garbage collection. An
+            # idle process has to trigger one.
             gc.collect(0)
             self._flush()
         if self._viewed and self.is_open:
-            # A client that reads slowly views it for as long as it likes.
+            # A slow client may still be reading from the block.
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
 
-    # --- receiving ---
+    # --- Receiving ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._transport = cast(asyncio.Transport, transport)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Act on every frame that is whole."""
+        """Process all complete frames."""
         received = self._received
         if received:
             received += data
@@ -239,7 +240,7 @@ class Bridge(asyncio.Protocol):
             received += data[end:]
 
     def _frames(self, data: bytes | bytearray) -> int:
-        """Return where the frames that are whole end."""
+        """Process complete frames, and return the offset after the last one."""
         start = 0
         with memoryview(data) as view:
             while len(view) - start >= LENGTH.size and self.is_open:
@@ -259,27 +260,27 @@ class Bridge(asyncio.Protocol):
             *(msgspec.DecodeError, TensorDataError, SlabError),
             *(LookupError, TypeError, ValueError, XlaserveError),
         ):
-            # Both ends are of one version: it is a fault of this server.
+            # Both ends run the same version, so this is a bug in the server.
             _log.exception("a bridge is closed: what came over it cannot be read")
             self.close()
 
     def dropped(self, places: Sequence[int]) -> None:
-        """Take back the parts of the slab that the other end has released."""
+        """Free the slab blocks that the peer no longer uses."""
         assert self._writer is not None
         for place in places:
             self._writer.release(place)
             self._account.release(self._sizes.pop(place), self._purpose)
 
-    # --- shutdown ---
+    # --- Shutdown ---
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the charged bytes, and report that the other end is gone."""
+        """Release charged bytes, and report that the peer is gone."""
         if self.is_open:
             self.is_open = False
             self._end()
 
     def close(self) -> None:
-        """Close this end; `lost` is called, if it was not yet."""
+        """Close this end, and call `lost` unless it was called before."""
         if self._transport is not None:
             self._transport.abort()
         if self.is_open:
@@ -292,7 +293,7 @@ class Bridge(asyncio.Protocol):
         for size in self._sizes.values():
             self._account.release(size, self._purpose)
         self._sizes.clear()
-        # Who hears what it says refers to it: the slabs are not to stay until garbage is collected.
+        # Break the reference cycle with the callbacks, so that the slabs are freed immediately.
         self.reader = self._writer = None
-        self._lost()  # which may read what was begun
+        self._lost()  # the callback may still read the board
         self.begun = None

@@ -1,6 +1,6 @@
-"""Serialized model descriptions, from the engine to front ends: known classes only.
+"""Serializes model descriptions for front ends, from known classes only.
 
-Nothing is unpickled: a class is named, and made of its fields, if it is one of those below.
+Nothing is unpickled: a value is encoded as the name and fields of a class in `_CLASSES`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,14 +45,14 @@ _CLASSES: Mapping[str, type] = MappingProxyType(_classes())
 
 
 class UnknownDescription(Exception):
-    """A value that is no part of the description of a model."""
+    """A value that cannot be part of a model description."""
 
 
 def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
-    """Return what front ends know of a model; raises UnknownDescription.
+    """Serialize what front ends need to know of a model; raises UnknownDescription.
 
-    What a model takes up and was compiled to is of the engine alone: readings of all processes are
-    summed up. Texts front ends read again from their files.
+    Memory and compiled programs are left out, since status readings of all processes are added up.
+    Tokenizers are left out because front ends read them from files.
     """
     generation = None if info.generation is None else replace(info.generation, text=None)
     embedding = None if info.embedding is None else replace(info.embedding, text=None)
@@ -72,7 +72,7 @@ def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
 
 
 def read(data: bytes) -> tuple[ModelInfo, ModelConfig]:
-    """Return the description and the configuration again; raises UnknownDescription."""
+    """Decode the description and configuration; raises UnknownDescription."""
     info, model_config = (_made(part) for part in msgspec.msgpack.decode(data))
     if not isinstance(info, ModelInfo) or not isinstance(model_config, ModelConfig):
         raise UnknownDescription("expected a description and a configuration")
@@ -80,7 +80,7 @@ def read(data: bytes) -> tuple[ModelInfo, ModelConfig]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as msgpack can hold it: lists begin with what they stand for."""
+    """Convert a value for msgpack; every list begins with the kind of value it encodes."""
     if value is None or type(value) in _AS_THEY_ARE:
         return value
     for kind, name, parts in _WRITERS:
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
     name = type(value).__name__
     if _CLASSES.get(name) is not type(value):
         raise UnknownDescription(f"expected a part of a description, got {name}")
-    # Fields that are made of others are none of its arguments.
+    # Computed fields are not constructor arguments.
     names = [one.name for one in fields(_CLASSES[name]) if one.init]
     return ["class", name, {name: _plain(getattr(value, name)) for name in names}]
 
@@ -114,7 +114,7 @@ _WRITERS: Sequence[tuple[type, str, Callable[[Any], Iterable[Any]]]] = (
     (frozenset, "set", lambda value: map(_plain, sorted(value))),
     (Mapping, "map", lambda value: ([_plain(key), _plain(of)] for key, of in value.items())),
 )
-"""Kinds of values, what stands before their parts, and those; the first that fits counts."""
+"""Type, name and encoder of each kind of value; the first match applies."""
 
 
 def _made(value: Any) -> Any:
@@ -144,7 +144,7 @@ _READERS: Mapping[str, Callable[[Sequence[Any]], Any]] = MappingProxyType(
         "datatype": lambda parts: DATATYPES[parts[0]],
         "array": lambda parts: from_bytes(DATATYPES[parts[0]], tuple(parts[1]), parts[2]),
         "path": lambda parts: Path(parts[0]),
-        # The engine's own configuration: no client has had a hand in its bytes.
+        # Safe to parse: these bytes are the engine's own configuration, not a client's.
         "message": lambda parts: inference.ModelConfig().parse(parts[0]),
         "tuple": lambda parts: tuple(map(_made, parts)),
         "set": lambda parts: frozenset(map(_made, parts)),
@@ -152,4 +152,4 @@ _READERS: Mapping[str, Callable[[Sequence[Any]], Any]] = MappingProxyType(
         "class": _made_class,
     }
 )
-"""Makers of values, by what stands before their parts."""
+"""Decoders by name of the kind."""

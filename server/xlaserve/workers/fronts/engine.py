@@ -1,4 +1,4 @@
-"""The engine: owns devices and models, and executes requests of front ends."""
+"""The engine process: owns devices and models, and executes requests of front ends."""
 
 import asyncio
 import socket
@@ -37,18 +37,18 @@ _log = structlog.get_logger("fronts")
 
 
 class FrontCall(InferCall):
-    """An inference that a front end has passed on."""
+    """An inference request forwarded by a front end."""
 
     _window: Window | None = None
-    """Flow-control window of a decoupled call; None before its first answer."""
+    """Flow-control window of a decoupled call; None before its first response."""
 
     said_caller = ""
-    """Who takes turns, as its front end says."""
+    """The caller's name for fair scheduling, as sent by the front end."""
 
     def __init__(
         self, front: "ConnectedFrontEnd", number: int, positions: Mapping[str, int]
     ) -> None:
-        """`positions` has the outputs of its model."""
+        """`positions` maps output names of the model to positions."""
         self._front = front
         self.positions = positions
         self._number = number
@@ -56,16 +56,16 @@ class FrontCall(InferCall):
 
     @property
     def caller(self) -> str:
-        """Return who takes turns with others."""
+        """Return the caller's name for fair scheduling."""
         return self.owner or self.said_caller
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether its front end may be sent another answer (backpressure)."""
+        """Tell whether the front end can accept another response (backpressure)."""
         return self._window is None or self._window.is_open
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send an answer to the front end."""
+        """Send a response to the front end."""
         try:
             self._send(response, last=last)
         except ENDS:
@@ -89,7 +89,7 @@ class FrontCall(InferCall):
         self._window.send(size, counted)
 
     def taken(self, answers: int) -> None:
-        """Send more: the front end has taken so many answers; raises IndexError."""
+        """Reopen the window after the front end took responses; raises LookupError."""
         if self._window is None:
             raise LookupError(f"{answers} answers are taken of a request that was given none")
         self._front.account.release(self._window.take(answers), Purpose.ANSWERS)
@@ -97,13 +97,13 @@ class FrontCall(InferCall):
             self.resume()
 
     def finish(self) -> None:
-        """End it before its model does, since its client has all that it wants."""
-        self.is_cancelled = True  # nothing is written
+        """End the call before its model does, because the client has all it wants."""
+        self.is_cancelled = True  # suppresses further responses
         begun_ns = self.submitted_ns or self.started_ns
         answer_last(self, Executed({}, begun_ns, time.perf_counter_ns(), self.rows))
 
     def release(self) -> None:
-        """Give back what it holds."""
+        """Release the window's bytes and other resources."""
         window = self._window
         if window is not None:
             self._window = None
@@ -116,20 +116,20 @@ class FrontCall(InferCall):
 
 
 class ConnectedFrontEnd:
-    """One front end, as the engine knows it."""
+    """One front end connected to this engine."""
 
     def __init__(self, fronts: "FrontEnds", account: Account) -> None:
         self._fronts = fronts
         self.account = account
-        """Counts answers that are on their way, and what models hold for its requests."""
+        """Accounts for responses in transit, and for what models hold for the requests."""
         self.peer = Peer(account=account)
         self.bridge: Bridge
         self.viewer: Viewer
         self._calls: dict[int, FrontCall] = {}
-        """Requests that were not answered at once."""
+        """Requests that have not been answered."""
 
     def heard(self, records: Sequence[Record]) -> None:
-        """Do what the front end asks for."""
+        """Process records from the front end."""
         for record in records:
             try:
                 if record[0] == Kind.REQUEST:
@@ -144,13 +144,14 @@ class ConnectedFrontEnd:
                 call = self._calls.get(record[1])
                 if call is not None:
                     call.cancel("what its front end said of it cannot be read")
-                # Its tensors are not to stay in the slab as long as somebody has the error.
+                # Drop references to the request's tensors, so that the slab block is freed even if
+                # the exception is kept.
                 clear_frames(error.__traceback__)
                 _log.exception("a request of a front end has failed", kind=record[0])
                 self.refuse(record[1], error)
 
     def _is_of_a_request(self, record: Record) -> bool:
-        """Tell whether a record is of one request: whatever is wrong with it is not of others."""
+        """Tell whether a record concerns a single request, so that errors affect only that one."""
         if record[0] not in (Kind.REQUEST, Kind.CANCEL) or len(record) < 2:
             return False
         return type(record[1]) is int
@@ -180,7 +181,7 @@ class ConnectedFrontEnd:
         started_ns, client, extra = rest
         found = self._fronts.mirror.found.get(handle)
         if found is None:
-            # Nothing leaves before its front ends know: a fault of this server, told to the client.
+            # Cannot happen, since instances stay until front ends acknowledge their removal.
             gone = ModelNotReady("", "", "UNAVAILABLE", "the engine has it no more")
             self.refuse(number, gone)
             return
@@ -207,7 +208,7 @@ class ConnectedFrontEnd:
                 call.on_begun = partial(begun.begin, number)
 
     def answer(self, number: int, call: FrontCall, response: InferResponse) -> None:
-        """Send the last answer to a request, or the only one."""
+        """Send the last or only response to a request."""
         self._calls.pop(number, None)
         place, flat, _ = self._placed(call, response)
         executed = call.executed
@@ -219,10 +220,10 @@ class ConnectedFrontEnd:
     def answer_in_part(
         self, number: int, call: FrontCall, response: InferResponse
     ) -> tuple[int, int]:
-        """Send an answer that others follow.
+        """Send a response that more will follow.
 
-        Returns its bytes, and how many of them are counted until it is taken: those in the slab are
-        counted as long as they are there.
+        Returns its size, and how many of these bytes are charged until the front end takes it. Data
+        in the slab is charged separately.
         """
         place, flat, total = self._placed(call, response)
         self.bridge.say((Kind.PART, number, place, flat, _said_with(response)))
@@ -231,7 +232,7 @@ class ConnectedFrontEnd:
         return total, counted
 
     def _placed(self, call: FrontCall, response: InferResponse) -> tuple[int, list[Any], int]:
-        """Return the outputs of an answer as records have them, their place, and their bytes."""
+        """Return the outputs in record form, their slab offset, and their total size."""
         positions = call.positions
         is_lenient = call.instance.info.is_lenient
         flat: list[Any] = []
@@ -240,7 +241,7 @@ class ConnectedFrontEnd:
             data = bytes_of(output.datatype, output.data)
             total += len(data)
             at = positions[output.name]
-            # The front end knows the datatypes of all other models.
+            # For other models, the front end already knows the datatypes.
             told = (at, output.datatype.name) if is_lenient else at
             flat += (told, output.data.shape, data)
         place = self.bridge.place(flat[2::3], total)
@@ -249,14 +250,14 @@ class ConnectedFrontEnd:
         return place, flat, total
 
     def refuse(self, number: int, error: BaseException) -> None:
-        """Send an error."""
+        """Send an error response."""
         self._calls.pop(number, None)
         self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
 
     def unsaid(self, record: Record, error: BaseException) -> Record | None:
-        """Return the failure of a request whose answer has no form as bytes."""
+        """Return an error response for a request whose response cannot be serialized."""
         if record[0] not in (Kind.ANSWER, Kind.PART):
-            # The front end would know other models than there are.
+            # Otherwise the front end would show outdated models.
             self.bridge.close()
             return None
         call = self._calls.pop(record[1], None)
@@ -265,7 +266,7 @@ class ConnectedFrontEnd:
         return Kind.FAILURE, record[1], *failure_of(error).said
 
     def lost(self) -> None:
-        """Cancel what it has passed on: its clients are gone with it."""
+        """Cancel the front end's requests, because its clients are gone as well."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancel("its front end is gone")
@@ -274,7 +275,7 @@ class ConnectedFrontEnd:
 
 
 def _said_with(response: InferResponse) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the parameters of an answer and of its outputs; None where it cannot have any."""
+    """Return the parameters of a response and its outputs; None if it cannot have any."""
     given = parameters_of(response)
     if given is None:
         return None
@@ -296,7 +297,7 @@ def _take_extra(call: FrontCall, extra: Mapping[str, Any]) -> None:
 
 
 class FrontEnds:
-    """The front ends of the engine. Of the event loop."""
+    """All front ends connected to this engine. Used from the event loop only."""
 
     def __init__(
         self,
@@ -312,14 +313,14 @@ class FrontEnds:
         self._opening: set[asyncio.Task[None]] = set()
 
     async def serve(self, source: HandedConnections) -> None:
-        """Take the connection to each front end that the parent starts, until cancelled."""
+        """Accept connections to the front ends that the parent starts, until cancelled."""
         try:
             with self.mirror.following():
                 while True:
                     with suppress(ConnectionAbortedError):
                         self._open(await source.next())
         except EOFError:
-            return  # the parent is gone, and this process is about to end
+            return  # the parent is gone, and this process will exit
 
     def _open(self, end: socket.socket) -> None:
         opening = asyncio.ensure_future(self.connect(end))
@@ -327,7 +328,7 @@ class FrontEnds:
         opening.add_done_callback(self._opening.discard)
 
     async def connect(self, end: socket.socket) -> None:
-        """Serve the front end at the other end, once it has said which memory it shares."""
+        """Serve a front end, after receiving its shared memory."""
         end.setblocking(False)
         try:
             slabs = await offered(end)
@@ -347,7 +348,7 @@ class FrontEnds:
         front.viewer = self.mirror.show(front.bridge.say)
 
     def left(self, front: ConnectedFrontEnd) -> None:
-        """Serve a front end no more."""
+        """Forget a front end that is gone."""
         if front in self._connected:
             self._connected.discard(front)
             self.mirror.show_no_more(front.viewer)

@@ -1,4 +1,4 @@
-"""A front end: it has the clients, and passes their inferences on to the engine."""
+"""A front-end process: talks to clients, and forwards their inferences to the engine."""
 
 import asyncio
 import socket
@@ -39,24 +39,24 @@ from xlaserve.workers.messages import Failure
 _GONE = "the engine process has ended, and is replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
-"""Text for a version that the engine no longer has."""
+"""A row that shows a version as unavailable after the engine removed it."""
 
 _log = structlog.get_logger("fronts")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings of a front end."""
+    """Limits of a front end."""
 
     shared_bytes: int
-    """Bytes of both slabs together."""
+    """Size of both slabs together."""
     requests: int
-    """Most requests that the engine has been passed and has not answered."""
+    """Maximum number of unanswered requests in the engine."""
     texts: TextLimits = DEFAULT_TEXT_LIMITS
 
 
 class _Passed:
-    """A request that the engine has (a Place)."""
+    """Lets a request that was forwarded to the engine be abandoned (a Place)."""
 
     __slots__ = ("_front", "_number")
 
@@ -70,7 +70,7 @@ class _Passed:
 
 
 class FrontEnd:
-    """Shows the models of the engine in the registry, and passes requests on. Of the event loop."""
+    """Shows the engine's models in the registry, and forwards requests. Event loop only."""
 
     def __init__(
         self,
@@ -82,51 +82,51 @@ class FrontEnd:
     ) -> None:
         self._registry = registry
         self._capacity = capacity
-        # Nothing is loaded here: what the engine has is of the whole server.
+        # No models are loaded here: the engine accounts for all memory.
         capacity.limit({})
         self._ledger = ledger
         self._make_station = make_station
         self._limits = limits
         self._bridge: Bridge | None = None
         self._calls: dict[int, tuple[InferCall, PassedModel]] = {}
-        """Requests that the engine has."""
+        """Forwarded requests, by number."""
         self._streams: dict[int, Taking] = {}
-        """Those among them that may be given many answers."""
+        """Those of the forwarded requests that may get several responses."""
         self._last = 0
-        """Number of the last request."""
+        """Number of the last forwarded request."""
         self._table: dict[str, Sequence[Any]] = {}
-        """The models of the engine, as it said last."""
+        """The engine's models, as of the last revision."""
         self._revisions: deque[Sequence[Any]] = deque()
-        """Those of the models that are to be taken in their order: one waits for texts."""
+        """Revisions received but not applied yet: the first one waits for its tokenizers."""
         self._texts = Texts(limits.texts)
         self._reading: asyncio.Task[None] | None = None
-        """Reads the texts of the first of them."""
+        """Reads the tokenizers for the first revision."""
         self._unshown: set[str] = set()
         self._is_started = False
         self._started = asyncio.Event()
         self.engine_answers: Callable[[], bool] = lambda: True
-        """Tells whether the engine responds: if not, no request is forwarded to it."""
+        """Tells whether the engine responds; if not, no request is forwarded to it."""
         self.may_show: Callable[[], bool] = lambda: True
-        """Tells whether the engine has every model that clients loaded: a replacement has not yet,
-        and must not report them as missing."""
+        """Tells whether the engine has every model that clients loaded. A replacement does not have
+        them yet, and must not make them appear missing."""
 
     async def started(self) -> None:
-        """Return once the engine has loaded its initial models and they are visible here."""
+        """Wait until the engine has loaded its initial models and they are visible here."""
         await self._started.wait()
 
     async def serve(self, source: HandedConnections) -> None:
-        """Take the connection to each engine that the parent starts, until cancelled.
+        """Accept connections to the engines that the parent starts, until cancelled.
 
-        Raises OSError for one that this process has no files or no memory for: there is no other.
+        Raises OSError if the connection cannot be set up for lack of files or memory.
         """
         try:
             while True:
                 await self.connect(await source.next())
         except EOFError:
-            return  # the parent is gone, and this process is about to end
+            return  # the parent is gone, and this process will exit
 
     async def connect(self, end: socket.socket) -> None:
-        """Pass requests on to the engine at the other end from now on; raises OSError."""
+        """Forward requests to the engine at the other end from now on; raises OSError."""
         if self._bridge is not None:
             self._bridge.close()
         end.setblocking(False)
@@ -141,16 +141,16 @@ class FrontEnd:
         self._table.clear()
         self._unshown = {model.name for model in self._registry.models()}
         self._is_started = False
-        # The engine may speak before this end is known to be open.
+        # Set before opening, since the engine may send before `open` returns.
         self._bridge = Bridge(
             slabs, account, Purpose.REQUESTS, self._heard, self._lost, unsaid=self._unsaid
         )
         await self._bridge.open(end)
 
-    # --- requests ---
+    # --- Requests ---
 
     def pass_on(self, model: PassedModel, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone, ProcessSilent or Overloaded."""
+        """Forward a call to the engine; raises EngineGone, ProcessSilent or Overloaded."""
         bridge = self._bridge
         if bridge is None or bridge is not model.bridge:
             raise EngineGone(call.model)
@@ -165,11 +165,11 @@ class FrontEnd:
         call.wait_at(_Passed(self, number))
         if call.takes_many and model.info.is_decoupled:
             self._streams[number] = Taking(call, partial(self._taken, number))
-            # Who finishes it before its model does takes it from its place first.
+            # Also called if the call ends before the model is finished.
             call.hold(partial(self.leave, number, call))
 
     def leave(self, number: int, call: InferCall) -> None:
-        """Report a request as abandoned, unless the engine has ended it."""
+        """Tell the engine that a request was abandoned, unless it was answered already."""
         self._streams.pop(number, None)
         if self._calls.pop(number, None) is not None and self._bridge is not None:
             self._bridge.say((Kind.CANCEL, number, call.executed is not None))
@@ -192,21 +192,22 @@ class FrontEnd:
             except BaseException as error:
                 if record[0] not in (Kind.ANSWER, Kind.PART, Kind.FAILURE):
                     raise
-                # Its tensors are not to stay in the slab as long as somebody has the error.
+                # Drop references to the response's tensors, so that the slab block is freed even if
+                # the exception is kept.
                 clear_frames(error.__traceback__)
                 if not isinstance(error, XlaserveError):
                     _log.exception("the answer of an engine cannot be read", kind=record[0])
                 self._failed(record[1], error)
 
     def _failed(self, number: int, error: BaseException) -> None:
-        """Answer one request with an error; those beside it are answered as ever."""
+        """Answer a single request with an error, without affecting others."""
         call, _ = self._calls.get(number, (None, None))
         if call is not None:
             self.leave(number, call)
             deliver([call], error)
 
     def _unsaid(self, record: Record, error: BaseException) -> None:
-        """Answer a request that has no form as bytes: the engine does not know of it."""
+        """Answer a request that could not be serialized, and so never reached the engine."""
         if record[0] == Kind.REQUEST:
             self._failed(record[1], error)
 
@@ -218,7 +219,7 @@ class FrontEnd:
                 number, kind, text, facts = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
-                    # The engine does not know the caller: it may name any model.
+                    # Hide model names: the engine does not know what the caller may see.
                     error = error_of(Failure(kind, text, facts))
                     deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:
@@ -255,7 +256,7 @@ class FrontEnd:
     def _response(
         self, call: InferCall, model: PassedModel, place: int, flat: Sequence[Any], parameters: Any
     ) -> InferResponse:
-        """Return an answer; raises why it cannot be made."""
+        """Build the response to a call; raises if that fails."""
         bridge = self._bridge
         specs: Sequence[TensorSpec] = model.info.outputs
         assert bridge is not None
@@ -266,22 +267,23 @@ class FrontEnd:
         if place >= 0:
             bridge.watch_drops()
         if model.info.is_decoupled or is_lenient:
-            # The model decides which outputs an answer has, where others follow.
+            # The model chooses the outputs of each response.
             call.chosen = tuple([specs[at] for at in flat[::3]])
         given = None if parameters is None else AnswerParameters(*parameters)
         return respond(call, outputs, given)
 
     def _drop(self, place: int) -> None:
-        """Give back the memory of an abandoned answer."""
+        """Release the slab block of an abandoned response."""
         bridge = self._bridge
         if place >= 0 and bridge is not None and bridge.reader is not None:
             bridge.reader.view(place, 0)
             bridge.watch_drops()
 
     def _lost(self) -> None:
-        """Answer what the engine had, and say of every model that it is not ready.
+        """Fail all forwarded requests, and show every model as not ready.
 
-        What it may have begun with is not to be sent again: it may be what the engine ended by.
+        A request that the engine may have begun must not be retried, since it may have crashed the
+        engine.
         """
         begun = None if self._bridge is None else self._bridge.begun
         self._bridge = None
@@ -300,10 +302,10 @@ class FrontEnd:
         self._registry.notify()
         _log.warning("the engine has ended", requests=len(calls))
 
-    # --- models ---
+    # --- Models ---
 
     def _take_revisions(self) -> None:
-        """Take what the engine has said of its models, until texts are to be read first."""
+        """Apply received revisions in order, up to one whose tokenizers must be read first."""
         self._reading = None
         while self._revisions:
             if missing := self._texts.missing(_texts_of(self._revisions[0][1])):
@@ -318,12 +320,12 @@ class FrontEnd:
         try:
             self._take_revisions()
         except Exception:
-            # Both ends are of one version: it is a fault of this server, as in the bridge.
+            # Both ends run the same version, so this is a bug in the server.
             _log.exception("a bridge is closed: what came over it cannot be read")
             self._bridge.close()
 
     def _forget_revisions(self) -> None:
-        """Cancel the waits for texts of an engine that is gone."""
+        """Drop the revisions and tokenizers of an engine that is gone."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()
@@ -346,7 +348,7 @@ class FrontEnd:
         self._bridge.say((Kind.MIRRORED, revision))
 
     def show(self) -> None:
-        """Have the registry show what the engine has said, if it may be shown by now."""
+        """Apply the engine's latest models to the registry, if they may be shown yet."""
         if self._bridge is None or not self.may_show():
             return
         unshown, self._unshown = self._unshown, set()
@@ -405,7 +407,7 @@ class FrontEnd:
 
 
 def _texts_of(changed: Sequence[Any]) -> Iterator[Wanted]:
-    """Yield the instances with texts among the models that have changed."""
+    """Yield the changed instances, with the digests of their tokenizers."""
     for name, versions in changed:
         for *_, handle, described, digest, _ in versions:
             yield Wanted(name, handle, described, digest)

@@ -1,4 +1,4 @@
-"""The engine's registry as front ends see it: changes sent once per loop iteration."""
+"""Mirrors the engine's registry to front ends, once per loop iteration."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from xlaserve.workers.fronts.records import Kind, Record
 _log = structlog.get_logger("fronts")
 
 _Row: TypeAlias = tuple[str, str, str, str, int, bytes, str, str]
-"""A version: number (empty for a load that came to none), state, reason, fault, handle (0 for
-none), description, the digest of the files of its text (empty for none), and the url that it was
-loaded from (empty for none)."""
+"""A version: number (empty if the load failed before one was known), state, reason, fault, handle
+(0 if none), description, digest of the tokenizer files (empty if none), and URL of the load (empty
+if none)."""
 _Entry: TypeAlias = tuple[_Row, ...]
 
 
 def _row_of_model(reason: str) -> _Row:
-    """Return the row of a load that failed before a version was known: it has no number."""
+    """Return the row, without a number, for a load that failed before a version was known."""
     return "", State.UNAVAILABLE.value, sayable(reason), "", 0, b"", "", ""
 
 
@@ -43,22 +43,22 @@ class Viewer:
     def __init__(self, say: Callable[[Record], None]) -> None:
         self.say = say
         self._shown = 0
-        """The last revision that it has acknowledged."""
+        """The last revision that it acknowledged."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def acknowledge(self, revision: int) -> None:
-        """Record that it shows a revision."""
+        """Record that the front end shows a revision."""
         self._shown = revision
         self._settle(revision)
 
     def leave(self) -> None:
-        """Release everyone who waits for it."""
+        """Complete all waits for this front end."""
         for _, future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
     def shows(self, revision: int) -> "asyncio.Future[None]":
-        """Return a future that is done once it shows a revision or is gone."""
+        """Return a future that completes when the front end shows a revision, or is gone."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((revision, future))
         self._settle(self._shown)
@@ -72,21 +72,21 @@ class Viewer:
 
 
 class Passable(NamedTuple):
-    """An instance that front ends may pass requests to."""
+    """An instance that front ends may send requests to."""
 
     version: Version
     instance: Instance
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     positions: Mapping[str, int]
-    """Those of the outputs, by name."""
+    """Positions of the outputs, by name."""
 
 
 class Mirror:
-    """Tells front ends which models there are. Of the event loop.
+    """Sends the engine's models to front ends. Used from the event loop only.
 
-    An instance has a handle as long as a front end may ask for it: one that leaves is a user's
-    until all of them have said that they show it no more, so what they passed on by then is served.
+    Each instance has a handle. After an instance is removed, the mirror keeps it in use until every
+    front end has acknowledged its removal, so that requests sent before are still served.
     """
 
     def __init__(self, registry: Registry, is_started: Callable[[], bool]) -> None:
@@ -94,26 +94,26 @@ class Mirror:
         self._is_started = is_started
         self._viewers: set[Viewer] = set()
         self._entries: dict[str, _Entry] = {}
-        """Entries as last reported."""
+        """Models as last sent, by name."""
         self._said_started = False
         self._revision = 0
         self._handles: WeakKeyDictionary[Instance, int] = WeakKeyDictionary()
         self.found: dict[int, Passable] = {}
-        """Instances by their handle, as long as a front end may ask for them."""
+        """Instances by handle, as long as a front end may send requests to them."""
         self._described: WeakKeyDictionary[Instance, bytes] = WeakKeyDictionary()
         self._last = 0
-        """The handle that was given last."""
+        """The last handle assigned."""
         self._is_scheduled = False
         self._leaving: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Tell of every change, for the length of a block."""
+        """Send changes of the registry, for the duration of a block."""
         with self._registry.observe(self._schedule):
             yield
 
     def show(self, say: Callable[[Record], None]) -> Viewer:
-        """Tell a front end of everything, and from then on of what changes."""
+        """Send all models to a new front end, and subscribe it to changes."""
         self._publish()
         viewer = Viewer(say)
         self._viewers.add(viewer)
@@ -126,12 +126,12 @@ class Mirror:
         viewer.leave()
 
     async def shown(self) -> None:
-        """Return once every front end shows the current state."""
+        """Wait until every front end shows the current state."""
         self._publish()
         if waiting := [viewer.shows(self._revision) for viewer in self._viewers]:
             await asyncio.wait(waiting)
 
-    # --- changes ---
+    # --- Changes ---
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

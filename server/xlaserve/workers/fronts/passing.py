@@ -1,4 +1,4 @@
-"""The engine's models in a front end, and the stations that forward requests."""
+"""The engine's models as a front end sees them, and stations that forward requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from xlaserve.workers.fronts.bridge import Bridge
 from xlaserve.workers.fronts.records import Extra, Kind, Record, bytes_of
 
 Send = Callable[["PassedModel", InferCall], None]
-"""Passes a call on to the engine; raises EngineGone, ProcessSilent or Overloaded."""
+"""Forwards a call to the engine; raises EngineGone, ProcessSilent or Overloaded."""
 
 
 class PassedModel:
     """A model that the engine has loaded (an Elsewhere)."""
 
     def __init__(self, handle: int, info: ModelInfo, bridge: Bridge, send: Send) -> None:
-        """`handle` is what it is called on this bridge."""
+        """`handle` identifies the model's instance on this bridge."""
         self.handle = handle
         self.info = info
         self.bridge = bridge
@@ -26,20 +26,20 @@ class PassedModel:
         self._outputs = {spec.name: at for at, spec in enumerate(info.outputs)}
 
     def station(self, instance: Served) -> Station:
-        """Return the station of an instance of it."""
+        """Return a station that forwards requests to the engine."""
         return Passing(self)
 
     def stop(self) -> None:
-        """Do nothing: nothing is compiled here."""
+        """Do nothing, since nothing is compiled here."""
 
     def close(self) -> None:
-        """End the process of its template, if there is one: the engine holds everything else."""
+        """Stop the chat template's process, if there is one; the engine has everything else."""
         generation = self.info.generation
         if generation is not None and generation.text is not None:
             generation.text.close()
 
     def request(self, number: int, call: InferCall) -> Record:
-        """Return the request of a call, whose larger tensors are in the slab from then on."""
+        """Return the request record for a call, after writing large tensors to the slab."""
         flat: list[Any] = []
         total = 0
         for name, tensor in call.inputs.items():
@@ -55,7 +55,7 @@ class PassedModel:
             *(Kind.REQUEST, number, self.handle, call.id, place, flat, call.rows, call.key),
             None if chosen is None else [self._outputs[spec.name] for spec in chosen],
             call.started_ns,
-            # Of one client, as `client_of` tells them apart.
+            # Equal for calls of one client, as in `client_of`.
             hash(peer.address) if peer.proxy else id(peer.account),
             _extra(call, self.info),
         )
@@ -83,19 +83,19 @@ def _extra(call: InferCall, info: ModelInfo) -> dict[str, Any] | None:
 
 
 class Passing:
-    """Passes every request on to the engine, where the queue of its model is (a Station)."""
+    """A station that forwards every request to the engine, where it is queued."""
 
     def __init__(self, model: PassedModel) -> None:
         self._model = model
 
     def pending_since(self) -> Iterator[int]:
-        """Yield nothing: the engine counts what waits."""
+        """Yield nothing: the engine counts queued requests."""
         return iter(())
 
     def begin(self, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone, ProcessSilent or Overloaded."""
+        """Forward a call to the engine; raises EngineGone, ProcessSilent or Overloaded."""
         self._model.send(self._model, call)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no call waits."""
+        """Return no calls, since none are queued here."""
         return ()

@@ -1,8 +1,9 @@
-"""Records on a bridge between two processes: lists that begin with their kind, in msgpack.
+"""The records sent over a bridge: msgpack lists that start with their kind.
 
-Those of one turn of the event loop go in one frame. A tensor is the index of its name, its shape,
-and its bytes; or how many bytes it has in the slab of the sender, at the place that the record
-names, each tensor behind the one before, aligned.
+Records sent in the same iteration of the event loop share a frame. A tensor is encoded as the index
+of its name, its shape, and its bytes; or, if the tensors of a record are in the sender's slab, its
+size instead of the bytes. In the slab they follow one another, aligned, from the offset in the
+record.
 """
 
 import struct
@@ -24,76 +25,76 @@ from xlaserve.tensors import (
 )
 
 LENGTH = struct.Struct("<Q")
-"""In front of each frame: its bytes."""
+"""Header of each frame: its size in bytes."""
 NOWHERE = -1
-"""The place of tensors that are in their record."""
+"""Slab offset in a record that itself contains the bytes of its tensors."""
 
 _COPIED_BYTES = 4096
 
 Record: TypeAlias = Sequence[Any]
-"""One message; its first element is one of Kind."""
+"""A message; its first element is a Kind."""
 
 
 class Kind:
-    """Kinds of records, as numbers: a member of an enumeration takes as long as all else of one."""
+    """Kinds of records, as plain integers: enum members would double the time per record."""
 
     REQUEST = 0
-    """Number, handle of the model, id, place, inputs, rows, key, chosen outputs, when its model was
-    found (ns), and Extra as a map or None."""
+    """Number, model handle, id, slab offset, inputs, rows, batching key, selected outputs, start
+    time (ns), client, and Extra as a map or None."""
     CANCEL = 1
-    """Number of an abandoned request, and whether its answers so far were all
-    that its client wanted."""
+    """Number of an abandoned request, and whether its client had all the responses it wanted."""
     MIRRORED = 2
-    """Number of the revision of MODELS that the front end shows from now on."""
+    """Revision of MODELS that the front end shows from now on."""
     DROPPED = 3
-    """Places in the other side's slab without views."""
+    """Offsets of blocks in the receiver's slab that the sender has stopped using."""
     ANSWER = 4
-    """Number, place, outputs, begin and end of the execution (ns), its rows, and parameters of the
-    answer and of its outputs, or None."""
+    """Number, slab offset, outputs, start and end of the execution (ns), its rows, and parameters
+    of the response and its outputs, or None."""
     FAILURE = 5
-    """Number, class and text of the error, and bytes that an OutOfMemory says were needed."""
+    """Number, class, text and attributes of an error."""
     MODELS = 6
-    """Revision, models that have changed, names of those that are gone, and whether the start of
-    the engine is done."""
+    """Revision, changed models, names of removed models, and whether the engine has loaded its
+    initial models."""
     PART = 7
-    """Number, place, outputs, and parameters as in ANSWER: an answer that is not the last."""
+    """Number, slab offset, outputs and parameters (see ANSWER) of a response that is not the
+    last."""
     TAKEN = 8
-    """Number, and how many answers its client's stream has taken since this was said last."""
+    """Number, and how many responses the client's stream has taken since the last TAKEN."""
     BATCH = 9
-    """Between workers: number, model, identity of its load, place, and inputs. ANSWER then has no
-    rows and no parameters."""
+    """Between workers: number, model, identity of its load, slab offset, and inputs. The ANSWER
+    then has neither rows nor parameters."""
     REFUSED = 10
-    """Number of a batch that was not begun."""
+    """Number of a batch that was rejected without being begun."""
 
 
 PLACES = {Kind.REQUEST: 4, Kind.ANSWER: 2, Kind.PART: 2, Kind.BATCH: 4}
-"""Where the records of a kind have the place of their tensors."""
+"""Index of the slab offset in the records of each kind."""
 
 
 class Extra:
-    """Keys of what few requests have."""
+    """Keys of optional request fields that few requests have."""
 
     PARAMETERS = "p"
     INPUT_PARAMETERS = "i"
     OUTPUT_PARAMETERS = "o"
     DEADLINE = "d"
-    """Seconds of the clock of event loops, which is the same in all processes of a machine."""
+    """Deadline in seconds of the event loop's clock, which all processes on a machine share."""
     PRINCIPAL = "n"
-    """Name of the caller."""
+    """Name of the authenticated caller."""
     CALLER = "c"
-    """Who takes turns with others, where that is no principal: for models that have turns."""
+    """Caller's name for fair scheduling, if there is no principal; for language models."""
     TAKES_MANY = "m"
-    """Whether the client can be given more than one answer: of requests that may have many."""
+    """Whether the client accepts several responses; sent to decoupled models."""
     WANTS_WHOLE = "w"
-    """Whether it wants one even so."""
+    """Whether a client that accepts several responses still wants a single one."""
 
 
 def tensors_of(
     specs: Sequence[TensorSpec], flat: Sequence[Any], place: int, reader: SlabReader | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of a record by name, as views of its bytes or of the sender's slab.
+    """Return a record's tensors by name, as views of its bytes or of the sender's slab.
 
-    Raises SlabError, TensorDataError, or IndexError, for what the other side cannot have meant.
+    Raises SlabError, TensorDataError, or IndexError if the record is invalid.
     """
     found = {}
     if place == NOWHERE:
@@ -114,9 +115,9 @@ def tensors_of(
 def as_given(
     specs: Sequence[TensorSpec], flat: Sequence[Any]
 ) -> tuple[Sequence[TensorSpec], list[Any]]:
-    """Return what the outputs of a lenient model are, and the record with their places there.
+    """Return the specs of a lenient model's outputs, and the record with indices into them.
 
-    Raises IndexError or KeyError for what the other side cannot have meant.
+    Raises IndexError or KeyError if the record is invalid.
     """
     told, found = [], list(flat)
     for at in range(0, len(flat), 3):
@@ -129,18 +130,18 @@ def as_given(
 def _viewed(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
     if datatype is BYTES:
         return from_bytes(datatype, shape, data)
-    # The other end has checked them: to do so again is most of what a small tensor costs.
+    # Already validated by the peer; validating small tensors again would dominate their cost.
     return np.ndarray(shape, datatype.dtype, data)
 
 
 def bytes_of(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
-    """Return the bytes of a tensor, as a copy where that takes less time than a view."""
+    """Return a tensor's bytes, copied if it is so small that a copy is faster than a view."""
     if tensor.nbytes <= _COPIED_BYTES and datatype is not BYTES:
         return tensor.tobytes()
     return to_bytes(datatype, tensor)
 
 
 def parameters_of(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a map of Extra; empty where the request has none."""
+    """Return a map in Extra; empty if the request has none."""
     found: Mapping[str, Any] = said.get(key, {})
     return found

@@ -1,8 +1,8 @@
-"""Streams of answers from the engine to a front end, with flow control.
+"""Flow control for response streams from the engine to a front end.
 
-The engine sends answers to a request until a limit of unacknowledged answers or bytes; then their
-producer pauses. An answer is acknowledged once the client's stream can take another one: a slow
-client holds back only its own answers.
+The engine sends responses to a request up to a limit of unacknowledged responses or bytes, and then
+pauses the producer. A response is acknowledged once the client's stream can accept another one, so
+a slow client delays only its own responses.
 """
 
 from collections import deque
@@ -12,13 +12,13 @@ from typing import Final
 from xlaserve.serving.infer_call import InferCall
 
 MOST_ANSWERS: Final = 16
-"""Answers to one request that are sent and not taken."""
+"""Maximum number of unacknowledged responses to a request."""
 MOST_BYTES: Final = 256 << 10
-"""Bytes of those; one answer may be longer, and is sent by itself."""
+"""Maximum size of unacknowledged responses; a single larger response may be sent alone."""
 
 
 class Window:
-    """Answers to one request that the engine has sent, and its front end has not taken."""
+    """Responses to a request that were sent to the front end and not acknowledged."""
 
     __slots__ = ("_sent", "bytes", "counted")
 
@@ -26,23 +26,23 @@ class Window:
         self._sent: deque[tuple[int, int]] = deque()
         self.bytes = 0
         self.counted = 0
-        """Bytes among them that the ledger counts with the request."""
+        """Bytes of these responses that are charged to the ledger."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether another answer may be sent."""
+        """Tell whether another response may be sent."""
         return len(self._sent) < MOST_ANSWERS and self.bytes < MOST_BYTES
 
     def send(self, size: int, counted: int) -> None:
-        """Record an answer of this many bytes, of which the ledger counts some."""
+        """Record a response of this size, of which `counted` bytes are charged."""
         self._sent.append((size, counted))
         self.bytes += size
         self.counted += counted
 
     def take(self, answers: int) -> int:
-        """Return what the ledger counts for the oldest answers, which are taken.
+        """Remove the oldest responses as acknowledged; return their charged bytes.
 
-        Raises IndexError where so many were not sent.
+        Raises IndexError if fewer responses were sent.
         """
         released = 0
         for _ in range(answers):
@@ -54,19 +54,19 @@ class Window:
 
 
 class Taking:
-    """Answers to one request that a front end has written, and has not said to be taken."""
+    """Responses to a request that a front end wrote to its client but has not acknowledged."""
 
     __slots__ = ("_answers", "_bytes", "_call", "_say")
 
     def __init__(self, call: InferCall, say: Callable[[int], None]) -> None:
-        """`say` tells the engine of so many answers."""
+        """`say` acknowledges a number of responses to the engine."""
         self._call = call
         self._say = say
         self._answers = 0
         self._bytes = 0
 
     def wrote(self, size: int) -> None:
-        """Record an answer; it is taken once the stream takes another."""
+        """Record a response; it is acknowledged when the stream can accept another."""
         self._answers += 1
         self._bytes += size
         self._take()
@@ -75,7 +75,7 @@ class Taking:
         call = self._call
         if call.has_ended:
             return
-        # Half of what the engine may be ahead: it need not pause while the client reads.
+        # Acknowledge at half the window, so that the engine need not pause while the client reads.
         if 2 * self._answers < MOST_ANSWERS and 2 * self._bytes < MOST_BYTES:
             return
         if not call.is_writable:

@@ -1,4 +1,4 @@
-"""Tokenizers of the engine's models in a front end, from the same files."""
+"""Reads the tokenizers of the engine's models in a front end, from the same files."""
 
 import asyncio
 from collections.abc import Iterable
@@ -21,29 +21,29 @@ _log = structlog.get_logger("fronts")
 
 
 class Wanted(NamedTuple):
-    """An instance with a text."""
+    """An instance whose tokenizer is needed."""
 
     model: str
     handle: int
     described: bytes
     digest: str
-    """That of the files that the engine has read."""
+    """Digest of the files that the engine read."""
 
 
 class Texts:
-    """Texts by the handle of their instance, as long as the engine has it. Of the event loop."""
+    """Tokenizers by the handle of their instance. Used from the event loop only."""
 
     def __init__(self, limits: TextLimits = DEFAULT_TEXT_LIMITS) -> None:
         self._limits = limits
         self._found: dict[int, LanguageText | Tokens | str] = {}
-        """The text, or why there is none."""
+        """The tokenizer, or the reason why there is none."""
 
     def missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Return those that were not read yet."""
+        """Return the instances whose tokenizers were not read yet."""
         return [one for one in wanted if one.digest and one.handle not in self._found]
 
     async def read(self, wanted: Iterable[Wanted]) -> None:
-        """Read texts in a thread; one that cannot be read is missing, and the log says why."""
+        """Read tokenizers in a thread; log and record failures."""
         for one in wanted:
             try:
                 self._found[one.handle] = await asyncio.to_thread(_read, one, self._limits)
@@ -53,7 +53,7 @@ class Texts:
                 self._found[one.handle] = _refused(one.model, repr(error))
 
     def with_text(self, handle: int, info: ModelInfo) -> ModelInfo:
-        """Return a description with the text that was read for it."""
+        """Return a model description with the tokenizer of its instance."""
         found = self._found.get(handle)
         if found is None:
             return info
@@ -68,12 +68,12 @@ class Texts:
         return info
 
     def keep(self, handles: Iterable[int]) -> None:
-        """Forget the texts of all other instances."""
+        """Drop the tokenizers of all other instances."""
         kept = set(handles)
         self._found = {handle: text for handle, text in self._found.items() if handle in kept}
 
     def clear(self) -> None:
-        """Forget all: the handles of another engine are others."""
+        """Drop all tokenizers, because another engine assigns other handles."""
         self._found.clear()
 
 

@@ -1,1 +1,1 @@
-"""Workers that execute batches for one another while they are idle."""
+"""Work stealing: idle workers execute batches of busy ones."""

@@ -1,7 +1,7 @@
-"""The instances that execute batches for other workers, by their files and configuration.
+"""The instances that can execute batches for other workers.
 
-Two workers have the same instance where they read the same files and the same configuration: the
-mark by which a reload knows whether anything has changed.
+Instances of two workers are equal if they read the same files and configuration, according to the
+fingerprint that a reload uses to detect changes.
 """
 
 from collections.abc import Mapping
@@ -21,23 +21,23 @@ _DIGEST_BYTES = 16
 
 
 class Offer(NamedTuple):
-    """An instance that executes batches of others."""
+    """An instance that executes batches of other workers."""
 
     model: LoadedModel
     work: HostWork
 
 
 class Offers:
-    """Offers by the name of the model and the identity of the load. Of the event loop."""
+    """Offers by model name and identity of the load. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[Instance, Offer]] = {}
         self._identities: WeakKeyDictionary[Instance, bytes] = WeakKeyDictionary()
-        """Empty for those that cannot be described. Made when they are asked for: a load of one of
-        a thousand models is not to pay for it."""
+        """Empty for instances that cannot be described. Computed on demand, so that loading
+        thousands of models does not pay for it."""
 
     def add(self, instance: Served, offer: Offer) -> None:
-        """Offer an instance until it leaves, with what executes it from now on."""
+        """Offer an instance until it is unloaded; replaces an earlier offer."""
         if not isinstance(instance, Instance) or instance.has_left:
             return
         of_model = self._found.setdefault(instance.model, {})
@@ -46,17 +46,17 @@ class Offers:
         of_model[instance] = offer
 
     def find(self, model: str, identity: bytes) -> Offer | None:
-        """Return the offer of an instance that was made of the same as that of another worker."""
+        """Return the offer of an instance with the same identity as another worker's."""
         for instance, offer in self._found.get(model, {}).items():
             if identity and self.identity(instance) == identity:
                 return offer
         return None
 
     def identity(self, instance: Served) -> bytes:
-        """Return the identity that equal instances share; empty if unknown.
+        """Return an identity that equal instances share; empty if it is unknown.
 
-        Digests of files are not in it: as with reloads, a file that was changed has another inode,
-        size or time.
+        Contents of files are not hashed: as for reloads, a changed file differs in inode, size or
+        time.
         """
         if not isinstance(instance, Instance):
             return b""
@@ -85,7 +85,7 @@ def _identity(instance: Instance) -> bytes:
         description = described(instance.info, instance.config)
     except UnknownDescription:
         return b""
-    # The configuration is in the description, where the order of its sets is that of their names.
+    # The configuration is part of the description, which sorts its sets by name.
     rest = [part for part in mark if not isinstance(part, ModelConfig)]
     text = repr((instance.model, rest)).encode(errors="surrogatepass")
     return blake2b(text + description, digest_size=_DIGEST_BYTES).digest()

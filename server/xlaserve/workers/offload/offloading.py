@@ -24,20 +24,21 @@ from xlaserve.workers.offload.offers import Offer, Offers
 from xlaserve.workers.offload.peer import Peer
 
 _LOOK_SECONDS = 0.02
-"""Seconds between two looks at how busy this worker is."""
+"""Interval for measuring how busy the event loop is, in seconds."""
 _MOST_BUSY = 0.5
-"""Part of a core that its event loop takes, from which on it has no time for others."""
+"""Fraction of a core above which a busy event loop makes the worker count as not idle."""
 _PART_OF_SLAB = 8
-"""The part of the memory that two workers share which the inputs of one batch may take."""
+"""The inputs of one batch may take up to 1/8 of the memory shared by two workers."""
 _NUMBER = struct.Struct("<I")
 
 _log = structlog.get_logger("offload")
 
 
 class Offloading:
-    """Gives batches to workers that are idle, and executes theirs (the Helpers of the stations).
+    """Sends batches to idle workers, and executes theirs (the Helpers of the stations).
 
-    It says on the board whether it is idle: no thread executes, and the event loop has time.
+    Publishes on the board whether this worker is idle: no thread executes, and the event loop is
+    not busy.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Offloading:
         now_ns: Callable[[], int] = time.perf_counter_ns,
         is_started: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_started` tells whether models that are loaded at the start are there."""
+        """`is_started` tells whether the initial models have been loaded."""
         self.worker = worker
         self.board = board
         self.execution_seconds = settings.execution_seconds
@@ -64,18 +65,18 @@ class Offloading:
         self._threads = threads
         self._offers = Offers()
         self._peers: dict[int, Peer] = {}
-        """Those that are connected by their number; the one that was given a batch last is last."""
+        """Connected peers by number, least recently used first."""
         self._opening: set[asyncio.Task[None]] = set()
         self.silent: frozenset[int] = frozenset()
-        """Workers that give no sign of life."""
+        """Numbers of unresponsive workers."""
         self._executing = 0
-        """Batches of others that are executed here."""
+        """Number of other workers' batches being executed here."""
         self._busy = 1.0
-        """The part of a core that the event loop took of late."""
+        """Recent CPU use of the event loop's thread, as a fraction of a core."""
         self._is_serving = False
         self._said_idle = False
 
-    # --- for the stations ---
+    # --- Called by stations ---
 
     @property
     def are_idle(self) -> bool:
@@ -83,7 +84,7 @@ class Offloading:
         return any(peer.is_idle for peer in self._peers.values())
 
     def serve(self, instance: Served, model: LoadedModel, work: HostWork) -> None:
-        """Execute batches of others for an instance from now on, until it leaves."""
+        """Offer an instance to other workers until it is unloaded."""
         self._offers.add(instance, Offer(model, work))
 
     def execute(
@@ -93,7 +94,7 @@ class Offloading:
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Offload a batch to the longest idle worker; false if none is idle."""
+        """Send a batch to the least recently used idle worker; False if there is none."""
         identity = self._offers.identity(instance)
         peer = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if peer is None or not identity:
@@ -102,11 +103,11 @@ class Offloading:
         peer.give(identity, requests, ended, refused)
         return True
 
-    # --- for the peers ---
+    # --- Called by peers ---
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether this worker executes a batch of another one now."""
+        """Tell whether this worker would execute a batch of another worker now."""
         return (
             self._is_serving
             and self._is_started()
@@ -116,28 +117,28 @@ class Offloading:
         )
 
     def find(self, model: str, identity: bytes) -> Offer | None:
-        """Return what executes the batches of an instance that was made of the same."""
+        """Return the offer of an instance with the given identity."""
         return self._offers.find(model, identity)
 
     def began(self) -> None:
-        """Report this worker as busy."""
+        """Count a batch of another worker as begun, and update the board."""
         self._executing += 1
         self._say()
 
     def finished(self) -> None:
-        """Say whether it is idle again."""
+        """Count a batch of another worker as ended, and update the board."""
         self._executing -= 1
         self._say()
 
     def left(self, peer: Peer) -> None:
-        """Give a worker that is gone nothing more."""
+        """Forget a worker that is gone."""
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
 
     def know_silent(self, silent: frozenset[int]) -> None:
-        """Give nothing to workers that give no sign of life, and take back what they had not begun.
+        """Stop using unresponsive workers, and take back batches that they have not begun.
 
-        It is executed here.
+        Those are executed here instead.
         """
         self.silent = silent
         for peer in list(self._peers.values()):
@@ -150,12 +151,12 @@ class Offloading:
             self._said_idle = is_idle
             self.board.say_idle(self.worker, is_idle)
 
-    # --- its life ---
+    # --- Lifecycle ---
 
     async def run(self, source: HandedConnections) -> None:
-        """Take the connections to other workers, and execute their batches, until cancelled.
+        """Accept connections to other workers and exchange batches, until cancelled.
 
-        What has begun by then goes on to its end.
+        Batches already begun are executed to the end.
         """
         self._is_serving = True
         watching = asyncio.ensure_future(self._watch())
@@ -164,14 +165,14 @@ class Offloading:
                 with suppress(ConnectionAbortedError):
                     self._open(await source.next())
         except EOFError:
-            return  # the parent is gone, and this process is about to end
+            return  # the parent is gone, and this process will exit
         finally:
             watching.cancel()
             self._is_serving = False
             self._say()
 
     async def _watch(self) -> None:
-        """Say whether this worker is idle, whenever that may have changed."""
+        """Keep the board up to date about whether this worker is idle."""
         clock = asyncio.get_running_loop().time
         while True:
             took, began = time.thread_time(), clock()
@@ -185,12 +186,12 @@ class Offloading:
         opening.add_done_callback(self._opening.discard)
 
     async def connect(self, end: socket.socket) -> None:
-        """Exchange batches with the worker at the other end, once both have said who they are."""
+        """Exchange numbers with the worker at the other end, then batches."""
         end.setblocking(False)
         try:
             end.sendall(_NUMBER.pack(self.worker))
             worker = await _number(end)
-            # One of the two makes the memory of both.
+            # The worker with the lower number allocates the memory of both.
             own = self.worker < worker
             slabs = offer(end, self._shared_bytes) if own else await offered(end)
         except (EOFError, OSError) as error:
@@ -198,8 +199,8 @@ class Offloading:
             end.close()
             return
         if (before := self._peers.get(worker)) is not None:
-            # Its predecessor is gone. The board still has that one's batches, until this one
-            # writes to it.
+            # The previous process with this number is gone. Its row on the board stays valid until
+            # the new process writes to it.
             before.bridge.close()
         peer = self._peers[worker] = Peer(self, worker)
         account = self._ledger.open()
@@ -210,7 +211,7 @@ class Offloading:
 
 
 async def _number(end: socket.socket) -> int:
-    """Return the number that the other end says first; raises EOFError where that has ended."""
+    """Receive the peer's number; raises EOFError if the peer has exited."""
     await readable(end)
     data = end.recv(_NUMBER.size)
     if len(data) < _NUMBER.size:

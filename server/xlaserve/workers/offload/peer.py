@@ -1,4 +1,4 @@
-"""A peer worker across a bridge: batches sent there, and batches taken."""
+"""Exchanges batches with a peer worker over a bridge."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,60 +24,60 @@ from xlaserve.workers.offload.board import WorkerBoard
 from xlaserve.workers.offload.offers import Offer
 
 _WAIT_SECONDS = 5.0
-"""Seconds beyond `execution_seconds` that a worker has to say how a batch went: it says itself
-that an execution does not end."""
+"""Time in addition to `execution_seconds` for a peer to report on a batch. The peer itself reports
+an execution that does not end."""
 
 _ENDS = (Kind.ANSWER, Kind.FAILURE, Kind.REFUSED)
-"""Records that say how a batch went."""
+"""Records that end a batch."""
 
 _log = structlog.get_logger("offload")
 
 
 class Home(Protocol):
-    """This worker, as its peers know it."""
+    """This worker, as its peers see it."""
 
     worker: int
     board: WorkerBoard
     silent: frozenset[int]
-    """Workers that give no sign of life."""
+    """Numbers of unresponsive workers."""
     execution_seconds: float
-    """Seconds that an execution may take; 0 for any."""
+    """Time limit of an execution; 0 for no limit."""
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether it executes a batch of another worker now."""
+        """Tell whether this worker would execute a batch of another worker now."""
         ...
 
     def find(self, model: str, identity: bytes) -> Offer | None:
-        """Return what executes the batches of an instance that was made of the same."""
+        """Return the offer of an instance with the given identity."""
         ...
 
     def began(self) -> None:
-        """Know that a batch of another worker is executed."""
+        """Count a batch of another worker as begun."""
         ...
 
     def finished(self) -> None:
-        """Record that it is not being executed."""
+        """Count a batch of another worker as ended."""
         ...
 
     def now_ns(self) -> int:
-        """Return the time of the engine."""
+        """Return the current time of the engine's clock."""
         ...
 
     def left(self, peer: "Peer") -> None:
-        """Know that a peer is gone."""
+        """Forget a peer that is gone."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """A batch that the peer has."""
+    """A batch that was sent to the peer."""
 
     requests: Sequence[InferCall]
     ended: Ended
     refused: Callable[[], None]
     bytes: int
-    """Bytes of its inputs."""
+    """Size of the batch's inputs."""
     timer: asyncio.TimerHandle | None = None
 
     @property
@@ -86,34 +86,34 @@ class _Given:
         return self.requests[0].instance.info
 
     def count(self, offloads: Offloads) -> None:
-        """Add to the statistics of the version, and wait no longer."""
+        """Add to the version's statistics, and stop the timer."""
         if self.timer is not None:
             self.timer.cancel()
         self.requests[0].found.statistics.offloads += offloads
 
 
 class Peer:
-    """Gives batches to another worker and takes them from it. Of the event loop."""
+    """Sends batches to one other worker, and executes that worker's batches. Event loop only."""
 
     def __init__(self, home: Home, worker: int) -> None:
         self.worker = worker
-        """The number of the worker at the other end."""
+        """Number of the worker at the other end."""
         self.bridge: Bridge
         self._home = home
         self._given: dict[int, _Given] = {}
         self._withdrawn: set[int] = set()
-        """Batches that the peer has, but that are executed here after all."""
-        # A replacement continues after the last batch of its predecessor.
+        """Batches that were sent to the peer, but are executed here after all."""
+        # Continue numbering after the last batch that a predecessor of this worker sent.
         self._last = home.board.begun(worker, home.worker)
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether it would execute a batch: it says so, and has none of this worker."""
+        """Tell whether the peer is idle and has no batch of this worker."""
         if self._given or self._withdrawn or self.worker in self._home.silent:
             return False
         return self._home.board.is_idle(self.worker)
 
-    # --- batches of this worker ---
+    # --- Batches of this worker ---
 
     def give(
         self,
@@ -122,7 +122,7 @@ class Peer:
         ended: Ended,
         refused: Callable[[], None],
     ) -> None:
-        """Execute a batch."""
+        """Send a batch to the peer."""
         rows = sum([request.rows for request in requests])
         inputs = requests[0].instance.info.inputs
         place, flat, size = self._placed(inputs, pack(requests, rows))
@@ -145,7 +145,7 @@ class Peer:
         self.bridge.close()
 
     def withdraw(self) -> None:
-        """Execute at home what the worker has not begun."""
+        """Take back the batches that the peer has not begun, and execute them here."""
         begun = self._home.board.begun(self.worker, self._home.worker)
         for number in [number for number in self._given if number > begun]:
             self._withdrawn.add(number)
@@ -153,10 +153,10 @@ class Peer:
             one.count(Offloads(refused=1))
             one.refused()
 
-    # --- records ---
+    # --- Records ---
 
     def heard(self, records: Sequence[Record]) -> None:
-        """Do what the other end says."""
+        """Process records from the peer."""
         for record in records:
             if record[0] in _ENDS and record[1] in self._withdrawn:
                 self._drop(record)
@@ -181,7 +181,7 @@ class Peer:
                     raise LookupError(f"a record of kind {record[0]}")
 
     def _drop(self, record: Record) -> None:
-        """Give back the memory of an abandoned answer."""
+        """Release the slab block of an abandoned response."""
         self._withdrawn.discard(record[1])
         if record[0] == Kind.ANSWER and record[2] >= 0 and self.bridge.reader is not None:
             self.bridge.reader.view(record[2], 0)
@@ -199,20 +199,20 @@ class Peer:
         given.ended(Executed(outputs, begun_ns, ended_ns))
 
     def lost(self) -> None:
-        """Execute at home what the worker had not begun; the rest fails, as it does with it."""
+        """Fail the batches that the peer had begun, and execute the others in this worker."""
         given, self._given = self._given, {}
         begun = self._home.board.begun(self.worker, self._home.worker)
         self._home.left(self)
         for number, one in given.items():
             if number <= begun:
-                # It may be what the worker died of: another one is not to die of it too.
+                # The batch may have crashed the worker, so it must not be retried.
                 one.count(Offloads(lost=1))
                 one.ended(EngineLost(one.requests[0].model, f"worker {self.worker}"))
             else:
                 one.count(Offloads(refused=1))
                 one.refused()
 
-    # --- batches of the other worker ---
+    # --- Batches of the peer ---
 
     def _begin(self, record: Record) -> None:
         _, number, model, identity, place, flat = record
@@ -258,7 +258,7 @@ class Peer:
         self.bridge.say((Kind.ANSWER, number, place, flat, result.begun_ns, result.ended_ns))
 
     def unsaid(self, record: Record, error: BaseException) -> Record | None:
-        """Know that a record has no form as bytes: a batch is executed here, an answer fails."""
+        """Replace a record that cannot be serialized: execute a batch here, or send a failure."""
         if record[0] == Kind.BATCH:
             given = self._given.pop(record[1])
             given.count(Offloads(refused=1))
@@ -267,7 +267,7 @@ class Peer:
         return Kind.FAILURE, record[1], *failure_of(error).said
 
     def _placed(self, specs: Sequence[TensorSpec], tensors: Tensors) -> tuple[int, list[Any], int]:
-        """Return tensors as records have them, their place, and their bytes."""
+        """Return tensors in record form, their slab offset, and their total size."""
         positions = {spec.name: at for at, spec in enumerate(specs)}
         flat: list[Any] = []
         total = 0

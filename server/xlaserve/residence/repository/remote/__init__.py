@@ -1,1 +1,1 @@
-"""Model repositories in stores: listed, prepared for a load, and fetched for it."""
+"""Model repositories in object stores: listing, preparation and fetching."""

@@ -1,4 +1,4 @@
-"""The files of one load, fetched in the background, kept while loaded."""
+"""The files of one load, fetched from an object store and pinned in the cache."""
 
 import asyncio
 from concurrent.futures import Future
@@ -15,16 +15,16 @@ from xlaserve.storage.objects import FetchCancelled, StoreProblem
 
 
 class FetchedFiles:
-    """Keeps the fetched files of one load from being evicted, until it is released."""
+    """Keeps the fetched files of one load in the cache until they are released."""
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
 
     async def fetch(self, workers: Workers, model: str, source: VersionSource) -> VersionSource:
-        """Return the version with its files on the disk; one whose files are there as it is.
+        """Fetch the files of a version to disk; returns the version unchanged if it is local.
 
-        Raises LoadFailed, OutOfSpace or InvalidModel. A load that is cancelled ends the fetch: what
-        was fetched by then is kept, for the next.
+        Raises LoadFailed, OutOfSpace or InvalidModel. Cancelling the load cancels the fetch, and
+        the files fetched so far are kept for the next attempt.
         """
         remote = source.remote
         if remote is None:
@@ -54,7 +54,7 @@ class FetchedFiles:
         )
 
     def release(self) -> None:
-        """Let the files be evicted; a second time does nothing."""
+        """Allow the cache to evict the files. Further calls do nothing."""
         if self._lease is not None:
             self._lease.close()
 

@@ -1,8 +1,7 @@
-"""One model repository in a store, as a part of the repository.
+"""A model repository in an object store.
 
-What is asked of it on the way of a request, an index or a look is answered from what the store said
-last; only `refresh`, `prepare` and the fetches of loads ask the store. They block, in threads of
-their own.
+Requests, the index and scans are answered from the last known listing. Only `refresh`, `prepare`
+and the fetches of loads access the store; they block, and run in their own threads.
 """
 
 import shutil
@@ -36,7 +35,7 @@ Objects = tuple[RemoteObject, ...]
 
 @dataclass(frozen=True, slots=True)
 class RemoteLimits:
-    """The limits of one repository in a store."""
+    """Limits of one repository in an object store."""
 
     max_models: int
     fetch_seconds: float
@@ -44,21 +43,21 @@ class RemoteLimits:
 
 @dataclass(frozen=True, slots=True)
 class LocalReading:
-    """How a model is read once its files are on the disk."""
+    """Functions that read a model from local disk."""
 
     config: Callable[[Path, str | None], ModelConfig]
-    """Returns the configuration of a model's directory, or that of a text."""
+    """Returns the configuration from a model's directory, or parsed from a text."""
     find: Callable[[Path, str, str | None], ModelSource]
-    """Finds a model by its name in a directory of models, with a text as configuration."""
+    """Finds a model in a directory of models by name; the text replaces its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Skeleton of a model, and its objects in the store."""
+    """The local skeleton of a model, and its objects in the store."""
 
     key: object
     models: Path
-    """Holds the skeleton, under the name of the model."""
+    """Directory that contains the skeleton, under the model's name."""
     home: Objects
     versions: Mapping[int, Objects]
 
@@ -67,7 +66,7 @@ class _Prepared:
 
 
 class RemotePart:
-    """The models below a URL: <url>/<model>/ with a configuration, and <version>/."""
+    """A repository below a URL: <url>/<model>/ with a configuration, and <version>/."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class RemotePart:
         limits: RemoteLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`root` is the path that holds the URL; the store is opened when it is first asked."""
+        """`root` is the URL in the form of a path. The store is opened at its first use."""
         self.root = root
         self.url = url.rstrip("/")
         self._open_store = open_store
@@ -90,11 +89,11 @@ class RemotePart:
         self._clock = clock
         self._store: ObjectStore | None = None
         self._asking = threading.Lock()
-        """One listing at a time."""
+        """Serializes listings."""
         self._preparing = tuple(threading.Lock() for _ in range(_STRIPES))
-        """One preparation of a model at a time: its name picks the lock."""
+        """Locks that serialize the preparations of a model, selected by the hash of its name."""
         self._changing = threading.Lock()
-        """Held while state changes, and never during a request to the store."""
+        """Held while state changes, but never during a request to the store."""
         self._asked_at: float | None = None
         self._listing: Listing | None = None
         self._objects: Mapping[str, Objects] = {}
@@ -103,12 +102,12 @@ class RemotePart:
         self._skeletons: TemporaryDirectory | None = None
         self._numbered = 0
 
-    # --- requests to the store ---
+    # --- Access to the store ---
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
-        """List the store, unless that was done since so many seconds; blocks.
+        """List the store, unless the last listing is younger than this many seconds; blocks.
 
-        A store that cannot be listed changes nothing of what is known; `listing` raises then.
+        If the store cannot be listed, the known models stay, and `listing` raises.
         """
         with self._asking:
             asked, now = self._asked_at, self._clock()
@@ -124,9 +123,9 @@ class RemotePart:
             self._asked_at = self._clock()
 
     def prepare(self, name: str, config_text: str | None = None) -> None:
-        """List one model, and have its skeleton on the disk for `find_own`; blocks.
+        """List one model and write its skeleton to disk for `find_own`; blocks.
 
-        Raises LoadFailed, or OutOfSpace. One that is not there has none afterwards.
+        Raises LoadFailed or OutOfSpace. A model missing from the store loses its skeleton.
         """
         try:
             with self._preparing[hash(name) % _STRIPES]:
@@ -141,12 +140,12 @@ class RemotePart:
             raise load_failure(name, reason, error) from error
 
     def look(self) -> None:
-        """Test the store; errors of opening it are reported elsewhere."""
+        """Check that the store answers; ignores errors, which are reported elsewhere."""
         with suppress(StoreProblem):
             self._opened().look()
 
     def close(self) -> None:
-        """Remove the skeletons."""
+        """Remove the skeletons from disk."""
         if self._skeletons is not None:
             self._skeletons.remove()
 
@@ -255,7 +254,7 @@ class RemotePart:
     def _held(self, name: str, prepared: _Prepared, number: int) -> Lease | None:
         return self._cache.held(self._wanted(name, prepared, number))
 
-    # --- what it is asked ---
+    # --- Queries without access to the store ---
 
     @property
     def place(self) -> str:
@@ -264,7 +263,7 @@ class RemotePart:
 
     @property
     def is_listed(self) -> bool:
-        """Tell whether the store was ever listed."""
+        """Tell whether the store was ever listed successfully."""
         return self._listing is not None
 
     @property
@@ -279,15 +278,15 @@ class RemotePart:
         return self._listing
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return the marks of a model's objects, as the last `refresh` saw them."""
+        """Return the identities of a model's objects at the last `refresh`."""
         return tuple(_mark(found) for found in self._objects.get(name, ()))
 
     def hint(self, listing: Listing) -> str:
-        """Return no hint: it would cost requests."""
+        """Return no hint, since finding one would cost requests."""
         return ""
 
     def is_holder(self, name: str) -> bool:
-        """Tell whether the store has this model, as far as it was asked."""
+        """Tell whether the store has this model, according to the last listing or `prepare`."""
         return name in self._objects or name in self._prepared
 
     def directory(self, name: str) -> str:
@@ -295,11 +294,11 @@ class RemotePart:
         return f"{self.url}/{name}"
 
     def remove_leftovers(self) -> int:
-        """Do nothing: a store's objects do not belong to this machine."""
+        """Do nothing, since the objects in a store do not belong to this machine."""
         return 0
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read the sources of a load, from the skeleton."""
+        """Return a model's configuration and versions from its skeleton."""
         prepared = self._prepared.get(name)
         if prepared is None:
             raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
@@ -313,14 +312,14 @@ class RemotePart:
         number = source.number if source.number in prepared.versions else 0
         wanted = self._wanted(found.name, prepared, number)
         take = partial(self._cache.take, _Below(self._opened(), found.name), wanted)
-        # The same files under another configuration are another version; so are others of a name.
+        # The same files under another configuration or name are a different version.
         mark = (wanted.url, found.config, tuple(map(_mark, wanted.objects)))
         files = RemoteFiles(wanted.url, take, self._control)
         return replace(source, fingerprint=mark, remote=files)
 
 
 class _Below:
-    """A store whose objects are named relative to a model."""
+    """A view of a store with object names relative to one model."""
 
     def __init__(self, store: Store, model: str) -> None:
         self._store = store
@@ -352,7 +351,7 @@ def _mark(found: RemoteObject) -> tuple[str, int, str]:
 
 
 def _split(objects: Objects) -> tuple[Objects, Mapping[int, Objects]]:
-    """Split objects into those beside the versions and those of each version."""
+    """Split objects into those outside version directories, and those of each version."""
     home: list[RemoteObject] = []
     versions: dict[int, list[RemoteObject]] = {}
     for found in objects:

@@ -1,4 +1,4 @@
-"""Repository parts in stores, and their shared cache."""
+"""All repositories in object stores, and their shared cache."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ _AUTO = "auto"
 
 
 class Remotes:
-    """Asks stores for all of their parts; its methods block."""
+    """Forwards calls to every repository in an object store; methods block."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class Remotes:
         cache: ModelCache | None = None,
         attempts: Mapping[str, Attempts] = MappingProxyType({}),
     ) -> None:
-        """`attempts` are those of the parts' stores, by URL."""
+        """`attempts` has the retry state of each store, by URL."""
         self._attempts = attempts
         self.parts = tuple(parts)
         self._cache = cache
 
     @classmethod
     def of_settings(cls, settings: Settings, reading: LocalReading) -> "Remotes":
-        """Make them from the settings; raises InvalidSettings for an unusable cache."""
+        """Create the parts and their cache from the settings; raises InvalidSettings."""
         roots = [
             (root, url_of(root))
             for root in (settings.repository, *settings.model_repository)
@@ -62,21 +62,21 @@ class Remotes:
         return cls([part(root, url) for root, url in roots], cache, attempts)
 
     def __bool__(self) -> bool:
-        """Tell whether there are any parts."""
+        """Tell whether there are any repositories in object stores."""
         return bool(self.parts)
 
     @property
     def counts(self) -> FetchCounts | None:
-        """Return the fetch counters; None without stores."""
+        """Return the fetch counters, or None without object stores."""
         return None if self._cache is None else self._cache.counts
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Return each store's last problem, by URL; empty if it answered."""
+        """Return each store's last problem by URL; an empty string if it answered."""
         return {url: attempts.problem for url, attempts in self._attempts.items()}
 
     def look(self) -> None:
-        """Test every store once, cheaply; raises nothing."""
+        """Check that every store answers, with a cheap request; never raises."""
         for part in self.parts:
             part.look()
 
@@ -92,23 +92,23 @@ class Remotes:
         return 0 if self._cache is None else self._cache.fetching
 
     def at(self, root: Path) -> RemotePart | None:
-        """Return the part of a root; None for one of the disk."""
+        """Return the part with this root; None if it is a local directory."""
         return next((part for part in self.parts if part.root == root), None)
 
     @property
     def unlisted(self) -> RemotePart | None:
-        """Return the first part without a listing; None for none."""
+        """Return the first part that was never listed, or None."""
         return next((part for part in self.parts if not part.is_listed), None)
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
-        """List every store, unless its listing is recent."""
+        """List every store whose listing is older than this many seconds."""
         for part in self.parts:
             part.refresh(older_than_seconds)
 
     def prepare(self, name: str, config_text: str | None = None) -> None:
-        """Have a model ready to be found, whichever part has it.
+        """Prepare a model for `find`, in every store that has it.
 
-        Raises a `LoadFailure` where no part has it, and one could not be asked.
+        Raises the first failure of a store, after trying all of them.
         """
         failures: list[LoadFailure] = []
         for part in self.parts:
@@ -120,7 +120,7 @@ class Remotes:
             raise failures[0]
 
     def close(self) -> None:
-        """Cancel fetches and retries, and remove prepared files."""
+        """Cancel fetches and retries, and remove skeletons."""
         for attempts in self._attempts.values():
             attempts.close()
         if self._cache is not None:
