@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import jinja2.debug  # imports for a failing template: later, no file can be opened
+import jinja2.debug  # imported now for failing templates: later no files can be opened
 import jinja2.ext
 import jinja2.nodes
 from jinja2.parser import Parser

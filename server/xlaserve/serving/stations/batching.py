@@ -19,9 +19,7 @@ from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
-"""Size from which batches are packed into aligned memory, which XLA can read in place. Below it, a
-copy is as cheap.
-"""
+"""Smaller batches are not aligned: XLA copies them as quickly as it would read them in place."""
 
 APART_NS = 50_000
 """Gap between completion and next request above which they belong to different iterations."""
@@ -155,8 +153,7 @@ Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall
 def fitting(
     waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
 ) -> tuple[list[InferCall], bool]:
-    """Select the first queued request and those compatible with it; also tell whether the batch is
-    full.
+    """Select the first request and those compatible with it; tell whether the batch is full.
 
     A request with device tensors is a batch of its own. `others_first` skips isolated requests
     while there are others.
@@ -237,8 +234,7 @@ class Runner(Protocol):
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch; `freed` is called when another may start, `ended` on completion.
 
-        Both are called on the event loop, perhaps before this returns; neither is called if this
-        raises.
+        Both are called on the event loop, perhaps before this returns; neither if this raises.
         """
         ...
 
