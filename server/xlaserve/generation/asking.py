@@ -131,9 +131,7 @@ def read(parameters: _Found, info: GenerationInfo) -> Asked:
 
 
 def _grammar(found: _Found) -> Grammar | None:
-    """Return the requested grammar, or None; it may not be combined with `min_tokens` or
-    `ignore_eos`.
-    """
+    """Return the requested grammar or None; refuse parameters that contradict it."""
     asked = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
     if not asked:
         return None

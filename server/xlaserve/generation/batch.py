@@ -122,9 +122,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Assign a request the free slot with its longest cached prefix, or else the least recently
-        used.
-        """
+        """Give a request the free slot with its longest cached prefix, else the oldest."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0
@@ -223,8 +221,8 @@ class Batch:
             prefixes.hold(slot, running.tokens, owner)
 
     def _chunks(self, running: Running, written: int | None = None) -> int:
-        """Return the number of prompt chunks still to compute, with `written` rows or the current
-        number.
+        """Return the number of prompt chunks left after `written` rows (default: the
+        current ones).
         """
         written = running.written if written is None else written
         return -(-(len(running.context) - 1 - written) // self._info.chunk)
@@ -240,9 +238,7 @@ class Batch:
             running.cached += count
 
     def prefill(self) -> None:
-        """Compute one chunk of the prompt with the least left to compute, or of one passed over too
-        often.
-        """
+        """Compute one chunk of the prompt with the least left, or of one passed over too often."""
         found = [running for running in self.running if not running.is_prefilled]
         if not found:
             return
@@ -387,8 +383,7 @@ MOST_PASSED = 8
 
 
 def choose(found: Sequence[Running], cost: Callable[[Running], int]) -> Running:
-    """Choose the request with the best priority, then the least cost, unless one was passed over
-    too often.
+    """Choose a request by priority, then least cost, unless one was passed over too often.
 
     Starvation-free: each of n requests is chosen within MOST_PASSED + n choices, because among
     those passed over too often the longest waiting one is chosen, before any newcomer.

@@ -30,9 +30,7 @@ class Constraining:
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
-        """Compile a request's grammar if it has one, then queue the request. Raises
-        InvalidParameter.
-        """
+        """Compile a request's grammar, if any, then queue the request. Raises InvalidParameter."""
         grammar = running.asked.grammar
         if grammar is None:
             self._add(running)

@@ -34,9 +34,7 @@ class Memory:
 
     @property
     def booked(self) -> int:
-        """Return the temporaries that the model reserves; workspace shared by the device is
-        excluded.
-        """
+        """Return the temporaries that the model reserves, without shared workspace."""
         return self.temporaries - shared(self.workspace, self.temporaries)
 
     @property

@@ -28,9 +28,7 @@ from xlaserve.tensors import Tensor
 
 
 class Programs:
-    """Runs the programs on one device or a mesh, and owns the state of all slots. Used by one
-    thread.
-    """
+    """Runs the programs on one device or a mesh; owns the slots' state. Used by one thread."""
 
     def __init__(
         self,

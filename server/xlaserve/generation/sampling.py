@@ -149,9 +149,7 @@ def _ordered(logits: jax.Array) -> jax.Array:
 
 
 def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-    """Return the largest uint32 [rows, 1] for which a monotonic condition holds; 0 if it never
-    holds.
-    """
+    """Return the largest uint32 [rows, 1] for which a monotonic condition holds, or 0."""
 
     def with_bit(index: jax.Array, found: jax.Array) -> jax.Array:
         tried = found | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))

@@ -109,9 +109,7 @@ class Prompts:
         """The tokenizer thread; it starts with the first text prompt."""
 
     def held_bytes(self, value: Value) -> int:
-        """Return the memory needed to tokenize the input `text`; 0 if it will be refused as too
-        long.
-        """
+        """Return the memory for tokenizing the input `text`; 0 if it will be refused."""
         octets = sum(map(len, value.tolist())) if isinstance(value, np.ndarray) else 0
         return ENCODED_TIMES * octets if octets <= self._most else 0
 

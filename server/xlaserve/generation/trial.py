@@ -121,9 +121,7 @@ def _steps(
 
 
 def _are_same(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Compare log-probabilities; a token in only one list counts as equal to the other's
-    smallest.
-    """
+    """Compare log-probabilities; tokens missing in a list count as its least likely one."""
     floors = min(one.values()), min(other.values())
     pairs = [(one.get(t, floors[0]), other.get(t, floors[1])) for t in {*one, *other}]
     return all(a == b or abs(a - b) <= _TOLERANCE for a, b in pairs)

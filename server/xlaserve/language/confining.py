@@ -48,9 +48,7 @@ def end_with(life: int) -> None:
 
 
 def confine(memory_bytes: int) -> None:
-    """Drop access to files, sockets and processes, and limit additional memory to
-    `memory_bytes`.
-    """
+    """Drop access to files, sockets and processes, and limit additional memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + memory_bytes
@@ -81,8 +79,7 @@ Answer = Callable[[Any], Mapping[str, Any]]
 
 
 def serve(begin: Callable[[Any], Answer]) -> None:
-    """Call `begin` with the first message, then answer further messages in a fork until the input
-    ends.
+    """Call `begin` with the first message, then answer the others in a fork.
 
     A fork that exceeds a limit dies, and the next message gets a new one, without repeating
     `begin`. An exception is answered as `failed`, a dead fork as `over`. If a fork is killed from

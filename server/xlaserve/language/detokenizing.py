@@ -60,9 +60,7 @@ class Detokenizer:
         return self._stops.push(self._strip(text)) + self._stops.end()
 
     def _words(self, piece: str) -> str:
-        """Return the text of a token, holding back its word-end suffix, which is dropped at the
-        end.
-        """
+        """Return the text of a token; hold back its word-end suffix, which the last token drops."""
         mark = self._decoder.word_end
         if not mark:
             return piece

@@ -40,9 +40,7 @@ class Tokens:
     def __init__(
         self, found: Mapping[str, Any], model: str, limits: TextLimits = DEFAULT_TEXT_LIMITS
     ) -> None:
-        """Create the tokenizer from a parsed `tokenizer.json`; raises InvalidModel and
-        TextNotInstalled.
-        """
+        """Parse the contents of a `tokenizer.json`; raises InvalidModel and TextNotInstalled."""
         self._model = model
         added = _added(found)
         special = {token["id"]: token["content"] for token in added if token.get("special")}

@@ -62,8 +62,7 @@ class Charged(Generic[T]):
 
 
 class CallerThread:
-    """A thread that executes calls one at a time, with fair scheduling between callers.
-    Thread-safe.
+    """A thread that executes calls one at a time, fairly between callers. Thread-safe.
 
     The thread starts with the first call.
     """

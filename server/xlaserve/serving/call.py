@@ -142,9 +142,7 @@ class Sight(Protocol):
     """The models that a caller may see and use."""
 
     def permits(self, model: str) -> bool:
-        """Tell whether the model is permitted; raises NotPermitted if it is visible but
-        forbidden.
-        """
+        """Tell whether the model is permitted; raises NotPermitted if it is only visible."""
         ...
 
     def shows(self, model: str) -> bool:
@@ -325,9 +323,7 @@ class Call:
             await resumed
 
     def hold(self, release: Callable[[], None]) -> None:
-        """Register a callback for the end of the call; call it immediately if the call
-        has ended.
-        """
+        """Call `release` when the call ends, or immediately if it has ended."""
         if self.has_ended:
             release()
             return
@@ -404,11 +400,7 @@ class Call:
                 observer.ended((self,), told)
 
     def close(self, outcome: Outcome) -> None:
-        """Mark the call as ended before its answer is written; the caller then notifies the
-        observers.
-
-
-        """
+        """Mark the call as ended before its answer is written; does not notify the observers."""
         self.has_ended = True
         self.outcome = outcome
         if self.holds_anything:
@@ -455,8 +447,7 @@ def report(error: BaseException) -> None:
 
 
 def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
-    """Notify the observers of calls that were closed with one outcome, after their answers are
-    written.
+    """Notify the observers of calls closed with one outcome, after their answers are written.
 
     Calls whose answer could not be written are reported one by one, each with its own outcome.
     """

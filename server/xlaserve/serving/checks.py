@@ -30,11 +30,7 @@ class QuickCheck:
         self.parameters = NamedParameters(parameters.obeyed_by(config, info), info)
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
-        """Return the inputs by name and their row count, or None if the request needs
-        `check_inputs`.
-
-
-        """
+        """Return the inputs by name and their rows; None if the request needs `check_inputs`."""
         tensors = request.inputs
         form = request.form
         if form is not None and form.accepted_by is self:

@@ -49,9 +49,7 @@ class Residents(Protocol):
 
 
 class Engine:
-    """Entry point of all inferences: resolves the model, checks the call, starts it at its
-    station.
-    """
+    """Entry point of all inferences: finds the model, checks the call, starts it."""
 
     def __init__(
         self,
@@ -142,8 +140,7 @@ class Engine:
         return found
 
     def _begin_known(self, call: InferCall, instance: Served, request: InferRequest) -> bool:
-        """Begin a call whose inputs are in shared memory at locations that an equal form had
-        before.
+        """Begin a call whose inputs are at known locations in shared memory.
 
         Returns False, with nothing changed, if the request needs the general path.
         """
@@ -231,9 +228,7 @@ class Engine:
         return images
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
-        """Return the labels of an output, which for an ensemble may come from the step that
-        produces it.
-        """
+        """Return the labels of an output, if necessary from the ensemble step that produces it."""
         config = instance.config
         found = config.labels.get(output, ())
         for step in config.steps if not found else ():

@@ -116,11 +116,7 @@ class EnsemblePlan:
 
 
 def _promised(info: ModelInfo) -> Interface:
-    """Return the interface that clients of the ensemble rely on; open outputs are checked per
-    answer.
-
-
-    """
+    """Return the interface that clients rely on; open outputs are checked per answer."""
     return replace(Interface.of(info), is_open=False)
 
 

@@ -109,11 +109,7 @@ class Gates:
             check(call)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return the client as `admit` would determine it, for checks that a transport makes
-        earlier.
-
-
-        """
+        """Return the client as determined by `admit`, for checks before admission."""
         return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:

@@ -232,9 +232,7 @@ class AwaitedInfer(InferCall):
 
     @classmethod
     def within(cls, parent: Call | None) -> Self:
-        """Return a nested call with the parent's client, or a call without a client if there is no
-        parent.
-        """
+        """Return a nested call with its parent's client; without a parent it has no client."""
         if parent is None:
             return cls()
         call = cls(parent.headers, parent.peer, parent.deadline, parent=parent)

@@ -18,8 +18,8 @@ ELEMENT_BYTES = 56
 """Python's overhead for one BYTES element: the `bytes` object without its data, and a reference."""
 
 SHORT_BYTES = 64 << 10
-"""Arrays of messages up to this size are charged only if the call is queued; an immediate answer
-frees them before anything else is allocated.
+"""Arrays of messages up to this size are charged only if the call is queued, since an immediate
+answer frees them.
 """
 
 

@@ -41,9 +41,7 @@ class Models:
         return {output.name: output.data for output in response.outputs}
 
     def describe(self, model: str, version: str = "") -> ModelInfo:
-        """Return the inputs, outputs and sizes of a model; raises ModelNotFound or
-        ModelNotReady.
-        """
+        """Return the description of a model; raises ModelNotFound or ModelNotReady."""
         return self._engine.info(model, version)
 
     def ready(self, model: str, version: str = "") -> bool:

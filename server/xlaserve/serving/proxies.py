@@ -53,9 +53,7 @@ class Proxies:
     """The trusted proxies."""
 
     def __init__(self, trusted: Iterable[str] = ()) -> None:
-        """`trusted` has addresses, networks and `unix`; raises InvalidSettings for
-        anything else.
-        """
+        """`trusted` has addresses, networks and `unix`; raises InvalidSettings for others."""
         names = tuple(trusted)
         self._unix = UNIX in names
         self._networks = [_network(name) for name in names if name != UNIX]

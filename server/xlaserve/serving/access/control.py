@@ -203,9 +203,7 @@ class AccessControl:
         return self.sees(call, operation)
 
     def sees(self, call: Call | None, operation: Operation) -> Sees:
-        """Return the models on which a permitted call's client may perform another operation, by
-        the rules.
-        """
+        """Return the models on which a call's client may perform another operation."""
         if self._state is None or call is None or call.peer is NOBODY:
             return everything
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
@@ -215,9 +213,7 @@ class AccessControl:
         return everything if permission.sight is None else permission.sight.shows
 
     def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
-        """Determine the permissions of a connection with a token, and cache them if the token is
-        known.
-        """
+        """Determine the permissions of a connection with a token; cache them for known tokens."""
         token = bearer(authorization)
         found: list[Found] = []
         until = None

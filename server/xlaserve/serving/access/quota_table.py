@@ -97,8 +97,7 @@ class QuotaTable:
     # -- rows; the set must be locked ---
 
     def find(self, place: Place, now_ns: int) -> bool:
-        """Find the row of a principal or claim one, and record the request's time; return False if
-        the set is full.
+        """Find or claim the row of a principal; return False if the set is full.
 
         Claiming evicts the least recently used row without requests in flight.
         """

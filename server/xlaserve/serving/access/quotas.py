@@ -39,8 +39,7 @@ class _Usage:
 
 
 class Quotas:
-    """Token buckets and in-flight counts of principals, up to a limit; evicts the least recently
-    used.
+    """Token buckets and in-flight counts of principals; evicts the least recently used.
 
     Principals with requests in flight are never evicted, which would reset their concurrency. They
     are identified by name: a caller has one quota, whichever of its credentials it uses.

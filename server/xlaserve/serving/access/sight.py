@@ -47,9 +47,7 @@ def require_seen_now(model: str, version: str = "", *, detail: str = "is not fou
 
 
 def require_all_seen() -> None:
-    """Raise NotPermitted if the current caller is limited to some models, for server-wide
-    changes.
-    """
+    """Raise NotPermitted for a server-wide change by a caller limited to some models."""
     call = current_call.get()
     if call is not None and call.sight is not None:
         call.sight.refuse_server()

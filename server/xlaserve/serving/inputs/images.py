@@ -82,9 +82,7 @@ def _may_be_image(spec: TensorSpec) -> bool:
 
 
 def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
-    """Reshape the elements to the leading dimensions of the input; return None if they do
-    not fit.
-    """
+    """Reshape the elements to the input's leading dimensions; None if they do not fit."""
     leading = spec.shape[: RANKS[len(spec.shape)]]
     if elements.shape == (1,):
         elements = elements.reshape((1,) * len(leading))
@@ -122,9 +120,7 @@ class EncodedImages:
         return {name: images.decode(self.is_wanted) for name, images in self._images.items()}
 
     def decode_within(self, most: int) -> dict[str, Tensor] | int:
-        """Decode all images if they need at most `most` bytes; otherwise return the bytes
-        needed.
-        """
+        """Decode all images if they need at most `most` bytes; else return that number."""
         size = sum(images.decoded_bytes() for images in self._images.values())
         return size if size > most else self.decode()
 

@@ -63,9 +63,7 @@ class OutputForms:
 
     @property
     def are_places(self) -> bool:
-        """Tell whether the forms only place outputs in shared memory, which is the same for every
-        request.
-        """
+        """Tell whether outputs are only placed in shared memory, the same way for every request."""
         return not self._classes
 
     @property

@@ -256,8 +256,7 @@ class Regions:
         self.unregister(_THE_SERVER, change.subject)
 
     def register(self, peer: Peer, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open the file with a key, and register a part of it under a name (shared memory
-        extension).
+        """Open the file with a key, and register a part of it (shared memory extension).
 
         Raises RegionExists, InvalidRegion if the file cannot be opened or is too short,
         TooManyRegions, NotLocal or SwitchedOff.

@@ -43,9 +43,7 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Split lines into writes: all together for files, in whole lines up to PIPE_BUF
-        otherwise.
-        """
+        """Split lines into writes: one for a file, whole lines up to PIPE_BUF for a pipe."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
@@ -99,9 +97,7 @@ class AccessFile:
             os.close(self._descriptor)
 
     def _took_back(self, written: int) -> bool:
-        """Truncate a partial write, unless another process has written since; return whether it
-        did.
-        """
+        """Truncate a partial write; return False if another process has written since."""
         if self._path is None:
             return False
         with suppress(OSError):

@@ -176,9 +176,7 @@ class AccessLog:
         return True
 
     def _next_gap(self) -> float:
-        """Return the number of calls to skip before the next logged one (geometric
-        distribution).
-        """
+        """Return the number of calls to skip (geometric distribution)."""
         if self._rate >= 1.0:
             return 0
         if self._rate <= 0.0:

@@ -101,8 +101,7 @@ class Tracing:
         telling: Telling | None = None,
         plane: ControlPlane | None = None,
     ) -> None:
-        """If both `path` and `spans` are None, tracing is unavailable; `in_thread` runs blocking
-        functions.
+        """Without `path` and `spans` tracing is unavailable; `in_thread` runs blocking functions.
 
         `start` has the initial global settings, which also apply after they are cleared. If `spans`
         is given, spans are exported instead of writing the file.
@@ -165,8 +164,7 @@ class Tracing:
         self.update(change.subject, change.arguments)
 
     def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
-        """Change trace settings, all or none; None or an empty list clears a setting (trace
-        extension).
+        """Change trace settings, all or none; an empty value clears one (trace extension).
 
         Raises InvalidParameter, Unsupported for settings that are fixed at startup, and SwitchedOff
         if there is no trace file.

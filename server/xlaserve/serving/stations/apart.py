@@ -61,8 +61,7 @@ class FailedBatch:
 
 
 class Apart:
-    """The isolated clients of one model: their requests failed when retried, others of the batch
-    did not.
+    """Isolated clients of a model: their requests failed again when retried, others did not.
 
     For `APART_SECONDS` their requests are batched only with requests of the same client, and run
     once per `OTHERS_FIRST` batches of others. Otherwise one client could cause a retry of every
@@ -70,9 +69,7 @@ class Apart:
     """
 
     def __init__(self, waiting: Callable[[], Iterable[InferCall]]) -> None:
-        """`waiting` returns the queued requests, some of which may be of a newly isolated
-        client.
-        """
+        """`waiting` returns the queued requests, to mark those of a newly isolated client."""
         self._waiting = waiting
         self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0
@@ -113,8 +110,7 @@ class Apart:
         self.judge(batch, now_ns)
 
     def judge(self, batch: FailedBatch, now_ns: int) -> None:
-        """Isolate the clients whose requests failed when retried, if another request of the batch
-        succeeded.
+        """Isolate the clients of requests that failed again, if another one succeeded.
 
         If all of them fail, the model itself is at fault.
         """

@@ -33,9 +33,7 @@ class Executing(Protocol):
 
     @property
     def executing(self) -> Mapping[InferCall, bool]:
-        """Return the calls handed to copies, and whether the model's code has begun each
-        of them.
-        """
+        """Return the calls handed to copies, and whether the code has begun each of them."""
         ...
 
     @property
@@ -104,9 +102,7 @@ class Waits:
         self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
 
     def _known_going(self) -> WeakSet[InferCall]:
-        """Return the calls recently found able to proceed; a later check corrects outdated
-        entries.
-        """
+        """Return the calls recently found able to proceed; a later check corrects errors."""
         now = asyncio.get_running_loop().time()
         if now - self._going_since >= FIRST_SECONDS:
             self._going.clear()
@@ -168,9 +164,7 @@ class Waits:
         return 1  # the code may proceed after any one of the calls that it waits for
 
     def _pending_at(self, call: InferCall) -> Executing | None:
-        """Return the station whose copy a call waits for; None if it has begun or waits for no
-        copy.
-        """
+        """Return the station whose copy a call waits for, or None."""
         place = self._places.get(call) or _copies(call)
         if place is None:
             return None

@@ -73,8 +73,7 @@ class Job:
 
 
 class Dispatcher:
-    """Dispatches the executions of one instance to its devices, in order. Belongs to the event
-    loop.
+    """Dispatches an instance's executions to its devices. Belongs to the event loop.
 
     An execution goes to the replica with the least busy device, and waits while all replicas are
     full. Batches wait in the queue of their model instead, where they can still grow: the next one

@@ -354,8 +354,7 @@ def _respond(
 
 
 def _times(step: InferCall) -> tuple[int, int]:
-    """Return how long a step was queued and how long it computed, in nanoseconds; neither is
-    negative.
+    """Return queueing and computing time of a step in nanoseconds; neither is negative.
 
     A cached step may not have been queued at all, or may share an execution that began earlier.
     """

@@ -32,9 +32,7 @@ class Job(Protocol):
     """A scheduled computation of answers."""
 
     def cancel(self) -> bool:
-        """Cancel the computation unless it has begun; `Generation.computed` is called in either
-        case.
-        """
+        """Cancel unless the computation has begun; `computed` is called in either case."""
         ...
 
 
@@ -42,9 +40,7 @@ class Computing(Protocol):
     """Schedules the computation of a request's next answers on a thread."""
 
     def start(self, waiting: "Generation", /) -> Job:
-        """Start computing; `computed` is called on the event loop. Raises RuntimeError without a
-        thread.
-        """
+        """Start computing, then call `computed` on the event loop; raises RuntimeError."""
         ...
 
     def pending_since(self) -> Iterator[int]:

@@ -142,9 +142,7 @@ class CopiesRunner:
 
     @property
     def executing(self) -> Mapping[InferCall, bool]:
-        """Return the calls handed to copies, and whether the model's code has begun each
-        of them.
-        """
+        """Return the calls handed to copies, and whether the code has begun each of them."""
         return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
 
     @property
@@ -160,8 +158,7 @@ class CopiesRunner:
         return (one.call.submitted_ns for one in self._exchanges if not one.begun_ns)
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether the model would preempt a request for one of this priority although it is
-        full.
+        """Tell whether the full model would preempt a request for one of this priority.
 
         At most one additional request per slot is accepted, since each preempts one that has a
         slot.
@@ -395,9 +392,7 @@ class Exchange:
         self._outbox.post(partial(self._write, outputs, last, parameters))
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Collect the answers of this thread, and wake the event loop once at the end of
-        the block.
-        """
+        """Collect this thread's answers; wake the event loop once, at the end of the block."""
         return self._outbox.gathered()
 
     def again(self) -> None:

@@ -20,8 +20,8 @@ from xlaserve.serving.stations.station import Served
 T = TypeVar("T")
 
 _INLINE_REQUESTS = 4
-"""Limit of the calls whose time limits a batch may add up to run on the event loop. A thread would
-cost the batch about 100 us; but while it runs on the loop, nothing else does.
+"""A batch on the event loop may take as long as this many single calls. On a thread it would take
+about 100 us longer, but leave the loop free.
 """
 
 _SECOND_NS = 1e9
@@ -217,9 +217,7 @@ class HostRunner:
         self.is_inline = limit is not None
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; `freed` and `ended` are called on completion, perhaps before this
-        returns.
-        """
+        """Start a batch; both callbacks run on completion, perhaps before this returns."""
         rows, limit = sum([call.rows for call in requests]), self._limit
 
         def over(result: Executed | BaseException) -> None:

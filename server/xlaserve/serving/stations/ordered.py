@@ -40,8 +40,7 @@ class _Turn:
 
 
 class Ordered(Around):
-    """Executes calls with the inner station, and answers each one after all earlier calls (a
-    Station).
+    """Executes calls with the inner station; answers them in order of arrival (a Station).
 
     Errors count as answers. A call that was cancelled or has expired holds up no others.
     """

@@ -22,8 +22,7 @@ class Outbox:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Wake the event loop only once, at the end, for everything that this thread posts in the
-        block.
+        """Wake the event loop once, at the end, for all callbacks that this thread posts.
 
         Waking the loop releases the GIL, and the thread gets it back only when the loop is idle:
         without this, a thread that posts several callbacks would wait for that each time.

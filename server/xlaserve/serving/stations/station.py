@@ -95,9 +95,7 @@ class Served(ServedInstance, Protocol):
         ...
 
     def on_drain_expired(self, call: Callable[[], None]) -> None:
-        """Register a callback for requests still in progress `drain_seconds` after
-        unloading began.
-        """
+        """Register a callback for requests still running `drain_seconds` after unloading began."""
         ...
 
     @property

@@ -49,9 +49,7 @@ class StepAnswers(AwaitedInfer):
         self._changed.set()
 
     async def answers(self) -> AsyncGenerator[InferResponse, None]:
-        """Yield the answers, then raise the model's error if any; closing the generator cancels the
-        call.
-        """
+        """Yield the answers, then raise the model's error, if any; closing cancels the call."""
         try:
             while True:
                 while self._waiting:

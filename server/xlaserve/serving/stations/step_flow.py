@@ -45,9 +45,7 @@ class Flow(NamedTuple):
         return Flow({**self.tensors, **made}, sequences)
 
     def parameters(self, model: str, taken: Iterable[str], given: Parameters) -> Parameters:
-        """Return the parameters of a step with the inputs `taken`; `given` are the request's
-        parameters.
-        """
+        """Return the parameters of a step with the inputs `taken`, given the request's."""
         if not self.sequences:
             return given
         named = self._named(taken)

@@ -85,9 +85,7 @@ class Stations:
         cache: ResponseCache | None = None,
         counting: Observer | None = None,
     ) -> None:
-        """`steps` executes ensemble steps; `counting` counts executions on behalf of
-        other calls.
-        """
+        """`steps` executes ensemble steps; `counting` counts executions for other calls."""
         self.workers = workers
         self.policy = policy
         self.steps = steps
@@ -176,8 +174,7 @@ class Candidate:
 
     @property
     def gains(self) -> bool:
-        """Tell whether batching pays off: a row alone takes longer than its share of the largest
-        batch.
+        """Tell whether a row alone takes longer than its share of the largest batch.
 
         Always true for models configured to wait for more requests, and for those that cannot run
         on the event loop, where a thread costs more than batching.

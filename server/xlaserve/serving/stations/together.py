@@ -77,9 +77,7 @@ class Together:
         return Ticket(line, waiting)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield submission times of answers waiting for an execution and executions waiting for a
-        thread.
-        """
+        """Yield since when each answer waits for an execution, and each execution for a thread."""
         for line in self._lines:
             yield from line.pending_since()
         yield from self._work.pending_since()
@@ -93,9 +91,7 @@ class Ticket:
         self._waiting = waiting
 
     def cancel(self) -> bool:
-        """Cancel the request's next step unless it has begun; `computed` then gets
-        CancelledError.
-        """
+        """Cancel the next step unless it has begun; `computed` then gets CancelledError."""
         return self._line.cancel(self._waiting)
 
 
@@ -113,9 +109,7 @@ class Line:
         self._apart = Apart(lambda: (one.call for one in self._pending))
 
     def add(self, waiting: Waiting) -> None:
-        """Enqueue a request for the next execution, with others of the same event-loop
-        iteration.
-        """
+        """Enqueue a request; requests of one event-loop iteration are executed together."""
         now = self._pending[waiting] = self._now_ns()
         if self._apart:
             self._apart.mark(waiting.call, now)
@@ -235,9 +229,7 @@ class Line:
 
 
 def _kept_with(waiting: Waiting) -> int | str | None:
-    """Return the client of an isolated request, else None; only requests with equal values share a
-    step.
-    """
+    """Return the client of an isolated request, else None: requests with equal values batch."""
     return client_of(waiting.call) if waiting.call.is_apart else None
 
 

@@ -36,8 +36,7 @@ class SlotQueue:
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Dequeue and return the turns with the shape of the oldest; return none if they should
-        wait.
+        """Dequeue the turns with the shape of the oldest; return none if they should wait.
 
         They wait up to the batch delay while too few slots are ready (minimum_slot_utilization).
         """

@@ -270,9 +270,7 @@ class SequenceTable:
     # --- slots ---
 
     def _seat(self, sequence: _Sequence) -> None:
-        """Assign a slot on the replica with the most free ones, or add the sequence to the
-        backlog.
-        """
+        """Assign a slot on the replica with the most free ones, or join the backlog."""
         replica = max(range(len(self._slots)), key=lambda index: len(self._slots[index]))
         free = self._slots[replica].free
         if free:
