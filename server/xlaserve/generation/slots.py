@@ -37,7 +37,7 @@ class Slots:
         self._thread = threading.Thread(target=self._run, name=f"generate {model}", daemon=True)
         self._thread.start()
 
-    # -- on any thread ---
+    # --- on any thread ---
 
     def add(self, running: Running) -> None:
         """Queue a request for a slot. The caller must register `withdraw` with `when_cancelled`."""
@@ -81,7 +81,7 @@ class Slots:
             running.is_paused = False
             self._changed.notify()
 
-    # -- on the generation thread ---
+    # --- on the generation thread ---
 
     def _run(self) -> None:
         while self._wait():

@@ -97,7 +97,7 @@ def _stripped(part: Mapping[str, Any], *, is_whole: bool) -> tuple[str, int]:
     return str(content), int(start or 0)
 
 
-# -- decoder steps --------------------------------------------------------------------------------
+# --- decoder steps --------------------------------------------------------------------------------
 
 
 def _spaced(piece: Piece, is_first: bool) -> Piece:

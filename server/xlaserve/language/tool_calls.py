@@ -176,7 +176,7 @@ class ToolCalls:
         self._found.text.append(rest)
         self._space = whole[len(rest) :]
 
-    # -- states: each processes a character, and returns the text to process again ---
+    # --- states: each processes a character, and returns the text to process again ---
 
     def _in_text(self, letter: str) -> str:
         held = self._held + letter

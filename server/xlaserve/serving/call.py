@@ -257,7 +257,7 @@ class Call:
     _holds: list[Callable[[], None]] | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    # -- overridden by transports ---
+    # --- overridden by transports ---
 
     def write(self, response: Any, *, last: bool) -> None:
         """Send an answer to the client; raises nothing."""
@@ -297,7 +297,7 @@ class Call:
         """
         return self.owner or host_of(self.root.peer.address)
 
-    # -- called by transports and stations ---
+    # --- called by transports and stations ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
         """Write an answer; the last one ends the call. Does nothing once the call has ended."""
@@ -332,7 +332,7 @@ class Call:
             self._holds = []
         self._holds.append(release)
 
-    # -- called by transports ---
+    # --- called by transports ---
 
     def resume(self) -> None:
         """Call `on_writable` once: the stream is writable again."""
@@ -361,7 +361,7 @@ class Call:
             self._timer = loop.call_at(self.deadline, self.expire, context=context)
             self.holds_anything = True
 
-    # -- ending the call ---
+    # --- ending the call ---
 
     def end(self, outcome: Outcome = None) -> None:
         """End the call without writing; the caller of `end` writes the answer by other means.

@@ -306,7 +306,7 @@ class Engine:
         except BaseException as error:
             deliver([call], error)
 
-    # -- called by ensembles ---
+    # --- called by ensembles ---
 
     def resolve(self, name: str, number: str) -> Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
@@ -352,7 +352,7 @@ class Engine:
             if call.deadline is not None:
                 call.expire_in_time()
 
-    # -- called by transports before they parse tensors ---
+    # --- called by transports before they parse tensors ---
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[ModelInfo]:
         """Raise the error that `infer` would raise for a missing or unavailable model.

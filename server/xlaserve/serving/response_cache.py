@@ -171,7 +171,7 @@ class ResponseCache:
         while self._entries:
             self._drop(next(iter(self._entries)))
 
-    # -- serialized answers ---
+    # --- serialized answers ---
 
     def find_written(self, owner: str, message: bytes) -> Written | None:
         """Return the serialized answer for this caller and message, or None."""
@@ -198,7 +198,7 @@ class ResponseCache:
         self._account.hold(size, Kind.CACHED)
         self.written[key] = Written(entry, call.instance, call.model, version, call.rows, answer)
 
-    # -- called by sections ---
+    # --- called by sections ---
 
     def touch(self, entry: Entry) -> None:
         """Mark an entry as the most recently used."""

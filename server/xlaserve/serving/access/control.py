@@ -147,7 +147,7 @@ class AccessControl:
         """Tell whether there are any rules or restrictions."""
         return self._state is not None or self._restrictions is not None
 
-    # -- checking calls ---
+    # --- checking calls ---
 
     def check(self, call: Call) -> None:
         """Identify the caller; raise if the call is refused, without revealing which models exist.
@@ -238,7 +238,7 @@ class AccessControl:
             peer.granted[authorization] = granted
         return granted
 
-    # -- reading files ---
+    # --- reading files ---
 
     def _read(self) -> _Files:
         """Read rules and keys; raises InvalidSettings if they are unusable."""

@@ -73,7 +73,7 @@ class QuotaTable:
         column = self._words[_IN_FLIGHT + process :: self._width]
         column[:] = memoryview(array("q", bytes(len(column) * _WORD_BYTES)))
 
-    # -- locking a set ---
+    # --- locking a set ---
 
     def lock(self, number: int) -> None:
         """Lock a set; raises Contended."""
@@ -94,7 +94,7 @@ class QuotaTable:
         """Unlock a set."""
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, number)
 
-    # -- rows; the set must be locked ---
+    # --- rows; the set must be locked ---
 
     def find(self, place: Place, now_ns: int) -> bool:
         """Find or claim the row of a principal; return False if the set is full.

@@ -83,7 +83,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# -- value parsers -------------------------------------------------------------------------------
+# --- value parsers -------------------------------------------------------------------------------
 
 
 def _table(where: str, value: Any, keys: Mapping[str, Read]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _refusing() -> Iterator[None]:
         raise TensorDataError("an image that can be decoded", f"a broken one: {text}") from error
 
 
-# -- essential parts: metadata costs memory and time, and triggers decoder bugs ---
+# --- essential parts: metadata costs memory and time, and triggers decoder bugs ---
 
 
 def _bare_png(data: bytes) -> bytes:

@@ -285,7 +285,7 @@ class AccessLog:
         self._told_at = -_TOLD_SECONDS
         self._warn()
 
-    # -- on the thread ---
+    # --- on the thread ---
 
     def _write(self, blocks: Sequence[bytes]) -> None:
         self._file.look()

@@ -106,7 +106,7 @@ class OpenTelemetry:
         self._exporter.shutdown()
         return False
 
-    # -- on the thread ---
+    # --- on the thread ---
 
     def _make_all(self, spans: Sequence[CallSpan]) -> None:
         # Computed for each batch, because the wall clock may be adjusted.

@@ -110,7 +110,7 @@ def is_error(call: CallSpan, *, is_step: bool) -> bool:
     return is_step or call.status not in _CLIENTS_FAULTS
 
 
-# -- values of attributes ---
+# --- values of attributes ---
 
 
 def _status_code(call: CallSpan) -> int | None:

@@ -132,7 +132,7 @@ class Tracing:
         self._is_on = False
         self._observe()
 
-    # -- settings ---
+    # --- settings ---
 
     def get(self, model: str = "") -> TraceSetting:
         """Return the effective settings of a model; an empty name means the global ones."""
@@ -209,7 +209,7 @@ class Tracing:
             else:
                 self._gates.observe_no_more(self)
 
-    # -- recording ---
+    # --- recording ---
 
     @property
     def exports_spans(self) -> bool:
@@ -341,7 +341,7 @@ class Tracing:
         self._left[key] = left or rate
         return not left
 
-    # -- the trace file ---
+    # --- the trace file ---
 
     def _keep(self, trace: TracedCall, setting: TraceSetting) -> None:
         if len(self._pending) >= _MOST_PENDING:

@@ -117,7 +117,7 @@ class Caching(Around):
         if not call.has_ended:
             self._waits.watch(call)
 
-    # -- called by flights ---
+    # --- called by flights ---
 
     def relay(self, call: InferCall, flight: "_Flight") -> Relay:
         """Return a call that is executed on behalf of others."""

@@ -308,7 +308,7 @@ class Generation:
         self._over()
         self._station.instance.release()
 
-    # -- on a thread ---
+    # --- on a thread ---
 
     def compute(self, replica: int) -> Computed:
         """Return the next answer, and further ones if they are quick; raises nothing."""

@@ -325,7 +325,7 @@ class Exchange:
         self._lock = threading.Lock()
         """Guards `_answers` and `_resume`."""
 
-    # -- called by the model on its threads ---
+    # --- called by the model on its threads ---
 
     @property
     def id(self) -> str:

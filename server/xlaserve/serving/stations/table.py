@@ -190,7 +190,7 @@ class Candidate:
         packed = _WORTH_SECONDS + _row_bytes(model.info) * _PACK_SECONDS_PER_BYTE
         return alone > packed + model.expected_seconds(most) / most
 
-    # -- components of stations ---
+    # --- components of stations ---
 
     def work(self) -> HostWork:
         """Return the instance's executions on threads, taken over from the replaced station."""
@@ -347,7 +347,7 @@ def _in_threads(of: Candidate) -> Station:
     return _queued(of, of.by_itself(of.work()))
 
 
-# -- the table -----------------------------------------------------------------------------------
+# --- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Line:
             if computed.has_failed_alone:
                 self._apart.add(waiting.call, self._now_ns())
 
-    # -- on a thread ---
+    # --- on a thread ---
 
     def _compute(self, taken: Sequence[Waiting], replica: int) -> Sequence[Computed]:
         """Compute an answer for each request, and more if they are quick."""

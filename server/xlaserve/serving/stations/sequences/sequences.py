@@ -186,7 +186,7 @@ class Sequences:
             model = turn.call.instance.model
             deliver([turn.call], SequenceInterrupted(model, turn.id))
 
-    # -- expiry of sequences ---
+    # --- expiry of sequences ---
 
     def _wake_later(self) -> None:
         due = self._table.due_ns
