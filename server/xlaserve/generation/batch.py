@@ -221,9 +221,7 @@ class Batch:
             prefixes.hold(slot, running.tokens, owner)
 
     def _chunks(self, running: Running, written: int | None = None) -> int:
-        """Return the number of prompt chunks left after `written` rows (default: the
-        current ones).
-        """
+        """Return how many prompt chunks are left after `written` rows (default: the current)."""
         written = running.written if written is None else written
         return -(-(len(running.context) - 1 - written) // self._info.chunk)
 

@@ -141,7 +141,7 @@ class _Programs:
         self.cache = [_array(*pair) for pair in zip(small, large, strict=True)]
 
     def check_length(self, length: int) -> None:
-        """Raise InvalidModel if the cache has fewer positions than `length`, as a ring buffer has.
+        """Raise InvalidModel if the cache has fewer positions than `length`, like a ring buffer.
 
         Small caches cannot show that: a ring of 512 positions has 24 if the length is 24.
         """

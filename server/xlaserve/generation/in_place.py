@@ -67,7 +67,7 @@ def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: in
 def check_partial(memory: Memory, cache_bytes: int, gathered: int, logits_bytes: int) -> None:
     """Raise InvalidModel if a step of fewer rows does not update the cache in place.
 
-    Its temporaries may be the gathered cache, possibly converted, and those of sampling.
+    It may need temporaries for the gathered cache, possibly converted, and for sampling.
     """
     most = _GATHERED * gathered + _LOGITS * logits_bytes + _SLACK_BYTES
     if memory.aliased < cache_bytes or memory.of_model > most:

@@ -366,7 +366,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         takes_parameters=True,
         generation=generation,
         matmul_precision=context.compilation.options.name_for(site.platform),
-        # A prompt is one of the two.
+        # A request has one of the two.
         optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
     )
     return GeneratorModel(context, info, generation, programs, grammars)

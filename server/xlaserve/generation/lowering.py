@@ -71,7 +71,7 @@ class Wanted:
 
     def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
         """Return the compilation cache key of the lowered program on a site."""
-        # Hash the lowered text, which includes everything; donation is not in the exported program.
+        # Hash the lowered text, because the exported program does not include donation.
         computation = sha256(lowered.as_text().encode()).hexdigest()
         return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
 

@@ -19,7 +19,7 @@ _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 class Given(NamedTuple):
-    """The results of a step, split by row in the form of answers."""
+    """The results of a step, split into one answer per row."""
 
     step: Step
     numbers: Sequence[int]

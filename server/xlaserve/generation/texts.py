@@ -72,7 +72,7 @@ def read(
 
     If the configuration lists tensors, `text` is offered only if it is listed; the parameter `text`
     set to false disables it. If the tokenizer is unusable, raises InvalidModel if the parameter is
-    true, and otherwise logs a warning.
+    explicitly true, and otherwise logs a warning.
     """
     wanted = config.parameters.get(TEXT, "true").strip().lower()
     if wanted not in ("true", "false"):

@@ -63,7 +63,7 @@ def confine(memory_bytes: int) -> None:
 
 
 _ATTEMPTS = 2
-"""Forks per message: if the first one is killed from outside, the message is not to blame."""
+"""Attempts per message, each in a new fork, in case the first fork is killed from outside."""
 FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -124,8 +124,8 @@ class _Fork:
                 os.close(one)
             # Whatever happens, the fork must not continue with the parent's code.
             with suppress(BaseException):
-                # Local variables keep both pipes open until the exit, which the parent detects by
-                # their end.
+                # Keep both pipes open until the exit: the parent takes a closed pipe for the end
+                # of the fork.
                 source, sink = os.fdopen(there, "rb"), os.fdopen(back, "wb")
                 _answer(source, sink, answer, limits)
             os._exit(0)
@@ -147,7 +147,7 @@ class _Fork:
         if status is None:
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
-            status = 0  # this process has just killed it
+            status = 0  # the signal was sent by this process
         self._source.close()
         with suppress(OSError):  # data that the fork has not read
             self._sink.close()

@@ -41,7 +41,7 @@ class Alphabet:
         self.tokens = [*(names.get(id_, b"") for id_ in range(vocab)), *octets]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokenize text that a grammar forces."""
+        """Return the tokens of a text that a grammar requires."""
         return [self._octets + one for one in text]
 
 
@@ -64,7 +64,7 @@ def _too_many(text: str, most: int) -> str | None:
     except (ValueError, RecursionError):
         return None  # llguidance reports the error
     except ArithmeticError:
-        return None  # Decimal cannot represent a number: the time limit applies
+        return None  # Decimal cannot represent it: compile it within the time limit
     if multiple is None:
         return None
     return f"a multipleOf with more than {most} remainders, {multiple}"
@@ -109,7 +109,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         if made.is_error():
             return {"failed": made.get_error()}
         made_bytes = (allocated_bytes() - before) % (1 << 32)
-        # Memory may have shrunk, which gives no size; the text is stored in any case.
+        # A negative difference says nothing; the text is stored in any case.
         is_size = made_bytes < 1 << 31
         return {"text": "", "bytes": max(len(asked["text"]), made_bytes if is_size else 0)}
 

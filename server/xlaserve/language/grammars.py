@@ -42,8 +42,8 @@ MOST_STEPS_SECONDS = 0.1
 """CPU time by which the steps of one answer may exceed that average in total."""
 
 REMAINDERS_PER_SECOND = 2_000_000
-"""States of a `multipleOf`, one per remainder, that cannot be compiled in a second: about 200,000
-can. Schemas that need more are refused without compiling them.
+"""States of a `multipleOf`, one per remainder, that certainly take more than a second to compile;
+about 200,000 compile in that time. Schemas that need more states are refused immediately.
 """
 
 MOST_KNOWN = 1024
@@ -139,8 +139,8 @@ class Trial:
         self._process = process
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, tuple[str, str] | int] = OrderedDict()
-        """Results by the hash of the grammar, newest last: its bytes in memory, or what the error
-        expected and got.
+        """Results by the hash of the grammar, newest last: its size in memory, or the expected and
+        got texts of its error.
         """
 
     def begin(self) -> None:
@@ -175,7 +175,7 @@ class Trial:
         return found
 
     def _tried(self, parameter: str, text: str) -> tuple[str, str] | int:
-        """Return the size of a grammar, or what the error expected and got."""
+        """Return the size of a grammar, or the expected and got texts of its error."""
         asked = {"parameter": parameter, "text": text}
         try:
             try:

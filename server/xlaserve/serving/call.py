@@ -159,7 +159,7 @@ class Sight(Protocol):
 
 
 Tokens: TypeAlias = tuple[int | None, int | None]
-"""Tokens of the prompt and of the answer; None if they are not counted."""
+"""Token counts of the prompt and the answer; None if they are not counted."""
 NOT_COUNTED: Tokens = (None, None)
 
 Outcome: TypeAlias = object

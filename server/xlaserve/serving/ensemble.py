@@ -18,7 +18,7 @@ PLATFORM = "ensemble"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The traits of a step's model that a plan depends on."""
+    """The properties of a step's model that a plan depends on."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

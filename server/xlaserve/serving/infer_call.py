@@ -20,7 +20,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int | str, ...], ...]
-"""Traits that calls of one batch share: input sizes except rows, and omitted inputs."""
+"""Properties that calls of one batch share: input sizes except rows, and omitted inputs."""
 
 _NOTHING: Tensors = MappingProxyType({})
 _NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})

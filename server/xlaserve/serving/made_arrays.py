@@ -50,7 +50,7 @@ def _texts_bytes(array: Tensor) -> Iterator[int]:
 
 
 def reserve_made(call: Call, size: int, what: str = "the tensors") -> None:
-    """Charge the connection's account until the call ends; raises BudgetExhausted if it is full."""
+    """Charge the connection's account until the call ends; raises BudgetExhausted."""
     account = call.peer.account
     if account is None or not size:
         return

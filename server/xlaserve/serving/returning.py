@@ -44,7 +44,7 @@ class Returning:
         self._ledger = ledger
         self._in_thread = in_thread
         self._quick_bytes = EXCESS_BYTES + kept_bytes
-        """Growth above which a quiet server trims at once."""
+        """Growth above which a quiet server trims immediately."""
         self._resident = resident
         self._trim = trim
         self._clock = clock

@@ -155,7 +155,7 @@ class CudaRegions:
             if not expected:
                 raise
             raise InvalidRegion(shown(name), expected, error.name) from error
-        region = CudaRegion(name, device, byte_size, driver, address)  # unmaps it at its end
+        region = CudaRegion(name, device, byte_size, driver, address)  # unmaps it when collected
         there = driver.size(device, address)
         if byte_size > there:
             raise InvalidRegion(shown(name), f"{byte_size} bytes of CUDA memory", f"{there}")

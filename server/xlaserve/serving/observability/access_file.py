@@ -47,7 +47,7 @@ class AccessFile:
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
-            cut = cut or lines.index(b"\n", start) + 1  # a longer line
+            cut = cut or lines.index(b"\n", start) + 1  # a single line that is longer
             yield lines[start:cut]
             start = cut
         yield lines[start:]

@@ -231,7 +231,7 @@ class Lines:
 
 
 def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
-    """Return the encoded members without the first name, for use as its value."""
+    """Encode members without the first name, to be written as the value of that field."""
     text = json.dumps(dict(zip(names, values, strict=False)), separators=(",", ":"))
     return msgspec.Raw(text.partition(":")[2][:-1].encode())
 

@@ -32,7 +32,7 @@ class EventKind(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a change was made without a client's request to this process."""
+    """Why a change was made."""
 
     NONE = ""
     """A client requested it."""

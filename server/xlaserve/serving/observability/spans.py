@@ -68,7 +68,7 @@ class CallSpan(NamedTuple):
     operation: str
     peer: Peer
     record: CallRecord
-    """Has the begin time, and the time at which the answer was written."""
+    """The call's record, with its begin and write times."""
     submitted: int
     execute_begun: int
     execute_ended: int

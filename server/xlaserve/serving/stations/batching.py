@@ -19,7 +19,7 @@ from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
-"""Smaller batches are not aligned: XLA copies them as quickly as it would read them in place."""
+"""Smaller batches are not aligned: that would cost as much as XLA's copy of unaligned memory."""
 
 APART_NS = 50_000
 """Gap between completion and next request above which they belong to different iterations."""

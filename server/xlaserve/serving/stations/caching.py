@@ -93,8 +93,8 @@ class Caching(Around):
         if entry is not None:
             note(call.parent, entry.uses)
             if call.shaping is None and not call.reads_memory:
-                # Only for the client's own call; a relay's answer is still processed by outer
-                # stations.
+                # If an outer station processes the answer further, this call is a relay, whose
+                # `kept` is unused.
                 call.kept = entry
             answer_again(call, entry.outputs, begun, self._now_ns())
             return

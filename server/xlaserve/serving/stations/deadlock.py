@@ -95,7 +95,7 @@ class Waits:
             waited_at = call.place
             deliver([call], Deadlock(call.model, _chain(call)))
             if waited_at is not None:
-                waited_at.leave(call)  # also ends what the call has begun there
+                waited_at.leave(call)  # also stops the call's work there
             return
         seconds = min(2 * seconds, MOST_SECONDS)
         loop = asyncio.get_running_loop()

@@ -75,9 +75,10 @@ class Job:
 class Dispatcher:
     """Dispatches an instance's executions to its devices. Belongs to the event loop.
 
-    An execution goes to the replica with the least busy device, and waits while all replicas are
-    full. Batches wait in the queue of their model instead, where they can still grow: the next one
-    is requested only when the previous one has been dispatched and a slot is free.
+    In submission order, each execution goes to the replica with the least busy device; it waits
+    while all replicas are full. Batches wait in the queue of their model instead, where they can
+    still grow: the next one is requested only when the previous one has been dispatched and a slot
+    is free.
     """
 
     def __init__(

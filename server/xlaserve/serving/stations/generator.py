@@ -44,7 +44,7 @@ class Computing(Protocol):
         ...
 
     def pending_since(self) -> Iterator[int]:
-        """Yield the time since when each answer has been waiting for a thread."""
+        """Yield the time at which each answer began to wait for a thread."""
         ...
 
 
@@ -59,7 +59,7 @@ class Alone:
         return self._work.in_thread(waiting.compute, waiting.computed)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield the time since when each answer has been waiting for a thread."""
+        """Yield the time at which each answer began to wait for a thread."""
         return self._work.pending_since()
 
 

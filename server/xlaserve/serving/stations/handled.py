@@ -234,7 +234,7 @@ class CopiesRunner:
         self._instance.release()
 
     def _free(self) -> None:
-        """Allow the next batches to start, depending on how many executions may be in advance."""
+        """Call `freed` for as many batches as copies may have in advance."""
         most_owed = max(0, self._in_flight - max(0, self._ahead - self.lanes))
         while len(self._owed) > most_owed:
             self._owed.pop()()
@@ -349,7 +349,9 @@ class Exchange:
 
     @property
     def sender(self) -> Sender:
-        """Return the facts about the sender of the request."""
+        """Return the request's sender, submission time, and whether several answers are
+        accepted.
+        """
         call = self.call
         takes_many = call.takes_many and not call.wants_whole
         return Sender(call.submitted_ns, call.owner, takes_many, call.caller)

@@ -12,7 +12,7 @@ from xlaserve.serving.stations.host import HostWork
 from xlaserve.serving.stations.station import Served
 
 _SECONDS_PER_BYTE = 1e-8
-"""Additional execution time, per byte of its inputs, from which offloading a batch is worthwhile.
+"""A batch must take this much longer per byte of its inputs to be worth offloading.
 Packing, copying and returning the outputs cost both workers 1.6 ns per byte (perceptron, 100 KB).
 """
 

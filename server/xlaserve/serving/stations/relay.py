@@ -35,7 +35,7 @@ class Relay(InferCall):
 
     @property
     def how(self) -> Relayed:
-        """Return whether it was answered by a cache hit or miss of an inner station."""
+        """Return how the relay was answered: by a cache hit or miss, if an inner station caches."""
         return self.outcome if type(self.outcome) is Relayed else Relayed()
 
     def write(self, response: InferResponse, *, last: bool) -> None:

@@ -100,7 +100,7 @@ class Stations:
         """Other workers for work stealing; None if there are none."""
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
-        """Return the station of an instance, chosen by current knowledge.
+        """Choose and build the station of an instance.
 
         `before` is the station to replace; it is returned unchanged if the choice cannot have
         changed.
@@ -358,7 +358,7 @@ class Kind:
     fits: Callable[[Candidate], bool]
     make: Callable[[Candidate], Station]
     learns: bool = False
-    """Whether another kind may become better once the model's speed is better known."""
+    """Whether the choice may change as the model's speed becomes better known."""
 
 
 KINDS = (

@@ -77,7 +77,7 @@ class Together:
         return Ticket(line, waiting)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each answer waits for an execution, and each execution for a thread."""
+        """Yield the start times of waits: answers for an execution, executions for a thread."""
         for line in self._lines:
             yield from line.pending_since()
         yield from self._work.pending_since()
@@ -118,7 +118,7 @@ class Line:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield the time since when each request has been waiting."""
+        """Yield the time at which each request began to wait."""
         return iter(self._pending.values())
 
     def cancel(self, waiting: Waiting) -> bool:
@@ -229,7 +229,7 @@ class Line:
 
 
 def _kept_with(waiting: Waiting) -> int | str | None:
-    """Return the client of an isolated request, else None: requests with equal values batch."""
+    """Return the client of an isolated request, or None; equal results may share a step."""
     return client_of(waiting.call) if waiting.call.is_apart else None
 
 

@@ -1,4 +1,4 @@
-"""Ends endless answers when their model is unloaded."""
+"""Failing of calls with endless answers when their model is unloaded."""
 
 from functools import partial
 

@@ -118,7 +118,7 @@ class SequenceTable:
         self._backlog: dict[_Sequence, None] = {}
         """Sequences waiting for a slot, in arrival order."""
         self._idle: dict[_Sequence, int] = {}
-        """Sequences without a pending request, with the time since when; oldest first."""
+        """Idle sequences with the start of their idle time, oldest first."""
 
     @property
     def in_progress(self) -> int:
