@@ -319,7 +319,7 @@ class Ahead:
         return cls(lowering, site, read.generation.slots, read.host_bytes)
 
     def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
-        """Return the rows of a program and its window, for display."""
+        """Return the rows of a program, and its window (an empty tuple if it has none)."""
         return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
 
 

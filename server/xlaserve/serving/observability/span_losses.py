@@ -29,7 +29,7 @@ class Losses:
             self.count += count
 
     def give_up(self) -> None:
-        """Count all spans that have not been sent as lost."""
+        """Count as lost all spans that have not been sent."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
