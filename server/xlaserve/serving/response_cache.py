@@ -30,7 +30,7 @@ ENTRY_BYTES = 1024
 """Memory charged per entry, in addition to its tensors and its key."""
 
 MOST_MESSAGE_BYTES = 4096
-"""Limit of request messages whose serialized answers are kept: for longer ones, hashing the message
+"""Limit of request messages whose serialized answers are kept: for longer ones, computing the key
 takes most of the time anyway.
 """
 _MOST_MESSAGES = 4

@@ -1,4 +1,4 @@
-"""Failing of calls with endless answers when their model is unloaded."""
+"""Limits endless answers: they fail some time after their model is unloaded."""
 
 from functools import partial
 
