@@ -1,1 +1,1 @@
-"""Language models: exported programs, and slots for concurrent requests."""
+"""Text generation: exported language models, and slots for concurrent requests."""

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request."""
+"""Generation parameters of a request: sampling, stopping and grammars."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.tensors import Parameter
 
 MOST_LOGPROBS = 20
-"""Limit of likeliest tokens returned with each token."""
+"""Maximum number of most likely tokens returned with each token (logprobs)."""
 MOST_GRAMMAR_CHARACTERS = 1 << 16
-"""Limit of a grammar's characters."""
+"""Maximum length of a grammar."""
 
 _SHOWN_CHARACTERS = 64
 _MOST_LISTED = 1024
@@ -24,7 +24,7 @@ _WORD = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The choices of one request."""
+    """Validated generation parameters of one request."""
 
     max_tokens: int
     min_tokens: int
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def seed_words(self) -> tuple[int, int]:
-        """Return the seed as the two words of a random key, as the bits of int32."""
+        """Return the seed as two int32 words of a random key."""
         high, low = self.seed >> 32, self.seed & _WORD
         return high, low - (1 << 32) if low >> 31 else low
 
@@ -96,7 +96,7 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         ),
     }
 )
-"""Known parameters of a request; those of other servers are ignored."""
+"""Known parameters of a request; unknown ones are ignored."""
 
 _REALS = (
     *("temperature", "top_p", "min_p"),
@@ -107,9 +107,9 @@ _Found: TypeAlias = Mapping[str, Parameter]
 
 
 def read(parameters: _Found, info: GenerationInfo) -> Asked:
-    """Return what a request asks for; raises InvalidParameter.
+    """Validate the generation parameters of a request; raises InvalidParameter.
 
-    Without a seed it is given one that no other request has.
+    A request without a seed gets a random one.
     """
     found = {name: _checked(name, row, parameters) for name, row in _ROWS.items()}
     whole = {name: value for name, value in found.items() if isinstance(value, int)}
@@ -131,7 +131,7 @@ def read(parameters: _Found, info: GenerationInfo) -> Asked:
 
 
 def _grammar(found: _Found) -> Grammar | None:
-    """Return the requested grammar, which alone ends the answer."""
+    """Return the requested grammar or None; refuse parameters that contradict it."""
     asked = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
     if not asked:
         return None
@@ -160,7 +160,7 @@ def _listed(name: str, text: str) -> list[str]:
 
 
 def _token(name: str, text: str, vocab: int) -> int:
-    # More digits than any id has: int() of them would take long.
+    # Check the length first: int() is slow for very long digit strings.
     token = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(vocab)) else -1
     if not 0 <= token < vocab:
         raise InvalidParameter(name, f"token ids of 0 to {vocab - 1}", text[:_SHOWN_CHARACTERS])

@@ -1,4 +1,4 @@
-"""Requests with a slot, and their scheduling."""
+"""Continuous batching: requests in slots, and their scheduling."""
 
 import time
 from array import array
@@ -18,14 +18,14 @@ from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
-"""Limit of preemptions of one request."""
+"""Limit of preemptions per request."""
 
 
 class Computes(Protocol):
-    """The compiled programs and their cache (`Programs`)."""
+    """The compiled programs and the cache (`Programs`)."""
 
     def reset(self) -> None:
-        """Begin with a cache of zeros."""
+        """Reset the cache to zeros."""
         ...
 
     def begin(
@@ -39,7 +39,7 @@ class Computes(Protocol):
         ...
 
     def copy(self, window: int, source: int, target: int) -> None:
-        """Write the first rows of a slot, as many as the window has, over those of another one."""
+        """Copy the first `window` rows of one slot to another."""
         ...
 
     def step(
@@ -51,16 +51,16 @@ class Computes(Protocol):
         *,
         slots: Tensor | None = None,
     ) -> Step:
-        """Compute the next token of each active slot, and fetch them; of `slots`, or of all."""
+        """Compute and fetch the next token of each active slot: of `slots`, or of all if None."""
         ...
 
 
 class Batch:
-    """Computes the requests of all slots together. One thread calls it; it knows of no others.
+    """Computes the requests of all slots together. Called by one thread; contains no locking.
 
     A turn is `leave_cancelled`, `admit` for each free slot, `prefill` and `step`. Between two steps
-    one chunk of one prompt is computed, so that a long prompt delays the others by a chunk and
-    not by all of it.
+    only one chunk of one prompt is computed, so that a long prompt delays the others by one chunk
+    at a time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Batch:
         counts: GenerationCounts,
         pause: Callable[[Running], None],
     ) -> None:
-        """`pause` is called with a request whose client must read first."""
+        """`pause` is called with requests whose clients must read first."""
         self._info = info
         self._programs = programs
         self._counts = counts
@@ -78,10 +78,10 @@ class Batch:
         self._prefixes = Prefixes(info.slots, info.chunk) if info.keeps_prefixes else None
         self._slots: list[Running | None] = [None] * info.slots
         self._admitted = 0
-        """Admissions so far."""
+        """Number of admissions so far."""
         self._taken = [0] * info.slots
-        """The admission that each slot was last given at."""
-        # Behind the end: what slots write that take no part is dropped.
+        """Number of the latest admission to each slot."""
+        # A position beyond the end: rows written by inactive slots are dropped.
         self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
         self._reals = np.zeros((info.slots, len(REALS)), np.float32)
         self._mask = np.full((info.slots, mask_words(info.vocab)), -1, np.int32)
@@ -93,7 +93,7 @@ class Batch:
 
     @property
     def has_work(self) -> bool:
-        """Tell whether another step would make progress."""
+        """Tell whether another turn would make progress."""
         return any(
             running is not None and (not running.is_paused or running.request.is_cancelled)
             for running in self._slots
@@ -105,7 +105,7 @@ class Batch:
         return [running for running in self._slots if running is not None]
 
     def take_all(self) -> list[Running]:
-        """Remove all requests, and forget their rows: their cache may be gone."""
+        """Remove all requests and cached prefixes, since the cache may be lost."""
         found = self.running
         self._slots = [None] * len(self._slots)
         if self._prefixes is not None:
@@ -122,7 +122,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Give a request the free slot with its longest prefix, else the oldest."""
+        """Give a request the free slot with its longest cached prefix, else the oldest."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0
@@ -135,32 +135,32 @@ class Batch:
         self._mask[slot] = -1
         self._programs.begin(slot, running.prompt, running.asked.bias, running.output)
         self._reals[slot] = running.asked.reals
-        # At once: the slot that has them may be somebody else's before the first chunk.
+        # Copied now: before the first chunk, the source slot may be given to another request.
         self._copy(slot, running)
 
     def yielding(self, level: int) -> Iterator[Running]:
-        """Yield requests that may be preempted by a level. In any thread."""
+        """Yield the requests that a priority level may preempt. Callable from any thread."""
         for running in self.running:
             is_worse = running.level > level and running.preempted < MOST_PREEMPTED
             if is_worse and not running.request.is_cancelled:
                 yield running
 
     def may_begin(self, waiting: Sequence[Running]) -> bool:
-        """Tell whether a waiting request would get a slot."""
+        """Tell whether one of the waiting requests would get a slot."""
         ready = _ready(waiting)
         return bool(ready) and (self.has_free or any(self.yielding(ready[0].level)))
 
     def take_next(self, waiting: list[Running]) -> Running | None:
-        """Take the next request out of those that wait, for a slot that is free; None for none.
+        """Dequeue and return the next request to get a slot, or None.
 
-        Where no slot is free, one that is worse than the best of them gives up its own, and waits
-        in front of its level.
+        If no slot is free, a request of lower priority may be preempted; it is put at the front of
+        the queue.
         """
         ready = _ready(waiting)
         if not ready:
             return None
         if self.has_free:
-            # At the same cost the first one counts: they are in the order in which they came.
+            # Equal costs: requests are chosen by priority, then in arrival order.
             running = choose(ready, lambda one: 0)
         else:
             running = ready[0]
@@ -172,9 +172,9 @@ class Batch:
         return running
 
     def _preempt(self, level: int) -> Running | None:
-        """Take out the worst request that is worse than a level, or return None.
+        """Preempt and return the request with the lowest priority below a level, or return None.
 
-        Of the same level one whose client does not read, then the one that had its slot last.
+        Among equals, prefers requests whose clients do not read, then the most recently admitted.
         """
         worst = max(
             self.yielding(level),
@@ -188,14 +188,14 @@ class Batch:
         return worst
 
     def _chosen(self, running: Running) -> int:
-        """Return the free slot with the longest matching prefix."""
+        """Choose a free slot, preferring the one with the longest matching prefix."""
         prefixes = self._prefixes
         if prefixes is None:
             return self._slots.index(None)
         free = [slot for slot, one in enumerate(self._slots) if one is None]
         slot = prefixes.oldest(free)
         found = prefixes.find(running.context, running.sender.principal, free)
-        # What is behind those rows would be lost with the slot, and may be of use to others.
+        # Skip the matching slot if that would overwrite further rows that others may use.
         if found is not None and (found.slot == slot or prefixes.beyond(found) < prefixes.least):
             slot = found.slot
             self._has(running, found.rows)
@@ -204,12 +204,12 @@ class Batch:
         return slot
 
     def _copy(self, slot: int, running: Running) -> None:
-        """Copy a prefix from another slot, if that saves a chunk."""
+        """Copy a longer prefix from another slot, if that saves at least one chunk."""
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
-        # Two that came together would else have rows of one another, and neither be the one that
-        # computed them: the choices of one prompt are told apart from a prompt of before by that.
+        # Only from slots admitted earlier, so that of several requests admitted together (the
+        # choices of one prompt) the first one computes its rows and counts no cached tokens.
         others = [
             other for other in range(len(self._slots)) if self._taken[other] < running.admitted
         ]
@@ -221,22 +221,22 @@ class Batch:
             prefixes.hold(slot, running.tokens, owner)
 
     def _chunks(self, running: Running, written: int | None = None) -> int:
-        """Return how many chunks are left of a prompt, with as many rows as it has or as given."""
+        """Return how many prompt chunks are left after `written` rows (default: the current)."""
         written = running.written if written is None else written
         return -(-(len(running.context) - 1 - written) // self._info.chunk)
 
     def _has(self, running: Running, count: int) -> None:
-        """Note that a request has more computed rows."""
+        """Record that more rows of a request are in the cache."""
         self._counts.positions_used += count
         running.written += count
-        # What it has again after a preemption was computed for it, or counted, before.
+        # After a preemption, rows were already computed or counted before.
         if not running.preempted:
             self._counts.prefix_hits += not running.cached
             self._counts.cached_tokens += count
             running.cached += count
 
     def prefill(self) -> None:
-        """Compute one chunk of one prompt: that with the least left, or one that waited long."""
+        """Compute one chunk of the prompt with the least left, or of one passed over too often."""
         found = [running for running in self.running if not running.is_prefilled]
         if not found:
             return
@@ -258,7 +258,7 @@ class Batch:
             self._prefixes.hold(slot, running.tokens, running.sender.principal)
 
     def step(self) -> None:
-        """Compute a token for each prefilled request whose client reads."""
+        """Compute a token for each prefilled request that is not paused."""
         active = [
             (slot, running)
             for slot, running in enumerate(self._slots)
@@ -280,7 +280,7 @@ class Batch:
             rows = list(range(len(active)))
             slots = np.full(size, self._info.slots, np.int32)
             slots[: len(active)] = [slot for slot, _ in active]
-            # Padding has any row's: no slot is given its token.
+            # Padding rows use the values of an arbitrary slot; their tokens are discarded.
             taken = np.minimum(slots, self._info.slots - 1)
             mask = self._mask[taken] if has_constraint else None
             integers = self._integers(active, rows, size)
@@ -299,7 +299,7 @@ class Batch:
     def _integers(
         self, active: Sequence[tuple[int, Running]], rows: Sequence[int], size: int = 0
     ) -> Tensor:
-        """Return the integers of a step, INT32 [size, INTEGERS], or for all slots."""
+        """Return the integers of a step, INT32 [rows, INTEGERS]; `size` of 0 means all slots."""
         found: list[tuple[int, ...]] = [self._idle] * (size or self._info.slots)
         for row, (_, running) in zip(rows, active, strict=True):
             asked = running.asked
@@ -308,12 +308,12 @@ class Batch:
                 *(running.last, running.written, 1, asked.top_k, may_stop),
                 *running.seed_words,
             )
-        # A third of the time that one row after the other takes in an array.
+        # Three times faster than assigning the rows of an array one by one.
         flat = array("i", chain.from_iterable(found))
         return np.frombuffer(flat, np.int32).reshape(len(found), len(INTEGERS))
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
-        """Count the time since the last token of each; most had it in the same step."""
+        """Record the time since each request's last token, grouped by equal times."""
         told: dict[int, int] = {}
         for running in active:
             if running.output:
@@ -325,11 +325,11 @@ class Batch:
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
-        """Set the allowed tokens of a slot; False if the request failed or ended."""
+        """Fill the mask of allowed tokens of a slot; return False if that failed the request."""
         try:
             if running.constraint is not None:
                 running.constraint.fill(self._mask[slot])
-        except BaseException as error:  # whatever it is, it is of this request alone
+        except BaseException as error:  # the error concerns only this request
             self._refuse(slot, running, answerable(error))
             return False
         return True
@@ -342,7 +342,7 @@ class Batch:
     def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
         try:
             is_last = running.take(row, given, self._info.max_length)
-        except BaseException as error:  # whatever it is, it is of this request alone
+        except BaseException as error:  # the error concerns only this request
             self._refuse(slot, running, answerable(error))
             return
         if is_last:
@@ -360,7 +360,7 @@ class Batch:
         self._counts.positions_used -= running.written
 
     def _window(self, positions: int) -> int:
-        """Return the smallest compiled window for a number of positions."""
+        """Return the smallest compiled window that covers a number of positions."""
         return next(window for window in self._info.windows if window >= positions)
 
 
@@ -369,22 +369,22 @@ def _by_admission(running: Running) -> int:
 
 
 def _ready(waiting: Sequence[Running]) -> list[Running]:
-    """Return the requests waiting only for a slot, the best priority first.
+    """Return the waiting requests that could start, by priority.
 
-    Not those whose clients have to read what they were given before they were preempted.
+    Excludes preempted requests whose clients must read first.
     """
     return sorted((one for one in waiting if not one.is_paused), key=lambda one: one.level)
 
 
 MOST_PASSED = 8
-"""Times that a request may be passed over before it goes first."""
+"""Number of times that a request may be passed over before it takes precedence."""
 
 
 def choose(found: Sequence[Running], cost: Callable[[Running], int]) -> Running:
-    """Return the one of the best level and the least cost, or one that was passed over too often.
+    """Choose a request by priority, then least cost, unless one was passed over too often.
 
-    Of n requests each is chosen within MOST_PASSED + n choices: among those that were passed over
-    too often the one that was most often goes first, and no newcomer can be ahead of it.
+    Starvation-free: each of n requests is chosen within MOST_PASSED + n choices, because among
+    those passed over too often the longest waiting one is chosen, before any newcomer.
     """
     late = [running for running in found if running.passed >= MOST_PASSED]
     if late:

@@ -1,4 +1,4 @@
-"""The requests of a model whose grammars are compiled before they wait for a slot."""
+"""Compilation of requests' grammars, before they are queued for a slot."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +12,10 @@ from xlaserve.language.turns import CallerThread
 
 
 class Constraining:
-    """Compiles grammars in a thread of its own, one after another, in turns of their callers.
+    """Compiles grammars on a separate thread, with fair scheduling between callers.
 
-    That takes a millisecond, and a tenth of a second for what is large on purpose, and refused:
-    neither the event loop nor the steps of other requests wait for it. No more wait here than a
-    model is handed ahead of its slots.
+    Compiling usually takes a millisecond, and up to a tenth of a second for grammars that are then
+    refused as too large. The thread keeps that off the event loop and the generation thread.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class Constraining:
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
-        """Queue a request for a slot, after compiling its grammar. Raises InvalidParameter."""
+        """Compile a request's grammar, if any, then queue the request. Raises InvalidParameter."""
         grammar = running.asked.grammar
         if grammar is None:
             self._add(running)
@@ -41,11 +40,11 @@ class Constraining:
             raise InvalidParameter(grammar.parameter, expected, "one")
         try:
             self._thread.submit(running.sender.caller, partial(self._compile, running))
-        except RuntimeError as error:  # it is closed
+        except RuntimeError as error:  # the thread has been closed
             raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
-        """End the process of grammars, and the thread after its queued work."""
+        """End the grammar subprocess, and the thread after its queued work."""
         if self._grammars is not None:
             self._grammars.close()
         if self._thread is not None:
@@ -57,7 +56,7 @@ class Constraining:
             if self._grammars is not None and grammar and not running.request.is_cancelled:
                 charge = partial(running.request.charge, "the grammar")
                 running.constraint = self._grammars.compile(*grammar, charge)
-        # Whatever it is, its request alone ends with it.
+        # The error concerns only this request.
         except BaseException as error:
             running.request.fail(answerable(error))
             running.freed()

@@ -1,4 +1,4 @@
-"""The tokens that a grammar allows next in a request."""
+"""Interface of grammar constraints on a request's next token."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,26 +6,26 @@ from xlaserve.tensors import Tensor
 
 
 class Grammar(NamedTuple):
-    """The grammar that a request asks for."""
+    """The grammar of a request."""
 
     parameter: str
-    """One of GRAMMARS: its parameter."""
+    """The request parameter that has it, one of GRAMMARS."""
     text: str
 
 
 GRAMMARS = ("json_schema", "regex", "grammar")
-"""Grammar parameters, of which a request may have one."""
+"""Request parameters with a grammar; a request may have one of them."""
 
 
 class Constraint(Protocol):
-    """The place of one answer in its grammar. One thread calls it."""
+    """The state of an answer within its grammar; used by one thread."""
 
     def fill(self, words: Tensor) -> None:
-        """Set the bits of the tokens that may come next, int32[mask_words(vocab)].
+        """Set the bits of the tokens allowed next, int32[mask_words(vocab)].
 
-        Raises InvalidParameter where the grammar became too large to say.
+        Raises InvalidParameter if the grammar has become too expensive.
         """
 
     def take(self, token: int) -> bool:
-        """Advance by a token; True at the end. Raises InvalidParameter."""
+        """Consume a token; return True if no other may follow. Raises InvalidParameter."""
         ...

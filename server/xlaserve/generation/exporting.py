@@ -6,7 +6,7 @@ export_generator(
 )
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,20 +34,24 @@ from xlaserve.generation.sampling import INTEGERS, REALS, Tables, sample
 from xlaserve.runtime.generator.info import mask_words
 
 Decode: TypeAlias = Callable[..., Any]
-"""`decode(params, cache, window, tokens[b], positions[b]) -> (logits[b, vocab], cache)`. It writes
-row `positions[i]` of slot i, drops a position beyond the end, and attends to what is at or before
-it. `window` is an int8 vector: its length is how many positions attention needs to look at."""
+"""`decode(params, cache, window, tokens[b], positions[b]) -> (logits[b, vocab], cache)`. Writes row
+`positions[i]` of slot i, dropping positions beyond the end, and attends to positions up to it.
+`window` is an int8 vector whose length is the number of positions that attention must consider.
+"""
 Chunk: TypeAlias = Callable[..., Any]
-"""`chunk(params, cache, window, tokens[c], slot, start, n) -> (logits[vocab], cache)`. It computes
-rows `start` to `start + c` of a slot, of which the first n are real; it drops, and never clamps,
-what is beyond the end. The logits are those of the last real token."""
+"""`chunk(params, cache, window, tokens[c], slot, start, n) -> (logits[vocab], cache)`. Computes
+rows `start` to `start + c` of a slot, of which the first n are real; rows beyond the end must be
+dropped, not clamped. The logits are those of the last real token.
+"""
 InitCache: TypeAlias = Callable[..., Any]
-"""`init_cache(params, slots, length) -> cache`: any pytree of arrays, slots first."""
+"""`init_cache(params, slots, length) -> cache`: a pytree of arrays whose first axis is
+the slots.
+"""
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 _NO_FILES: Mapping[str, Path] = MappingProxyType({})
 _SIZES = ((2, 16), (3, 24))
-"""Slots and lengths that tell which axes of the cache are which."""
+"""Two pairs of slots and length, for which the cache's shapes are compared to identify its axes."""
 _NAME_CHARACTERS = 200
 
 
@@ -65,22 +69,22 @@ def export_generator(
     platforms: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a language model to the version directory `<model>/<version>` and return it.
+    """Export a language model to the version directory `<model>/<version>`, and return its path.
 
-    Its programs leave slots, length, window and chunk open: the server compiles them for its
-    configuration. The directory is there with all its files or not at all.
+    The programs have symbolic dimensions for slots, length, window and chunk: the server compiles
+    them for its configuration. The directory is created atomically, with all its files.
 
     `decode(params, cache, window, tokens[b], positions[b])` returns logits[b, vocab] and the cache.
     `chunk(params, cache, window, tokens[c], slot, start, n)` returns logits[vocab] and the cache.
     `init_cache(params, slots, length)` returns the cache, a pytree of arrays, slots first.
-    `params` is any pytree; `path` is the directory of a version, REPOSITORY/MODEL/VERSION.
-    `vocab` is the number of tokens, `max_length` the most positions of a prompt and its answer,
-    and `stop_tokens` are those that end an answer.
-    `files` are copied beside the programs, by name, as those of a tokenizer.
-    `platforms` are those that it is to run on; None for "cpu", "cuda" and "tpu".
-    `overwrite` replaces a version that is there.
+    `params` is any pytree; `path` is the version directory, REPOSITORY/MODEL/VERSION.
+    `vocab` is the number of tokens, `max_length` the maximum length of a prompt and its answer
+    together, and `stop_tokens` are the tokens that end an answer.
+    `files` are copied into the directory under these names, such as the files of a tokenizer.
+    `platforms` are the platforms to run on; None for "cpu", "cuda" and "tpu".
+    `overwrite` replaces an existing version.
 
-    Raises InvalidModel, or FileExistsError for a version that is there.
+    Raises InvalidModel, or FileExistsError if the version exists.
     """
     target = Path(path)
     if not (target.name.isascii() and target.name.isdigit() and target.name[0] != "0"):
@@ -107,7 +111,7 @@ def export_generator(
 
 
 def _log_restrictions(target: Path, programs: Mapping[str, bytes]) -> None:
-    """Log the JAX versions that can read each program, if restricted."""
+    """Warn about programs that only certain JAX versions can read."""
     for name, data in programs.items():
         module = artifact.deserialize(bytearray(data), name=name).mlir_module_serialized
         if reason := not_lasting(module):
@@ -117,7 +121,7 @@ def _log_restrictions(target: Path, programs: Mapping[str, bytes]) -> None:
 
 
 class _Programs:
-    """The functions of an author as functions of flat lists, with the sampling inside."""
+    """The author's functions, flattened and combined with sampling, as exported programs."""
 
     def __init__(
         self,
@@ -137,9 +141,9 @@ class _Programs:
         self.cache = [_array(*pair) for pair in zip(small, large, strict=True)]
 
     def check_length(self, length: int) -> None:
-        """Raise InvalidModel for a cache that has fewer positions than there are, such as a ring.
+        """Raise InvalidModel if the cache has fewer positions than `length`, like a ring buffer.
 
-        Short caches cannot tell: a ring of 512 positions has 24 where the length is 24.
+        Small caches cannot show that: a ring of 512 positions has 24 if the length is 24.
         """
         slots = _SIZES[0][0]
         found = jax.tree.leaves(jax.eval_shape(lambda: self._init_cache(slots, length)))
@@ -153,7 +157,7 @@ class _Programs:
                 )
 
     def exported(self, platforms: tuple[str, ...]) -> dict[str, bytes]:
-        """Return the files of the programs; each has symbols of its own."""
+        """Return the exported programs by file name; each has its own symbolic dimensions."""
         i4 = jnp.dtype("int32")
         arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.parameters.arrays.values()]
         b, t, w = dimensions.symbolic("b, t, w", constraints=["t >= w"])
@@ -211,7 +215,7 @@ class _Programs:
         cache: list[jax.Array],
         *others: jax.Array,
     ) -> list[jax.Array]:
-        # The last token of a prompt is left to decode, which samples: no logits are needed here.
+        # The logits are unused: `decode` computes the last token of a prompt and samples.
         params, held = self.parameters.unflatten(arrays), jax.tree.unflatten(self._tree, cache)
         logits, following = self._chunk(params, held, *others)
         _check("chunk", "logits", logits.shape, (self.vocab,))
@@ -232,7 +236,7 @@ class _Programs:
 
 
 def _array(small: Any, large: Any) -> Array:
-    """Return an array of the cache, from two that differ in slots and length."""
+    """Return the description of a cache array, from two that differ in slots and length."""
     shape = []
     for sizes in zip(small.shape, large.shape, strict=True):
         found = [
@@ -269,7 +273,7 @@ def _exported(
         return to_file(exported, lasting(exported))
     except InvalidModel:
         raise
-    # Whatever the author's code raises while it is traced.
+    # The author's code may raise anything while it is traced.
     except Exception as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidModel(f"{name} cannot be exported: {line[:300]}") from error
@@ -289,7 +293,7 @@ def _record(
     max_length: int,
     copied: Mapping[str, Path],
 ) -> Record:
-    """Write all other files, and return their description."""
+    """Write all files except the record, and return the record."""
     arrays = made.parameters.arrays
     written = {
         name: files.write_atomically(directory / name, [data])

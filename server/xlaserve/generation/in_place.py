@@ -1,4 +1,4 @@
-"""Checks that XLA updates the cache of a generator in place."""
+"""Checks that XLA updates a generator's cache in place."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,46 +7,47 @@ from xlaserve.errors import InvalidModel
 from xlaserve.runtime.devices.workspace import shared, workspace_bytes
 
 _LOGITS = 16
-"""Temporaries allowed for sampling, in arrays of the logits' size."""
+"""Limit of sampling temporaries, as a multiple of the logits' size."""
 _SLACK_BYTES = 1 << 20
 _GATHERED = 3
-"""Times that a step of fewer rows may take what it gathers: a CPU converts keys and values of BF16,
-which doubles them."""
+"""Limit of a partial step's temporaries, as a multiple of the gathered cache: CPUs convert BF16
+keys and values, which doubles them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a compiled program takes."""
+    """Memory of a compiled program in bytes."""
 
     aliased: int
     temporaries: int
-    """All temporaries, workspace included."""
+    """All temporaries, including `workspace`."""
     workspace: int = 0
-    """Workspace of library calls, outside of the model."""
+    """Workspace of library calls, which does not belong to the model."""
 
     @classmethod
     def of(cls, compiled: Any) -> "Memory":
-        """Return a program's memory from XLA's analysis and its text."""
+        """Return a program's memory, from XLA's memory analysis and the HLO text."""
         found = compiled.memory_analysis()
         text = compiled.as_text() or ""
         return cls(found.alias_size_in_bytes, found.temp_size_in_bytes, workspace_bytes(text))
 
     @property
     def booked(self) -> int:
-        """Return the temporaries that the model reserves: without the device's workspace."""
+        """Return the temporaries that the model reserves, without shared workspace."""
         return self.temporaries - shared(self.workspace, self.temporaries)
 
     @property
     def of_model(self) -> int:
-        """Return the temporaries without the workspace, among which a copy would be."""
+        """Return the temporaries without workspace; a copy of the cache would be among them."""
         return self.temporaries - min(self.workspace, self.temporaries)
 
 
 def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: int | None) -> None:
-    """Raise InvalidModel unless a program changes the cache in place.
+    """Raise InvalidModel if a program does not update the cache in place.
 
-    One that copies it has it twice, and takes as long for a token as copying takes. Without logits
-    it may take more: a chunk may take much for the tokens in it, and a copy for its rows.
+    Otherwise the cache would need twice the memory, and each token the time of a copy. Without
+    `logits_bytes` temporaries are not limited, since a chunk may need many.
     """
     if memory.aliased < cache_bytes:
         raise InvalidModel(
@@ -64,9 +65,9 @@ def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: in
 
 
 def check_partial(memory: Memory, cache_bytes: int, gathered: int, logits_bytes: int) -> None:
-    """Raise InvalidModel unless a step of fewer rows changes the cache in place.
+    """Raise InvalidModel if a step of fewer rows does not update the cache in place.
 
-    Its temporaries are what it gathers, in another datatype too, and those of sampling.
+    It may need temporaries for the gathered cache, possibly converted, and for sampling.
     """
     most = _GATHERED * gathered + _LOGITS * logits_bytes + _SLACK_BYTES
     if memory.aliased < cache_bytes or memory.of_model > most:

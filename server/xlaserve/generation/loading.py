@@ -1,6 +1,6 @@
-"""A version directory with a generator becomes a model that generates in its slots."""
+"""Loads a generator from a version directory."""
 
-# Much of jax is typed, but not all that is called here.
+# Some jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -56,18 +56,19 @@ _INT32, _FP32 = datatype_named("INT32"), datatype_named("FP32")
 INPUTS = (TensorSpec(PROMPT, _INT32, (-1,)),)
 _TOP = (TensorSpec("top_tokens", _INT32, (-1,)), TensorSpec("top_logprobs", _FP32, (-1,)))
 OF_MANY = (TensorSpec("token", _INT32, (1,)), TensorSpec("logprob", _FP32, (1,)), *_TOP)
-"""The outputs of each of many answers."""
+"""Outputs of each answer, if a request gets one per token."""
 OF_ONE = (TensorSpec("tokens", _INT32, (-1,)), TensorSpec("logprobs", _FP32, (-1,)), *_TOP)
-"""Outputs of a single answer to a request."""
+"""Outputs of the single answer to a request."""
 OUTPUTS = (*OF_MANY[:2], *OF_ONE)
 
 _AHEAD_SLOTS = 4
-"""Slots for which one request waits in the thread of the model: it has the next step. The others
-wait where priorities and principals are seen."""
+"""Slots per waiting request that is handed to the generation thread in advance, to start with the
+next step. Further requests stay in the station's queue, where priorities and fairness apply.
+"""
 
 
 class GeneratorModel(UncompiledModel):
-    """A generator in memory (a LoadedModel, Slotted): an answer for each token."""
+    """A loaded generator (a LoadedModel, Slotted), which answers with one token at a time."""
 
     replicas = 1
     batch_limit = 1
@@ -92,14 +93,14 @@ class GeneratorModel(UncompiledModel):
         self._programs = programs
         self._slots = Slots(name, generation, programs)
         text = self._text = generation.text if generation.is_text_offered else None
-        """The text of V2 requests."""
+        """Tokenizer for V2 requests with text; None if the model does not offer text."""
         waiting = context.text_limits.waiting
         self._prompts = Prompts(name, text, generation.max_length, waiting) if text else None
         self._constraining = Constraining(name, grammars, self._slots.add, waiting)
 
     @property
     def counts(self) -> GenerationCounts:
-        """Return its counters."""
+        """Return the generation counters."""
         return self._slots.counts
 
     def handle(
@@ -110,7 +111,7 @@ class GeneratorModel(UncompiledModel):
         *,
         together: bool = True,
     ) -> None:
-        """Have each request wait for a slot; `freed` is called when the last of them has ended."""
+        """Queue requests for a slot; `freed` is called when the last of them has ended."""
         counted = _Countdown(len(requests), freed)
         for request in requests:
             request.when_cancelled(partial(self._slots.withdraw, request))
@@ -125,7 +126,7 @@ class GeneratorModel(UncompiledModel):
                 begin()
 
     def _begin(self, request: ModelRequest, freed: Callable[[], None]) -> None:
-        """Have a request wait for a slot; in the thread of prompts where its prompt is text."""
+        """Queue a request for a slot; runs on the tokenizer thread if the prompt is text."""
         try:
             if request.is_cancelled:
                 request.end()
@@ -158,7 +159,7 @@ class GeneratorModel(UncompiledModel):
             expected = f"token ids of 0 to {vocab - 1}"
             raise InvalidTensor(self._name, "input", given, expected, f"{got}")
         asked = asking.read(request.parameters, self.generation)
-        # Of its own: the memory of a request is the client's, or that of its message.
+        # A copy: the request's memory belongs to the client or to the message.
         prompt = np.array(tokens, np.int32)
         text, stop = self._text, stops(request.parameters.get(STOP), self._text)
         wants_text = text is not None and (stop or TEXT in request.outputs)
@@ -166,7 +167,7 @@ class GeneratorModel(UncompiledModel):
         return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
 
     def text_bytes(self, inputs: Mapping[str, Value]) -> int:
-        """Return the memory of making tokens of a request's text, or 0."""
+        """Return the memory needed to tokenize a request's text; 0 without text."""
         if TEXT not in inputs or self._prompts is None:
             return 0
         return self._prompts.held_bytes(inputs[TEXT])
@@ -174,7 +175,7 @@ class GeneratorModel(UncompiledModel):
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
-        """Return the requested outputs; raises UnknownTensor for a missing one."""
+        """Return the requested outputs; raises UnknownTensor."""
         more = () if self._text is None else (texts.SPEC,)
         specs = (*(OF_MANY if many else OF_ONE), *more)
         for spec in asked or ():
@@ -184,11 +185,11 @@ class GeneratorModel(UncompiledModel):
         return asked or specs
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether another request of a priority would preempt one."""
+        """Tell whether a request of a priority level would preempt a running one."""
         return self._slots.yields_to(level)
 
     def _level(self, request: ModelRequest) -> int:
-        """Return the priority of a request; all have the same in a queue without levels."""
+        """Return the priority of a request; 0 for all if there are no priority levels."""
         if not self._batching.priority_levels:
             return 0
         asked = request.parameters.get("priority")
@@ -197,19 +198,19 @@ class GeneratorModel(UncompiledModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return one token; for a warm-up, which has no use for more. Blocks."""
+        """Generate one token, for the warm-up. Blocks."""
         waiting = Waiting(self._name, self.info, inputs)
         waiting.request.parameters = {"max_tokens": 1}
         self.handle(replica, [waiting.request], waiting.freed)
         return waiting.result()
 
     def expected_seconds(self, rows: int) -> float:
-        """Return infinity: it never runs on the event loop."""
+        """Return infinity, so that it never runs on the event loop."""
         return math.inf
 
     def close(self) -> None:
-        """End the threads, and drop every array and program."""
-        # Processes before the threads that may wait for what they compute.
+        """End the threads and subprocesses, and release all arrays and programs."""
+        # Subprocesses before the threads that may wait for them.
         if self.generation.text is not None:
             self.generation.text.close()
         if self._prompts is not None:
@@ -220,25 +221,25 @@ class GeneratorModel(UncompiledModel):
 
 
 class _Countdown:
-    """Calls a function after a number of calls, from any thread."""
+    """Calls a function after a number of calls; thread-safe."""
 
     def __init__(self, count: int, over: Callable[[], None]) -> None:
         self._left = iter(range(count - 1, -1, -1))
         self._over = over
 
     def __call__(self) -> None:
-        if not next(self._left):  # one step of Python: no two threads are given the same number
+        if not next(self._left):  # next() is atomic: no two threads get the same number
             self._over()
 
 
 def is_there(directory: Path) -> bool:
-    """Tell whether a version directory has a generator."""
+    """Tell whether a version directory contains a generator."""
     return (directory / record.FILE_NAME).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The contents of a version's files, before anything is compiled."""
+    """The contents of a version directory, before compilation."""
 
     record: Record
     generation: GenerationInfo
@@ -272,13 +273,13 @@ class _Read:
 
     @property
     def host_bytes(self) -> int:
-        """Return its host memory."""
+        """Return the host memory of the generator."""
         return configured.host_bytes(self.generation, has_text=self.text.text is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A generator as a load would compile it. No parameter of it is anywhere."""
+    """A generator prepared for ahead-of-time compilation, without its parameters."""
 
     lowering: Lowering
     site: sites.Site
@@ -294,9 +295,10 @@ class Ahead:
         present: "Sequence[jax.Device]",  # pyright: ignore[reportInvalidTypeForm]
         roots: Roots = ANYWHERE,
     ) -> "Ahead":
-        """Read a version directory for a server that has `present`; raises InvalidModel.
+        """Read a version directory for a server with the devices `present`; raises InvalidModel.
 
-        What only an execution tells is not known: it has all steps and copies that it may have.
+        Includes all partial steps and copy programs, since only the trials of a real load can
+        exclude them.
         """
         read = _Read.of(directory, config, directory.parent.name, roots)
         if read.text.text is not None:
@@ -317,14 +319,14 @@ class Ahead:
         return cls(lowering, site, read.generation.slots, read.host_bytes)
 
     def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
-        """Return the rows of a program, and its window, if any."""
+        """Return the rows of a program, and its window (an empty tuple if it has none)."""
         return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
 
 
 def load(directory: Path, context: LoadContext) -> GeneratorModel:
-    """Load a version directory, compile its programs for the configured sizes, and warm them.
+    """Load a version directory, compile its programs for the configured sizes, and warm them up.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Raises InvalidModel, OutOfMemory, or the error of `context.check_cancelled`.
     """
     limits = context.text_limits
     read = _Read.of(directory, context.config, context.model, context.roots, limits)
@@ -364,17 +366,17 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         takes_parameters=True,
         generation=generation,
         matmul_precision=context.compilation.options.name_for(site.platform),
-        # One of both.
+        # A request has one of the two.
         optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
     )
     return GeneratorModel(context, info, generation, programs, grammars)
 
 
 def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext) -> GenerationInfo:
-    """Return the sizes of a generator without failed ones."""
+    """Run the trials; return the generation settings without features that failed them."""
     if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
         generation = configured.without_prefixes(generation, context.config, context.model)
-        # Its steps of fewer rows write the row of the position alone.
+        # Partial steps only write back the row of the current position.
         programs.drop_partial("its rows may hold more than their tokens")
     elif not programs.why_whole and not steps_are_alike(programs, generation):
         programs.drop_partial("one of fewer rows gave other tokens in a trial")
@@ -385,7 +387,7 @@ def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext)
 
 
 def _check_config(config: ModelConfig, signature: Signature) -> None:
-    """Raise InvalidModel for unknown tensors, and for batching fields."""
+    """Raise InvalidModel for unknown tensors, and for batching settings."""
     agreed(signature, config)
     if config.max_batch_size:
         raise InvalidModel(
@@ -416,7 +418,7 @@ def _grammars(
 def _exported(
     directory: Path, found: Record, platform: str, roots: Roots
 ) -> "tuple[jax.export.Exported, jax.export.Exported]":
-    """Return the programs for one token and for a chunk of a prompt."""
+    """Return the exported programs for one token and for a prompt chunk."""
 
     def one(name: str) -> "jax.export.Exported":
         data = files.read_checked(
@@ -438,9 +440,9 @@ def _site(
     platform: str,
     present: "Sequence[jax.Device] | None" = None,  # pyright: ignore[reportInvalidTypeForm]
 ) -> sites.Site:
-    """Return the device, or the mesh of devices, of a generator; raises InvalidModel for more."""
+    """Return the device or mesh of a generator; raises InvalidModel for more than one instance."""
     wanted = placement.read(config, platform)
-    # A model may go to the CPU of a server with GPUs.
+    # On a server with GPUs, the model may be placed on the CPU.
     layout = sites.layout(wanted, present if wanted.platform == platform else None)
     if len(layout.replicas) != 1:
         raise InvalidModel(
@@ -452,7 +454,7 @@ def _site(
 
 
 def _check_rules(directory: Path, read: _Read, site: sites.Site, roots: Roots) -> None:
-    """Raise InvalidModel unless every rule of partition splits a parameter, or a cache, evenly."""
+    """Raise InvalidModel unless all partition rules split parameters or cache arrays evenly."""
     if not site.rules:
         return
     shapes = {entry.name: entry.shape for entry in weights.read_entries(directory, WEIGHTS, roots)}

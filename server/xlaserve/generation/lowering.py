@@ -1,6 +1,6 @@
-"""Programs of a generator for XLA. The devices may be absent."""
+"""Lowering of a generator's programs; the target devices may be absent."""
 
-# Much of jax is typed, but not all that is called here.
+# Some jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Sequence
@@ -31,52 +31,52 @@ EMPTY = "the state without requests"
 BEGIN = "the begin of a request"
 COPY = "the copy of rows"
 PARTIAL = "a step of fewer rows"
-"""Names of programs derived at a load, besides DECODE and CHUNK."""
+"""Programs created at load time, in addition to DECODE and CHUNK."""
 
 RESULTS = len(Step._fields)
-"""Results of a step besides the cache."""
+"""Number of a step's results, not counting the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One program of a generator, with its shapes."""
+    """A program to be compiled, with the shapes of its arguments."""
 
     name: str
     function: Any
-    """Jitted."""
+    """The jitted function."""
     arguments: tuple[Any, ...]
     window: int = 0
-    """Its visible positions; 0 for none."""
+    """Number of visible positions; 0 if the program has no window."""
     size: int = 0
-    """The rows of a PARTIAL step; else 0."""
+    """Rows of a PARTIAL step; 0 for other programs."""
     logits_bytes: int | None = None
     gathered_bytes: int = 0
-    """Bytes of the cache that a PARTIAL step gathers."""
+    """Cache bytes gathered by a PARTIAL step."""
 
     @property
     def kept_bytes(self) -> int:
-        """Return the bytes among the arguments that stay on the device: parameters and state."""
+        """Return the bytes of arguments that stay on the device: parameters and state."""
         placed = (one for one in jax.tree.leaves(self.arguments) if one.sharding is not None)
         return sum(map(bytes_of, placed))
 
     @property
     def is_optional(self) -> bool:
-        """Tell whether the model can do without: steps of fewer rows."""
+        """Tell whether the model works without the program, as it does for partial steps."""
         return self.name == PARTIAL
 
     def lowered(self) -> jax.stages.Lowered:
-        """Return it as XLA takes it."""
+        """Lower the program for XLA."""
         lowered: jax.stages.Lowered = self.function.lower(*self.arguments)
         return lowered
 
     def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
-        """Return its key in the cache, lowered for a site."""
-        # All that it follows from: donation is no part of what was exported.
+        """Return the compilation cache key of the lowered program on a site."""
+        # Hash the lowered text, because the exported program does not include donation.
         computation = sha256(lowered.as_text().encode()).hexdigest()
         return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
 
     def check(self, memory: Memory, cache_bytes: int) -> None:
-        """Raise InvalidModel if it must change the cache in place, and does not."""
+        """Raise InvalidModel if the program must update the cache in place but does not."""
         if self.name == PARTIAL:
             check_partial(memory, cache_bytes, self.gathered_bytes, self.logits_bytes or 0)
         elif self.window:
@@ -84,7 +84,7 @@ class Wanted:
 
 
 class Lowering:
-    """The arrays of a generator on its devices, and the compiler of its programs."""
+    """The shapes of a generator's arrays on its devices, and its programs to compile."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Lowering:
         parameters: Sequence[Any],
         site: Site,
     ) -> None:
-        """`parameters` are arrays, which are not kept, or shapes."""
+        """`parameters` are arrays or shapes; only their shapes are stored."""
         self._info = info
         self._exported = exported
         self._parameters = [
@@ -113,7 +113,7 @@ class Lowering:
             jax.ShapeDtypeStruct(rows, dtype, sharding=self._place)
             for dtype in ("int32", "int8", "float32")
         ]
-        """Counts, prompts and biases of the tokens of each slot."""
+        """Token counts, prompts and biases of all slots."""
         words = jax.ShapeDtypeStruct(
             (info.slots, mask_words(info.vocab)), np.int32, sharding=self._place
         )
@@ -122,7 +122,7 @@ class Lowering:
         self._axes = tuple(
             a.shape.index(LENGTH) if LENGTH in a.shape else None for a in record.cache
         )
-        """The positions among the axes of each array of the cache; None for one without."""
+        """Axis of the positions in each cache array, or None."""
 
     @property
     def count(self) -> int:
@@ -131,9 +131,9 @@ class Lowering:
         return of_window * len(self._info.windows) + 2
 
     def memory(self, temporary_bytes: int, host: int) -> ModelMemory:
-        """Return what the generator holds, of whose programs one takes so many temporaries.
+        """Return the memory of the generator, given the largest program's temporaries.
 
-        `host` are bytes beside its device, or the first of them.
+        `host` is additional memory, counted on the first device.
         """
         parts = (
             sum(map(bytes_of, self._parameters)),
@@ -156,7 +156,7 @@ class Lowering:
 
     @property
     def why_whole(self) -> str:
-        """Return why steps of fewer rows cannot be, where the rules of partition say so."""
+        """Return why partitioning prevents partial steps, or an empty string if it does not."""
         for place, axis in zip(self._places, self._axes, strict=True):
             spec = getattr(place, "spec", ())
             if any(part is not None for at, part in enumerate(spec) if at in (0, axis)):
@@ -164,7 +164,7 @@ class Lowering:
         return ""
 
     def programs(self) -> Iterator[Wanted]:
-        """Yield every program, those of a window together; steps of fewer rows among them."""
+        """Yield all programs, grouped by window, including partial steps."""
         info = self._info
         states = [*self.cache, *self.tables]
         places = [state.sharding for state in states]
@@ -175,7 +175,7 @@ class Lowering:
         decode, chunk = self._exported
         tokens = jax.ShapeDtypeStruct((info.chunk,), np.int32)
         found = (self._place,) * RESULTS
-        # Donation is no part of what an artifact says when it is called: it is stated again.
+        # Calling an exported program does not preserve donation, so it is specified again.
         steps = self._jitted(decode.call, (1, 2), (*found, self._places, self._place))
         chunks = self._jitted(chunk.call, (1,), self._places)
         logits = 4 * info.slots * info.vocab
@@ -186,14 +186,14 @@ class Lowering:
             yield Wanted(DECODE, steps, whole, window, logits_bytes=logits)
             yield Wanted(CHUNK, chunks, (*held, seen, tokens, one, one, one), window)
             if info.keeps_prefixes:
-                # No function of the model is in it: where slots and positions are is all it needs.
+                # Independent of the model's functions: only the axes matter.
                 copying = self._jitted(partial(_copy, self._axes, window), (0,), self._places)
                 yield Wanted(COPY, copying, (self.cache, one, one), window)
             for size in () if self.why_whole else info.step_sizes:
                 yield self._partial(size, window)
 
     def _asked(self, seen: Any, rows: int) -> list[Any]:
-        """Return the arguments of a step besides the state."""
+        """Return the argument shapes of a step, without parameters and state."""
         return [
             seen,
             jax.ShapeDtypeStruct((rows, len(INTEGERS)), np.int32),
@@ -226,23 +226,23 @@ class Lowering:
         )
 
     def _jitted(self, function: Any, donated: tuple[int, ...], places: Any) -> Any:
-        """Return a function whose results are where its donated arguments are."""
+        """Jit a function with donated arguments, whose results keep their placement."""
         if not self._is_split:
             return jax.jit(function, donate_argnums=donated)
         return jax.jit(function, donate_argnums=donated, out_shardings=places)
 
 
 def why_not(wanted: Wanted, memory: Memory, cache_bytes: int) -> str:
-    """Return why the model does without a program; empty where it does not.
+    """Return why an optional program cannot be used, or an empty string.
 
-    Raises InvalidModel for one that the model needs and that copies the cache.
+    Raises InvalidModel if a required program copies the cache.
     """
     try:
         wanted.check(memory, cache_bytes)
     except InvalidModel as error:
         if not wanted.is_optional:
             raise
-        # XLA chose to copy here, and the author has no say in it.
+        # XLA decided to copy, which the author cannot change.
         return str(error)
     return ""
 
@@ -258,7 +258,7 @@ def _copy(
     source: jax.Array,
     target: jax.Array,
 ) -> list[jax.Array]:
-    """Return the cache with a prefix copied between slots, in place if donated."""
+    """Copy the first `window` rows between slots; in place if the cache is donated."""
 
     def copied(array: jax.Array, axis: int | None) -> jax.Array:
         sizes = [window if at == axis else size for at, size in enumerate(array.shape)]
@@ -270,10 +270,10 @@ def _copy(
 
 
 def _begin(tables: list[jax.Array], slot: jax.Array, rows: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the counts, prompts and biases of all slots with those of one request."""
+    """Set the counts, prompt and bias of one slot."""
     return [table.at[slot].set(row) for table, row in zip(tables, rows, strict=True)]
 
 
 def bytes_of(shape: Any) -> int:
-    """Return the bytes of an array per device."""
+    """Return the bytes per device of an array."""
     return int(np.prod(shape.sharding.shard_shape(shape.shape))) * int(shape.dtype.itemsize)

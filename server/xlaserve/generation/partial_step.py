@@ -1,11 +1,11 @@
-"""A decoding step of fewer rows than slots: gathers their cache, writes new rows back.
+"""Partial decoding steps, for fewer rows than slots: gather their cache, write back new rows.
 
-`decode` leaves the number of slots and of positions open, so that it can be called for a smaller
-cache: that of the slots which take part, as far as the window. XLA keeps the whole cache in place
-only if nothing reads it after the first write, which `PartialStep` makes sure of.
+`decode` has symbolic dimensions for slots and positions, so it can be called on a smaller cache:
+that of the participating slots, up to the window. XLA updates the whole cache in place only if
+nothing reads it after the first write, which `PartialStep` ensures.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,16 @@ _POSITION, _ACTIVE = INTEGERS.index("position"), INTEGERS.index("is_active")
 
 @dataclass(frozen=True)
 class PartialStep:
-    """The function of a step that computes some of the slots."""
+    """A decoding step for some of the slots."""
 
     decode: Callable[..., Any]
     axes: tuple[int | None, ...]
-    """Position of the positions axis of each array of the cache, or None."""
+    """Axis of the positions in each cache array, or None."""
     window: int
     keeps_rows: bool
-    """Whether `decode` changes the row of the position alone: one that does not have rows kept for
-    other prompts may overwrite others too, and all that it was given are written back."""
+    """Whether `decode` only changes the row of the current position. Models that do not allow
+    prefix reuse may change other rows too, so all gathered rows are written back.
+    """
 
     def __call__(  # noqa: PLR0917, the order of the arguments of `decode`
         self,
@@ -41,10 +42,10 @@ class PartialStep:
         slots: jax.Array,
         others: Sequence[jax.Array],
     ) -> tuple[Any, ...]:
-        """Return what `decode` does: a row for each of the slots, the cache, and the counts.
+        """Run `decode`; return its results (a row per slot), the cache, and the counts.
 
-        `tables` are prompts and biases of all slots. `slots` is int32[k]; a number that no slot has
-        is padding, whose row is dropped. `others` are the window, integers, reals and mask of
+        `tables` are prompts and biases of all slots. `slots` is int32[k]; numbers beyond the last
+        slot are padding, whose rows are dropped. `others` are window, integers, reals and mask of
         `decode`, with k rows.
         """
         integers = others[1]
@@ -52,8 +53,9 @@ class PartialStep:
         gathered = [_gathered(array, axis, self.window, slots) for array, axis in pairs]
         rows = [table.at[slots].get(mode="clip") for table in (counts, *tables)]
         *found, following, _ = self.decode(parameters, gathered, *rows, *others)
-        # No token is negative, which XLA does not know: all reads of the cache come before its
-        # first write. Without that, XLA copied half of it for a step of one row.
+        # Makes the first write depend on the tokens, and thereby on all reads of the cache: XLA
+        # does not know that tokens are never negative. Without this, XLA copied half of the cache
+        # in a step of one row.
         targets = jnp.where(found[0] < 0, counts.shape[0], slots)
         positions = integers[:, _POSITION]
         written = [
@@ -71,7 +73,7 @@ class PartialStep:
         slots: jax.Array,
         positions: jax.Array,
     ) -> jax.Array:
-        """Return an array of the cache with its changes written back."""
+        """Write the changed rows of a cache array back."""
         if axis is None:
             return array.at[slots].set(new, mode="drop")
         at: list[Any] = [slots, *[slice(None)] * (array.ndim - 1)]
@@ -85,7 +87,7 @@ class PartialStep:
 
 
 def _gathered(array: jax.Array, axis: int | None, window: int, slots: jax.Array) -> jax.Array:
-    """Return the rows of some slots in an array of the cache, as far as the window."""
+    """Gather the rows of some slots in a cache array, up to the window."""
     if axis is not None:
         array = jax.lax.slice_in_dim(array, 0, window, axis=axis)
     return array.at[slots].get(mode="clip")

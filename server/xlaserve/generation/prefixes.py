@@ -1,4 +1,4 @@
-"""Prompt prefixes whose cache rows are still in slots, and the search for them."""
+"""Prefix reuse: finds cached rows of earlier prompts in slots."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,27 +8,26 @@ import numpy as np
 from xlaserve.tensors import Tensor
 
 LEAST = 16
-"""Shortest reused prefix in tokens; a smaller chunk suffices."""
+"""Minimum length of a reused prefix in tokens, or the chunk size if that is smaller."""
 
 _NOTHING = -1
-"""No token: slots with fewer than the least have it in their beginnings."""
+"""Not a token id; marks slots with too few rows in `_beginnings`."""
 
 
 class Found(NamedTuple):
-    """Rows that a prompt begins with."""
+    """Cached rows that match the beginning of a prompt."""
 
     slot: int
     rows: int
-    """How many, from the first position on."""
+    """Number of rows, from the first position on."""
 
 
 class Prefixes:
-    """The rows of all slots, by the tokens that they are of. One thread calls it.
+    """The tokens whose rows are in each slot's cache. Used by one thread.
 
-    The row of a position is a function of the tokens up to it, so that rows which were computed for
-    one prompt are those of every other that begins with the same tokens. They are found only for
-    the principal that sent them: a faster first token would reveal that another caller has sent
-    this prefix.
+    A row depends only on the tokens up to its position, so cached rows can be reused by any prompt
+    that begins with the same tokens. Reuse is limited to the same principal: a faster first token
+    would reveal that another caller has sent the prefix.
     """
 
     def __init__(self, slots: int, chunk: int) -> None:
@@ -37,23 +36,23 @@ class Prefixes:
         self._owners = [""] * slots
         self._beginnings = np.full((slots, self.least), _NOTHING, np.int32)
         self._used = [0] * slots
-        """Last use of each slot's rows, by `_now`; 0 for never."""
+        """Time of last use per slot, counted by `_now`; 0 for never."""
         self._now = 0
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop the records of all slots."""
         for slot in range(len(self._tokens)):
             self.drop(slot)
 
     def drop(self, slot: int) -> None:
-        """Forget the rows of a slot before they are overwritten."""
+        """Drop the record of a slot whose rows will be overwritten."""
         self._tokens[slot] = self._tokens[slot][:0]
         self._owners[slot] = ""
         self._beginnings[slot] = _NOTHING
         self._used[slot] = 0
 
     def hold(self, slot: int, tokens: Tensor, owner: str) -> None:
-        """Note that the rows of a slot, from the first on, are those of these tokens."""
+        """Record the tokens of a slot's rows, from the first row on."""
         if len(tokens) < self.least:
             self.drop(slot)
             return
@@ -62,22 +61,22 @@ class Prefixes:
         self.touch(slot)
 
     def touch(self, slot: int) -> None:
-        """Note that the rows of a slot were of use."""
+        """Mark a slot as the most recently used."""
         self._now += 1
         self._used[slot] = self._now
 
     def beyond(self, found: Found) -> int:
-        """Return the number of a slot's rows after the matching ones."""
+        """Return the number of the slot's rows after the matching ones."""
         return len(self._tokens[found.slot]) - found.rows
 
     def oldest(self, slots: Iterable[int]) -> int:
-        """Return the slot whose rows were of use the longest time ago, or never."""
+        """Return the least recently used slot."""
         return min(slots, key=self._used.__getitem__)
 
     def find(self, tokens: Tensor, owner: str, slots: Iterable[int]) -> Found | None:
-        """Return the most rows in one of the slots that a prompt begins with; None for too few.
+        """Return the longest matching prefix in one of the slots; None if it is too short.
 
-        Never those of all its tokens: the last one has to be computed, for what follows it.
+        Never includes the last token of the prompt, which must be computed to get its logits.
         """
         if len(tokens) <= self.least:
             return None
@@ -91,7 +90,7 @@ class Prefixes:
 
 
 def _common(one: Tensor, other: Tensor) -> int:
-    """Return how many tokens are the same from the first on."""
+    """Return the length of the common prefix."""
     count = min(len(one), len(other))
     differ = np.flatnonzero(one[:count] != other[:count])
     return int(differ[0]) if len(differ) else count

@@ -1,6 +1,6 @@
-"""Compiled programs of a generator, and the device arrays that they update in place."""
+"""A generator's compiled programs, and the device arrays that they update in place."""
 
-# Much of jax is typed, but not all that is called here.
+# Some jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -28,7 +28,7 @@ from xlaserve.tensors import Tensor
 
 
 class Programs:
-    """The state of all slots, on one device or split over several. One thread calls it."""
+    """Runs the programs on one device or a mesh; owns the slots' state. Used by one thread."""
 
     def __init__(
         self,
@@ -43,44 +43,44 @@ class Programs:
         self._site = site
         self._kept = kept
         self.cached = 0
-        """Programs from the compilation cache."""
+        """Number of programs loaded from the compilation cache."""
         self._uses_kept = True
         self._info = info
         self._lowering = Lowering(record, info, exported, parameters, site)
         self.count = self._lowering.count
-        """How many programs are compiled for a generator."""
+        """Number of programs of the generator."""
         self.cache_bytes = self._lowering.cache_bytes
         self.state_bytes = self._lowering.state_bytes
         self.why_whole = self._lowering.why_whole
-        """Why there are no smaller steps, if a trial failed; empty otherwise."""
+        """Why partial steps are unavailable; empty if they are available."""
         self._parameters = list(parameters)
         self._launching = site.launching or nullcontext()
         self.temporary_bytes = 0
-        """The most that one of the programs takes."""
+        """Largest temporaries of any program."""
         self.busy_ns = 0
-        """Time in programs, from the dispatch to the fetched results."""
+        """Total time in programs, from dispatch until the results are fetched."""
         self._compiled: dict[tuple[str, int, int], Any] = {}
-        """Programs by their name, their window, and the rows of a step of fewer than all."""
+        """Programs by name, window, and rows of a PARTIAL step (else 0)."""
         self._windows = {w: np.zeros(w, np.int8) for w in info.windows}
-        # Nothing that JAX would compile for itself: a program out of the cache compiles nothing.
+        # Created by numpy: with a full compilation cache, JAX must not compile anything here.
         self._free = {
             rows: jax.device_put(
                 np.full((rows, mask_words(info.vocab)), -1, np.int32), site.outputs
             )
             for rows in (*info.step_sizes, info.slots)
         }
-        """Masks of steps without grammars, by rows."""
+        """Masks that allow all tokens, by number of rows."""
         self._cache: list[jax.Array] = []
         self._tables: list[jax.Array] = []
 
     def memory(self, host: int) -> ModelMemory:
-        """Return the memory of the generator; `host` are bytes beside its device."""
+        """Return the memory of the generator; `host` is additional host memory."""
         return self._lowering.memory(self.temporary_bytes, host)
 
     def compile(self, before_each: Callable[[], None]) -> None:
-        """Compile every program, or have it from the cache, and execute each once.
+        """Compile all programs, or load them from the compilation cache, and execute each once.
 
-        Where one out of the cache fails, all are compiled again. Raises InvalidModel.
+        If a cached program fails, all programs are recompiled. Raises InvalidModel.
         """
         try:
             self._compile_all(before_each)
@@ -107,7 +107,7 @@ class Programs:
         self._execute_all()
 
     def _execute_all(self) -> None:
-        """Execute every program once; nothing stays of it."""
+        """Execute every program once, then reset the state."""
         info = self._info
         self.reset()
         self.begin(0, np.zeros(0, np.int32), {})
@@ -124,12 +124,12 @@ class Programs:
         self.reset()
 
     def drop_partial(self, why: str) -> None:
-        """Have no step of fewer rows than slots."""
+        """Remove the partial steps; `why` is the reason."""
         self._compiled = {key: made for key, made in self._compiled.items() if key[0] != PARTIAL}
         self.why_whole = why
 
     def _made(self, wanted: Wanted) -> Any:
-        """Return a program, from the cache if possible."""
+        """Load a program from the compilation cache, or compile it."""
         lowered = wanted.lowered()
         place = wanted.place(self._kept, self._site, lowered)
 
@@ -145,7 +145,7 @@ class Programs:
         return made
 
     def reset(self) -> None:
-        """Restart with a cache of zeros: a failed step may have lost the old one."""
+        """Reset the cache to zeros; a failed step may have lost the donated arrays."""
         with self._launching:
             made = self._compiled[EMPTY, 0, 0]()
         caches = len(self._lowering.cache)
@@ -180,7 +180,7 @@ class Programs:
         self.busy_ns += time.perf_counter_ns() - begun
 
     def copy(self, window: int, source: int, target: int) -> None:
-        """Write the first rows of a slot, as many as the window has, over those of another one."""
+        """Copy the first `window` rows of one slot to another."""
         begun = time.perf_counter_ns()
         with self._launching:
             self._cache = self._compiled[COPY, window, 0](
@@ -197,11 +197,11 @@ class Programs:
         *,
         slots: Tensor | None = None,
     ) -> Step:
-        """Compute the next token of each active slot, and fetch them.
+        """Compute and fetch the next token of each active slot.
 
-        `mask` says which tokens each slot may be given, as `sampling.sample` describes it; None for
-        any. `slots` are those that the rows are of, INT32, as many as one of the step sizes has; a
-        number that no slot has is padding. None for all slots, in order.
+        `mask` has the allowed tokens as in `sampling.sample`; None allows all. `slots`, INT32, has
+        the slot of each row, for a partial step; its length must be one of the step sizes, and
+        numbers beyond the last slot are padding. None means all slots in order.
         """
         begun = time.perf_counter_ns()
         given = self._free[len(integers)] if mask is None else mask
@@ -221,6 +221,6 @@ class Programs:
         return step
 
     def close(self) -> None:
-        """Drop all arrays and programs."""
+        """Release all arrays and programs."""
         self._cache, self._tables, self._parameters = [], [], []
         self._compiled = {}

@@ -1,4 +1,4 @@
-"""A generation request, from its arrival to its last token."""
+"""State of a generation request, from queueing to its last token."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,31 +19,31 @@ _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 class Given(NamedTuple):
-    """The tokens of one step by slot, in the form of answers."""
+    """The results of a step, split into one answer per row."""
 
     step: Step
     numbers: Sequence[int]
     tokens: Sequence[Tensor]
-    """Each INT32 [1]."""
+    """One INT32 [1] per row."""
     logprobs: Sequence[Tensor]
-    """Each FP32 [1]."""
+    """One FP32 [1] per row."""
 
     @classmethod
     def of(cls, step: Step) -> "Given":
-        """Return the tokens of a step."""
-        # To take a list apart is several times as quick as to index an array for each slot.
+        """Split the results of a step."""
+        # Splitting into a list is several times faster than indexing the array for each slot.
         rows = list(step.tokens[:, None]), list(step.logprobs[:, None])
         return cls(step, step.tokens.tolist(), *rows)
 
     def top(self, row: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens of a row, and their log-probabilities."""
+        """Return the most likely tokens of a row, with their log-probabilities."""
         if not most:
             return _NO_TOKENS, _NO_LOGPROBS
         return self.step.top_tokens[row, :most], self.step.top_logprobs[row, :most]
 
 
 class Running:
-    """A request with a slot, or waiting for one."""
+    """A request that has a slot or waits for one."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Running:
         *,
         text: Detokenizer | None = None,
     ) -> None:
-        """`prompt` is int32; `level` is that of its priority, the lowest number first.
+        """`prompt` is int32; a lower `level` means a higher priority.
 
-        `text` makes the text of the answer, where somebody wants it.
+        `text` detokenizes the answer; None if no text is requested.
         """
         self._text = text
         self._pieces: list[str] = []
-        """The text so far, where all of it is answered together."""
+        """The text so far, for a request with a single answer."""
         self.constraint: Constraint | None = None
-        """State of the answer in its grammar."""
+        """State of the answer within its grammar."""
         self.request = request
         self.freed = freed
         self.prompt = prompt
@@ -72,62 +72,62 @@ class Running:
         self.level = level
         self.sender = request.sender
         self.passed = 0
-        """Times that another one was chosen before it, since it was chosen itself."""
+        """Number of times it was passed over since it was last chosen."""
         self.context = prompt
-        """Its prompt, and after a preemption its answer so far."""
+        """The prompt, followed after a preemption by the tokens generated before."""
         self.written = 0
-        """Tokens whose rows are in the cache."""
+        """Number of its tokens whose rows are in the cache."""
         self.cached = 0
-        """Tokens of it found in the prefix cache."""
+        """Number of its tokens found in the prefix cache."""
         self.preempted = 0
-        """Number of its preemptions."""
+        """Number of times it was preempted."""
         self.admitted = 0
-        """Number of its admission, increasing."""
+        """Sequence number of its admission."""
         self.output: list[int] = []
         self.is_paused = False
-        """Whether its client must read before it gets more."""
+        """Whether generation is paused until its client reads."""
         self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
-        """Time of its submission, then of its last token."""
+        """Time of submission, then of the last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []
-        """Log-probability and likeliest tokens of each, where all are answered together."""
+        """Log-probability and most likely tokens per token, for a request with a single answer."""
 
     @property
     def is_prefilled(self) -> bool:
-        """Tell whether all but its last token is in the cache."""
+        """Tell whether all tokens but the last are in the cache."""
         return self.written >= len(self.context) - 1
 
     @property
     def left(self) -> int:
-        """Return the number of its tokens missing in the cache."""
+        """Return the number of tokens not yet in the cache."""
         return len(self.context) - self.written
 
     @property
     def last(self) -> int:
-        """Return the token that the next step begins with."""
+        """Return the input token of the next step."""
         return self.output[-1] if self.output else int(self.prompt[-1])
 
     @property
     def tokens(self) -> Tensor:
-        """Return the tokens of its rows in the cache."""
+        """Return the tokens whose rows are in the cache."""
         if self.written <= len(self.prompt):
             return self.prompt[: self.written]
         whole = np.concatenate([self.prompt, np.array(self.output, np.int32)])
         return np.ascontiguousarray(whole[: self.written])
 
     def give_up(self) -> None:
-        """Have it begin once more, behind the tokens that it was given.
+        """Prepare the request to be continued after a preemption.
 
-        What its next token follows from stays: the seed and the position, the counts of its tokens,
-        its place in a grammar, and the text that it holds back.
+        Everything that determines its next token is kept: seed and position, token counts, grammar
+        state, and held-back text.
         """
         self.context = np.concatenate([self.prompt, np.array(self.output, np.int32)])
         self.written = 0
         self.preempted += 1
 
     def take(self, row: int, given: Given, max_length: int) -> bool:
-        """Take the token that is in a row of a step, and answer; tell whether it was the last.
+        """Process the token in a row of a step, and send it; return whether it was the last.
 
-        Raises InvalidParameter where its grammar cannot go on.
+        Raises InvalidParameter if the grammar fails.
         """
         token, asked = given.numbers[row], self.asked
         self.written += 1
@@ -138,7 +138,7 @@ class Running:
         is_last = has_ended or self.written >= max_length or generated >= asked.max_tokens
         piece = ""
         if self._text is not None:
-            # The text ends before the token that says that it has ended.
+            # A stop token produces no text.
             piece = "" if is_stop else self._text.push(token)
             is_last = is_last or self._text.stopped is not None
             piece += self._text.end() if is_last else ""

@@ -1,4 +1,4 @@
-"""Sampling of the next token of each slot, as part of the exported program."""
+"""Sampling of each slot's next token, traced into the exported program."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ import jax.numpy as jnp
 from xlaserve.runtime.generator.info import WORD_BITS
 
 TOP = 20
-"""The most likely tokens that a step reports, at most: a client asks for that many or fewer."""
+"""Number of most likely tokens that a step returns; clients may ask for up to this many."""
 
 INTEGERS = ("token", "position", "is_active", "top_k", "may_stop", "seed_high", "seed_low")
-"""Columns of the integers of each slot."""
+"""Columns of the integer parameters of each slot."""
 REALS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-"""Columns of the reals of each slot."""
+"""Columns of the real parameters of each slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Arrays with a row for what the request in each slot asks and has seen.
+    """Per-slot tables of a request's history and options.
 
-    They are [slots, vocab], but for the mask.
+    All have the shape [slots, vocab], except the mask.
     """
 
     counts: jax.Array
-    """How often each token was generated, int32."""
+    """Number of times each token was generated, int32."""
     prompt: jax.Array
-    """1 for each token of the prompt, int8."""
+    """1 for each token in the prompt, int8."""
     bias: jax.Array
     """Added to the logits, float32."""
     mask: jax.Array
-    """A bit for each token, int32[slots, mask_words(vocab)]: one whose bit is 0 is not drawn."""
+    """One bit per token, int32[slots, mask_words(vocab)]; tokens with bit 0 are never sampled."""
 
 
 def sample(
@@ -44,9 +44,9 @@ def sample(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Return token, its log-probability, and the most likely tokens with theirs, for each slot.
 
-    A row is computed from itself alone: neighbours change no token. The random key is a function
-    of the seed and the position, so that a request with a seed repeats itself in any slot. The
-    log-probabilities are the model's own, before penalties and temperature.
+    Rows are independent: other requests do not change a token. The random key depends only on seed
+    and position, so a request with a seed is reproducible in any slot. Log-probabilities are the
+    model's own, before penalties and temperature.
     """
     number = {name: integers[:, index] for index, name in enumerate(INTEGERS)}
     real = {name: reals[:, index, None] for index, name in enumerate(REALS)}
@@ -59,8 +59,8 @@ def sample(
         held = jnp.zeros(changed.shape[-1], bool).at[jnp.asarray(stop_tokens)].set(True)
         changed = jnp.where(held[None] & (number["may_stop"] == 0)[:, None], -jnp.inf, changed)
     greedy = real["temperature"] <= 0
-    # Noise for every token of every row is dearer than all that is above: a step in which nobody
-    # draws has none.
+    # Noise for every token costs more than everything above, so it is skipped if all rows are
+    # greedy.
     token = jax.lax.cond(
         jnp.all(greedy),
         lambda: _largest(changed),
@@ -86,9 +86,9 @@ def _penalised(logits: jax.Array, tables: Tables, real: dict[str, jax.Array]) ->
 
 
 def _largest(logits: jax.Array) -> jax.Array:
-    """Return where each row is largest, int32: the first place of several.
+    """Return the index of each row's maximum, int32; the first one in case of ties.
 
-    Two reductions of one operand: XLA vectorises them on a CPU, and not that of `argmax`.
+    Uses two reductions with one operand, which XLA vectorizes on a CPU, unlike `argmax`.
     """
     last = logits.shape[-1] - 1
     is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
@@ -99,7 +99,7 @@ def _largest(logits: jax.Array) -> jax.Array:
 def _noisy(
     changed: jax.Array, number: dict[str, jax.Array], real: dict[str, jax.Array], greedy: jax.Array
 ) -> jax.Array:
-    """Return logits whose largest is a draw from those of each row (the Gumbel-max trick)."""
+    """Return noisy logits whose maximum is a sample from each row (the Gumbel-max trick)."""
     scaled = changed / jnp.where(greedy, 1.0, real["temperature"])
     top_k = number["top_k"][:, None]
     limited = (top_k > 0) | (real["top_p"] < 1) | (real["min_p"] > 0)
@@ -118,9 +118,9 @@ def _noisy(
 def _likely(
     logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, limited: jax.Array
 ) -> jax.Array:
-    """Return the logits with excluded tokens at minus infinity."""
-    # Each limit keeps the likeliest tokens down to some logit. To look for that bit by bit takes a
-    # seventh of the time that sorting the vocabulary takes on a CPU.
+    """Set the logits of tokens excluded by top_k, top_p or min_p to minus infinity."""
+    # Each limit keeps the tokens above some threshold. Finding it by binary search over the bits
+    # takes a seventh of the time of sorting the vocabulary on a CPU.
     order = _ordered(logits)
     count = jnp.where(top_k <= 0, logits.shape[-1], top_k)
     last = _largest_that(lambda at: _sum(order >= at, jnp.int32(1)) >= count, logits.shape[0])
@@ -128,31 +128,28 @@ def _likely(
     chances = jax.nn.softmax(jnp.where(within, logits, -jnp.inf), axis=-1)
     last = _largest_that(lambda at: _sum(order >= at, chances) >= top_p, logits.shape[0])
     is_last = order == last
-    # Of tokens that are as likely as the last one, those before whom there is less than top_p.
+    # Among ties with the last token, keep the first ones until their sum reaches top_p.
     one = jnp.max(jnp.where(is_last, chances, 0.0), axis=-1, keepdims=True)
     left = jnp.where(one > 0, jnp.ceil((top_p - _sum(order > last, chances)) / one), 0.0)
     among = jnp.minimum(left, logits.shape[-1]).astype(jnp.int32)
     kept = within & ((order > last) | _first(is_last, among))
     kept &= chances >= min_p * jnp.max(chances, axis=-1, keepdims=True)
-    # The likeliest one stays whatever the limits are.
+    # Always keep the most likely token.
     kept |= jnp.arange(logits.shape[-1], dtype=jnp.int32)[None] == _largest(logits)[:, None]
-    # A row without limits is left as it is: rounding of the sum must not change what it draws
-    # beside a neighbour that has some.
+    # Leave rows without limits unchanged: rounding must not make their tokens depend on whether
+    # other rows have limits.
     return jnp.where(kept | ~limited, logits, -jnp.inf)
 
 
 def _ordered(logits: jax.Array) -> jax.Array:
-    """Return uint32 in the order of the logits."""
+    """Map logits to uint32 with the same order."""
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-    """Return the largest uint32 [rows, 1] for which something holds that holds for all below it.
-
-    0 where it holds for none.
-    """
+    """Return the largest uint32 [rows, 1] for which a monotonic condition holds, or 0."""
 
     def with_bit(index: jax.Array, found: jax.Array) -> jax.Array:
         tried = found | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
@@ -163,12 +160,12 @@ def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Arr
 
 
 def _sum(chosen: jax.Array, values: jax.Array) -> jax.Array:
-    """Return the sum of chosen values, [rows, 1]."""
+    """Return the sum of the chosen values, [rows, 1]."""
     return jnp.sum(jnp.where(chosen, values, values.dtype.type(0)), axis=-1, keepdims=True)
 
 
 def _first(chosen: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the first chosen ones of each row."""
+    """Keep only the first `count` chosen elements of each row."""
     return chosen & (jnp.cumsum(chosen.astype(jnp.int32), axis=-1) <= count)
 
 

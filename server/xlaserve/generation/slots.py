@@ -1,4 +1,4 @@
-"""The slots of a generator: its thread gives each request tokens until it is done."""
+"""The generation thread of a model: schedules requests to slots and steps them."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ from xlaserve.runtime.handling import ModelRequest
 
 
 class Slots:
-    """Steps all requests that have a slot together, in a thread of its own.
+    """Steps all requests that have a slot together, on a separate thread.
 
-    A request that waits is given the first slot that is free: the oldest of the best priority, or
-    one that was passed over too often. Where none is free, a worse request gives up its slot, goes
-    to the front of its level, and begins once more behind the tokens that it was given.
+    A free slot goes to the oldest waiting request of the best priority, or to one passed over too
+    often. If no slot is free, a request of lower priority is preempted: it goes to the front of its
+    level, and later continues after the tokens that it has generated.
     """
 
     def __init__(self, model: str, info: GenerationInfo, programs: Programs) -> None:
@@ -32,15 +32,15 @@ class Slots:
         self._batch = Batch(info, programs, self.counts, self._pause)
         self._waiting: list[Running] = []
         self._changed = threading.Condition()
-        """Lock of queue, pauses and end."""
+        """Guards the queue, the pauses, and `_is_closing`."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"generate {model}", daemon=True)
         self._thread.start()
 
-    # --- in any thread ---
+    # --- on any thread ---
 
     def add(self, running: Running) -> None:
-        """Queue a request for a slot. Its `when_cancelled` must be `withdraw`."""
+        """Queue a request for a slot. The caller must register `withdraw` with `when_cancelled`."""
         with self._changed:
             is_closing, is_cancelled = self._is_closing, running.request.is_cancelled
             if not is_closing and not is_cancelled:
@@ -53,20 +53,20 @@ class Slots:
             self._fail(running, ModelFailed(self._model, "it is being unloaded"))
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether another request of a level would preempt one."""
+        """Tell whether a request of a priority level would preempt a running one."""
         with self._changed:
             as_good = sum(running.level <= level for running in self._waiting)
             return sum(1 for _ in self._batch.yielding(level)) > as_good
 
     def close(self) -> None:
-        """Fail the remaining requests, and wait for the thread to end."""
+        """Fail the remaining requests, and wait until the thread has ended."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join()
 
     def withdraw(self, request: ModelRequest) -> None:
-        """Drop a cancelled request; one with a slot leaves before the next step."""
+        """Remove a cancelled request; if it has a slot, it leaves before the next step."""
         with self._changed:
             running = next((one for one in self._waiting if one.request is request), None)
             if running is not None:
@@ -81,7 +81,7 @@ class Slots:
             running.is_paused = False
             self._changed.notify()
 
-    # --- in the thread ---
+    # --- on the generation thread ---
 
     def _run(self) -> None:
         while self._wait():
@@ -104,7 +104,7 @@ class Slots:
         batch.step()
 
     def _wait(self) -> bool:
-        """Wait for work; False at the end."""
+        """Wait for work; return False when closing."""
         with self._changed:
             while not self._is_closing and not self._has_work():
                 self._changed.wait()
@@ -114,8 +114,8 @@ class Slots:
         return self._batch.may_begin(self._waiting) or self._batch.has_work
 
     def _next(self) -> Running | None:
-        """Dequeue the next request; None if none gets a slot."""
-        # Held all the while: one that is cancelled meanwhile is found where it waits by then.
+        """Dequeue the next request, or return None if none gets a slot."""
+        # Under the lock, so that a request cancelled meanwhile is found in the queue or in a slot.
         with self._changed:
             return self._batch.take_next(self._waiting)
 
@@ -123,13 +123,13 @@ class Slots:
         running.request.when_writable(partial(self._resume, running))
 
     def _taken(self) -> list[Running]:
-        """Remove all requests, queued ones too."""
+        """Remove and return all requests, including queued ones."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         return [*self._batch.take_all(), *waiting]
 
     def _recover(self, error: Exception) -> None:
-        """Fail all requests with an error of the device, and begin with an empty cache."""
+        """Fail all requests after a device error, and reset the cache."""
         structlog.get_logger("generation").error(
             "a step failed, and every request of the model with it",
             model=self._model,
@@ -145,7 +145,7 @@ class Slots:
         try:
             self._programs.reset()
         except BaseException as again:
-            # The next step fails as this one did, and tries once more.
+            # The next step will fail as well, and retry the reset.
             structlog.get_logger("generation").error(
                 "the cache could not be made anew", model=self._model, error=repr(again)
             )

@@ -1,4 +1,4 @@
-"""The result of one step of a generator. Needs no JAX."""
+"""Result type of a decoding step; imports no JAX."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from xlaserve.tensors import Tensor
 
 
 class Step(NamedTuple):
-    """The tokens that one step gave, on the host: a row for each slot, or for each it was of."""
+    """Results of one step on the host: one row per slot, or per row of a partial step."""
 
     tokens: Tensor
     logprobs: Tensor

@@ -1,4 +1,4 @@
-"""Text in and out of a generator: tokenized prompts, detokenized answers."""
+"""Text prompts and answers of a generator: tokenization, stop strings."""
 
 import json
 from collections.abc import Sequence
@@ -26,30 +26,32 @@ from xlaserve.tensors import Parameter, Tensor, TensorSpec, datatype_named
 SPEC = TensorSpec(TEXT, datatype_named("BYTES"), (1,))
 
 STOP = "stop"
-"""The parameter with stop strings."""
+"""Request parameter with stop strings."""
 
 _MOST_STOP = 16 * MOST_STOPS * MOST_CHARACTERS
-"""Characters of the parameter with stop strings, in JSON, where one may be written with 12."""
+"""Limit of the parameter's length; in JSON, a character may take 12."""
 _CHARACTERS = 64
-"""Limit of a prompt in characters per position; longer ones are mostly spaces."""
+"""Maximum characters of a prompt per position; longer prompts are mostly whitespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The tokenizer and template of a generator, or their problem."""
+    """The tokenizer and template of a generator, or the reason why it has none."""
 
     text: LanguageText | None
-    """None if it takes token ids only."""
+    """None if the model only takes token ids."""
     no_text: str
-    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
+    """Why the model has no text, to follow its name; empty if it has, or if there is no
+    tokenizer.
+    """
     is_offered: bool
-    """Whether it is an input and an output, as the configuration lists them."""
+    """Whether `text` is an input and an output of V2 requests."""
 
 
 def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> bytearray | None:
-    """Return the content of tokenizer.json, or None; raises InvalidModel.
+    """Return the contents of tokenizer.json, or None; raises InvalidModel.
 
-    `record` is that of the version, None for a file that it does not name.
+    `record` is its entry in the version's record, or None if it has none.
     """
     if record is None and not (directory / files.TOKENIZER).exists():
         return None
@@ -66,11 +68,11 @@ def read(
     *,
     limits: TextLimits = DEFAULT_TEXT_LIMITS,
 ) -> Found:
-    """Return the text of a generator with the content of its tokenizer.json.
+    """Create the tokenizer and template of a generator.
 
-    A configuration that lists tensors has to list `text` for those, and its parameter `text` may be
-    false. Raises InvalidModel for a tokenizer that cannot be used where that parameter is true;
-    otherwise the log says so.
+    If the configuration lists tensors, `text` is offered only if it is listed; the parameter `text`
+    set to false disables it. If the tokenizer is unusable, raises InvalidModel if the parameter is
+    explicitly true, and otherwise logs a warning.
     """
     wanted = config.parameters.get(TEXT, "true").strip().lower()
     if wanted not in ("true", "false"):
@@ -88,7 +90,7 @@ def read(
     except (InvalidModel, TextNotInstalled) as error:
         if TEXT in config.parameters:
             raise InvalidModel(f"{error} (parameter '{TEXT}' may be false)") from None
-        # It needs no tokenizer to generate: token ids are taken in any case.
+        # The model can still generate from token ids.
         structlog.get_logger("generation").warning(
             "a generator is without text", model=model, reason=str(error)
         )
@@ -97,22 +99,22 @@ def read(
 
 
 class Prompts:
-    """Tokenizes prompts in a thread of its own, fairly between callers."""
+    """Tokenizes prompts on a separate thread, with fair scheduling between callers."""
 
     def __init__(self, model: str, text: LanguageText, max_length: int, waiting: int) -> None:
         self._model = model
         self._text = text
         self._most = _CHARACTERS * max_length
         self.thread = CallerThread("text", model, waiting)
-        """Started by the first prompt of text."""
+        """The tokenizer thread; it starts with the first text prompt."""
 
     def held_bytes(self, value: Value) -> int:
-        """Return the memory of making tokens of the input `text`, unless it is too long."""
+        """Return the memory for tokenizing the input `text`; 0 if it will be refused."""
         octets = sum(map(len, value.tolist())) if isinstance(value, np.ndarray) else 0
         return ENCODED_TIMES * octets if octets <= self._most else 0
 
     def encode(self, value: Value) -> Tensor:
-        """Return the tokens of the input `text`, INT32; raises InvalidRequest. Blocks."""
+        """Tokenize the input `text` to INT32; raises InvalidRequest. Blocks."""
         (element,) = value if isinstance(value, np.ndarray) else value.numpy()
         try:
             text = element.decode() if isinstance(element, bytes) else str(element)
@@ -125,12 +127,12 @@ class Prompts:
         return np.array(self._text.encode(text), np.int32)
 
     def close(self) -> None:
-        """Return once the thread has ended."""
+        """End the thread, and wait for it."""
         self.thread.close()
 
 
 def check_prompt(model: str, request: ModelRequest) -> None:
-    """Raise an InvalidRequest unless the prompt of a request is either text or tokens."""
+    """Raise an InvalidRequest unless a request has either text or tokens."""
     count = sum(name in request.inputs for name in (TEXT, TOKENS))
     if count != 1:
         got = "both" if count else "neither"
@@ -138,7 +140,7 @@ def check_prompt(model: str, request: ModelRequest) -> None:
 
 
 def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
-    """Return the stop strings of the parameter `stop`: one, or a list of them in JSON.
+    """Parse the parameter `stop`: a stop string, or a JSON list of them.
 
     Raises InvalidParameter.
     """
@@ -149,13 +151,13 @@ def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
     if not isinstance(value, str):
         raise InvalidParameter(STOP, "a string, or a list of them in JSON", str(value)[:64])
     if len(value) > _MOST_STOP:
-        # It is read where others wait for it.
+        # Limited because parsing delays other requests.
         expected = f"at most {MOST_STOPS} strings of {MOST_CHARACTERS} characters"
         raise InvalidParameter(STOP, expected, f"{len(value)} characters of them")
     try:
         found = json.loads(value) if value.startswith("[") else value
     except (ValueError, RecursionError):
-        # A text that begins like a list, which is one stop string.
+        # Not JSON: a single stop string that starts with a bracket.
         found = value
     listed = found if isinstance(found, list) else [found]
     if not all(isinstance(one, str) for one in listed):
@@ -164,7 +166,7 @@ def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
 
 
 def element(text: str) -> Tensor:
-    """Return a text as a tensor of one element of BYTES."""
+    """Return a text as a BYTES tensor of one element."""
     found = np.empty(1, object)
     found[0] = text.encode()
     return found

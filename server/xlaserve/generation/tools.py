@@ -1,4 +1,4 @@
-"""The syntax in which a generator writes tool calls, by its template or configuration."""
+"""Choice of a generator's tool call format, by configuration or chat template."""
 
 import structlog
 
@@ -12,9 +12,9 @@ _NONE = "none"
 
 
 def family(config: ModelConfig, text: LanguageText | None, model: str) -> str:
-    """Return the name of a family, empty for none; the log says which one and why.
+    """Return the name of the tool call format, empty if there is none; log the choice.
 
-    Raises InvalidModel for a parameter that names no family, or that nothing can obey.
+    Raises InvalidModel if the parameter `tool_calls` is unknown or the model has no chat template.
     """
     log = structlog.get_logger("generation")
     template = None if text is None else text.tools_template

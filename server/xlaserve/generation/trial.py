@@ -1,10 +1,9 @@
-"""Trials at load time, which enable optimisations that models do not promise to allow.
+"""Trials at load time, which detect models that break the assumptions of optimizations.
 
-What is kept of a prompt is of use to another one only where the rows of a slot are functions of the
-tokens up to them alone. A model whose rows hold something else, such as how long its prompt is,
-answers wrongly behind rows that it did not compute itself. And a step of fewer rows than slots
-gives `decode` a cache that ends with the window: a model whose arithmetic depends on how many
-positions there are, such as frequencies for long caches, answers something else then.
+Prefix reuse assumes that a cached row depends only on the tokens up to it. A model whose rows
+depend on anything else, such as the length of the prompt, would give wrong answers. Partial steps
+call `decode` with a cache that ends at the window: a model whose arithmetic depends on the number
+of positions, such as scaled frequencies for long caches, would give different answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +15,17 @@ from xlaserve.generation.sampling import INTEGERS, REALS
 from xlaserve.runtime.generator.info import GenerationInfo
 
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
-"""Kept rows, rows left by another prompt after them, and compared steps."""
+"""Number of reused rows, of rows left by another prompt after them, and of compared steps."""
 _TOLERANCE = 0.05
-"""Allowed difference of log-probabilities, for another order of additions."""
+"""Allowed difference of log-probabilities, since additions may be reordered."""
 _PARTIAL = 2
-"""Compared smaller steps: the second one reads the first one's rows."""
+"""Number of compared partial steps; the second reads the row written by the first."""
 
 
 def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
-    """Tell whether steps behind kept rows give what they give behind rows that are computed again.
+    """Tell whether steps after reused rows give the same results as after recomputed rows.
 
-    True without a trial where a slot has hardly any positions. The cache is empty afterwards.
+    Returns True without a trial if the cache has too few positions. Leaves the cache empty.
     """
     kept, behind = min(_KEPT, info.chunk), min(_BEHIND, info.chunk)
     window = next((w for w in info.windows if w >= kept + behind + _STEPS), None)
@@ -49,10 +48,10 @@ def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
 
 
 def steps_are_alike(programs: Computes, info: GenerationInfo) -> bool:
-    """Tell whether steps of fewer rows give what those of all slots give, in every window.
+    """Tell whether partial steps give the same results as full steps, in every window.
 
-    At the end of each, where the arithmetic of positions differs most. Each size has a slot of its
-    own, after the first, which has the steps of all. The cache is empty afterwards.
+    Tests the end of each window, where position arithmetic differs most. Each step size uses its
+    own slot; slot 0 is for full steps. Leaves the cache empty.
     """
     if not info.step_sizes:
         return True
@@ -101,9 +100,9 @@ def _steps(
     slot: int = 0,
     size: int | None = None,
 ) -> list[Mapping[int, float]]:
-    """Return the likeliest tokens behind each of some tokens, with their log-probabilities.
+    """Return the most likely tokens after each of the tokens, with their log-probabilities.
 
-    `size` is the rows of the steps; None for all slots.
+    `size` is the number of rows of partial steps; None for full steps.
     """
     slots, row = None, slot
     if size is not None:
@@ -122,7 +121,7 @@ def _steps(
 
 
 def _are_same(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Compare log-probabilities; a token of one list alone must be as unlikely as the last."""
+    """Compare log-probabilities; tokens missing in a list count as its least likely one."""
     floors = min(one.values()), min(other.values())
     pairs = [(one.get(t, floors[0]), other.get(t, floors[1])) for t in {*one, *other}]
     return all(a == b or abs(a - b) <= _TOLERANCE for a, b in pairs)

@@ -1,1 +1,1 @@
-"""Text of language models: tokenizers, chat templates, and text that comes token by token."""
+"""Text processing for language models: tokenizers, chat templates, grammars, streamed text."""

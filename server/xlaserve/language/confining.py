@@ -1,6 +1,6 @@
-"""Shared parts of the processes that compute foreign texts: messages, limits, forks.
+"""Shared by the sandboxed subprocesses: messages, resource limits, and forked workers.
 
-It needs nothing of the server: those scripts read it from their own directory.
+Imports nothing from the server, since the scripts load it from their own directory.
 """
 
 import fcntl
@@ -21,33 +21,34 @@ SIZE = struct.Struct("!I")
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Return the next message, None at the end."""
+    """Return the next message, or None at the end of the input."""
     data = _read(stream)
     return None if data is None else json.loads(data)
 
 
 def send(stream: BinaryIO, message: Any) -> None:
-    """Write a message."""
+    """Send a message."""
     _write(stream, json.dumps(message).encode())
 
 
 def end_with(life: int) -> None:
-    """Have the system kill this process and its forks once the other end of a pipe is closed.
+    """Have the kernel kill this process and its forks when the other end of a pipe is closed.
 
-    The server holds that; a process that computes, or is stopped, reads no end of its input.
+    The server holds that end. A process that is busy or stopped would not notice the end of its
+    input.
     """
     fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-    # Its group, which nobody else is of: it leads a session.
+    # The process group, which contains only this process and its forks.
     fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     seen = select.poll()
     seen.register(life, 0)
-    if seen.poll(0):  # it was closed before
+    if seen.poll(0):  # the pipe was already closed
         os._exit(1)
 
 
 def confine(memory_bytes: int) -> None:
-    """Take away files, sockets, processes, and memory beyond so much more."""
+    """Drop access to files, sockets and processes, and limit additional memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + memory_bytes
@@ -62,27 +63,27 @@ def confine(memory_bytes: int) -> None:
 
 
 _ATTEMPTS = 2
-"""Forks for one message: the first may be killed, which is no fault of the message."""
+"""Attempts per message, each in a new fork, in case the first fork is killed from outside."""
 FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
         *(signal.SIGUSR1, signal.SIGUSR2),
     }
 )
-"""Signals that come from outside, such as an operator or the OOM killer, never from a limit."""
+"""Signals sent by an operator or the OOM killer, never by a resource limit."""
 _ENDING_SECONDS = 1.0
-"""Seconds that a fork whose pipes are closed has to end by itself, before it is killed."""
+"""Time for a fork to exit after its pipes are closed, before it is killed."""
 _ENDING_STEP_SECONDS = 0.001
 
 Answer = Callable[[Any], Mapping[str, Any]]
 
 
 def serve(begin: Callable[[Any], Answer]) -> None:
-    """Begin with the first message, then have a fork answer the others, until the input ends.
+    """Call `begin` with the first message, then answer the others in a fork.
 
-    A fork ends where it takes too much, and the next message has another: no work is lost with it.
-    Exceptions are answered as `failed`, and a fork that has ended as `over`. One that was killed
-    from outside tells nothing of a message: another one has it, and then it is `killed`.
+    A fork that exceeds a limit dies, and the next message gets a new one, without repeating
+    `begin`. An exception is answered as `failed`, a dead fork as `over`. If a fork is killed from
+    outside, the message is retried once, and then answered as `killed`.
     """
     end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -111,19 +112,20 @@ def serve(begin: Callable[[Any], Answer]) -> None:
 
 
 class _Fork:
-    """A process that answers, from where it was forked."""
+    """A forked process that answers messages."""
 
     def __init__(self, answer: Answer, limits: Mapping[str, Any]) -> None:
         there, writes = os.pipe()
         reads, back = os.pipe()
         self._process = os.fork()
         if not self._process:
-            # The pipes to the server are the other one's, whose end is seen by theirs.
+            # Close the parent's pipes, so that both sides notice when the other one exits.
             for one in (reads, writes, sys.stdin.fileno(), sys.stdout.fileno()):
                 os.close(one)
-            # Whatever becomes of it, it must not go on as the process that was forked.
+            # Whatever happens, the fork must not continue with the parent's code.
             with suppress(BaseException):
-                # Named here, so that both stay open until it exits: their end is taken for its end.
+                # Keep both pipes open until the exit: the parent takes a closed pipe for the end
+                # of the fork.
                 source, sink = os.fdopen(there, "rb"), os.fdopen(back, "wb")
                 _answer(source, sink, answer, limits)
             os._exit(0)
@@ -132,7 +134,7 @@ class _Fork:
         self._sink, self._source = os.fdopen(writes, "wb"), os.fdopen(reads, "rb")
 
     def ask(self, message: bytes) -> bytes | None:
-        """Return the answer to a message, None where it has ended instead."""
+        """Return the answer to a message, or None if the fork has died."""
         try:
             _write(self._sink, message)
         except OSError:
@@ -140,19 +142,19 @@ class _Fork:
         return _read(self._source)
 
     def end(self) -> int:
-        """End it, and close its pipes; return the signal that had ended it, 0 for none."""
+        """End the fork and close its pipes; return the signal that had killed it, or 0."""
         status = self._ended()
         if status is None:
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
-            status = 0  # the signal was this process's own
+            status = 0  # the signal was sent by this process
         self._source.close()
-        with suppress(OSError):  # what it did not read
+        with suppress(OSError):  # data that the fork has not read
             self._sink.close()
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
     def _ended(self) -> int | None:
-        """Return the status that it ended with; None where it goes on without its pipes."""
+        """Return the fork's exit status, or None if it does not exit in time."""
         due = time.monotonic() + _ENDING_SECONDS
         while True:
             process, status = os.waitpid(self._process, os.WNOHANG)
@@ -166,14 +168,14 @@ class _Fork:
 def _answer(source: BinaryIO, sink: BinaryIO, answer: Answer, limits: Mapping[str, Any]) -> None:
     confine(limits["memory_bytes"])
     while (asked := _read(source)) is not None:
-        # What it does by default is to end the process, whatever that is busy with.
+        # The default action of SIGPROF kills the process, even inside native code.
         signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
         try:
             found = answer(json.loads(asked))
         except MemoryError:
-            return  # it may have left anything behind
+            return  # memory may be in any state: exit
         except BaseException as error:
-            # What panics in Rust is no Exception.
+            # A Rust panic does not derive from Exception.
             found = {"failed": f"{type(error).__name__}: {str(error)[:1000]}"}
         data = json.dumps(found).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,4 +1,4 @@
-"""The decoders of `tokenizer.json`: which bytes of text each token stands for."""
+"""Decoders of `tokenizer.json`, which convert tokens to text or bytes."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,30 +12,31 @@ _FILE = "tokenizer.json"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 Piece: TypeAlias = str | bytes
-"""Text, or bytes that are a part of a character perhaps."""
+"""Text, or bytes that may be an incomplete character."""
 
 Step: TypeAlias = Callable[[Piece, bool], Piece]
-"""Returns the text of a token; the second argument says whether it is the first one."""
+"""Converts a token; the second argument says whether it is the first token of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The rules of a tokenizer for its tokens' text, each for itself.
+    """Converts each token of a tokenizer separately, for streaming.
 
-    Tokens are pieces of text but for those of bytes, which have to be put together.
+    The result is text, or bytes that must be concatenated with the neighboring ones.
     """
 
     steps: Sequence[Step]
     stripped: tuple[str, int] = ("", 0)
-    """A character, and how often it is taken from the beginning of the whole text."""
+    """A character, and how many of it to strip from the start of the text."""
     word_end: str = ""
-    """The ending of the last token of a word; empty for none."""
+    """Suffix of tokens that end a word; empty if there is none."""
     keeps_runs: bool = False
-    """Whether bytes are those of bytes' own tokens: what is broken of them is replaced byte by
-    byte, and text in between ends them."""
+    """Whether bytes come from byte tokens only (byte fallback): each invalid byte is replaced
+    separately, and text tokens end a run of bytes.
+    """
 
     def piece(self, token: str, *, is_first: bool) -> Piece:
-        """Return what a token adds to the text."""
+        """Return the text or bytes of a token."""
         piece: Piece = token
         for step in self.steps:
             piece = step(piece, is_first)
@@ -43,9 +44,9 @@ class Decoder:
 
 
 def read(found: Any) -> Decoder:
-    """Return the decoder that a `tokenizer.json` describes; raises InvalidModel.
+    """Return the decoder described in a `tokenizer.json`; raises InvalidModel.
 
-    What has to see the whole text before any of it is known is refused.
+    Refuses decoders that need the whole text, which cannot stream.
     """
     if found is None:
         return Decoder((_spaced,))
@@ -96,11 +97,11 @@ def _stripped(part: Mapping[str, Any], *, is_whole: bool) -> tuple[str, int]:
     return str(content), int(start or 0)
 
 
-# --- what each makes of a token ------------------------------------------------------------------
+# --- decoder steps --------------------------------------------------------------------------------
 
 
 def _spaced(piece: Piece, is_first: bool) -> Piece:
-    """Put a space between tokens, where there is no decoder."""
+    """Separate tokens by spaces, the default without a decoder."""
     return piece if is_first or isinstance(piece, bytes) else f" {piece}"
 
 
@@ -144,7 +145,7 @@ _CONTRACTIONS = (
     (" do not", " don't"),
     *((f" {end}", end) for end in ("'s", "'ve", "'re")),
 )
-"""Texts that a cleaned-up WordPiece token has no space before."""
+"""Replacements made by the cleanup of WordPiece."""
 
 
 def _word_piece(part: Mapping[str, Any]) -> list[Step]:
@@ -163,9 +164,9 @@ def _word_piece(part: Mapping[str, Any]) -> list[Step]:
 
 
 def _byte_characters() -> Mapping[str, int]:
-    """Return the character that byte-level tokens write each byte as, as GPT-2 numbers them.
+    """Return the byte for each character of byte-level tokens, as in GPT-2.
 
-    Printable ones of Latin-1 are themselves, and the others follow from U+0100.
+    Printable Latin-1 characters stand for themselves; the other bytes are mapped from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -182,7 +183,7 @@ def _byte_level(_: Mapping[str, Any]) -> list[Step]:
         try:
             return bytes([_BYTES[letter] for letter in piece])
         except KeyError:
-            # A token that was added, as it is.
+            # An added token, which is plain text.
             return piece.encode()
 
     return [step]

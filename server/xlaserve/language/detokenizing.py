@@ -1,4 +1,4 @@
-"""Tokens that come one by one become text that may be sent."""
+"""Incremental detokenization: converts streamed tokens to text."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,36 +9,36 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """The text of one answer: whole characters, and no part of a stop string.
+    """The text of one answer, without incomplete characters or stop strings.
 
-    What all pushes and the end return is together what `LanguageText.decode` returns for all
-    tokens, up to the stop string.
+    The concatenation of all `push` and `end` results equals `LanguageText.decode` of all tokens, up
+    to the stop string.
     """
 
     def __init__(
         self, decoder: Decoder, token_text: Callable[[int], str | None], stop: Sequence[str] = ()
     ) -> None:
-        """`token_text` returns a token as the vocabulary has it, None for those without text.
+        """`token_text` returns the vocabulary entry of a token, or None for tokens without text.
 
-        Raises InvalidParameter for stop strings that are none.
+        Raises InvalidParameter for invalid stop strings.
         """
         self._decoder = decoder
         self._token_text = token_text
         self._stops = StopStrings(stop)
         self._is_first = True
         self._bytes = b""
-        """The beginning of a character."""
+        """Bytes of an incomplete character."""
         self._word_ends = ""
-        """Ends of a word that are a space once another token follows."""
+        """Word-end suffixes held back: they become spaces if another token follows."""
         self._stripped, self._strips = decoder.stripped
 
     @property
     def stopped(self) -> str | None:
-        """Return the stop string that ended the text, None while there is none."""
+        """Return the stop string that ended the text, or None."""
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """Return the text that may be sent now; special and unknown tokens have none."""
+        """Return the text that can be sent now; special and unknown tokens have none."""
         found = self._token_text(token)
         if found is None:
             return ""
@@ -46,13 +46,13 @@ class Detokenizer:
         if isinstance(piece, bytes):
             text = self._characters(piece)
         else:
-            # Text in between: what was the beginning of a character remains one.
+            # A text token ends a run of bytes: flush an incomplete character.
             text = self._characters(b"", is_last=True) + self._words(piece)
         self._is_first = False
         return self._stops.push(self._strip(text))
 
     def end(self) -> str:
-        """Return the rest of the text; nothing is pushed after it."""
+        """Return the remaining text; nothing may be pushed afterwards."""
         text = self._characters(b"", is_last=True) + self._word_ends.replace(
             self._decoder.word_end or " ", ""
         )
@@ -60,7 +60,7 @@ class Detokenizer:
         return self._stops.push(self._strip(text)) + self._stops.end()
 
     def _words(self, piece: str) -> str:
-        """Return the text of a token, but for the end of a word: the last one is not written."""
+        """Return the text of a token; hold back its word-end suffix, which the last token drops."""
         mark = self._decoder.word_end
         if not mark:
             return piece
@@ -79,7 +79,7 @@ class Detokenizer:
         return text
 
     def _characters(self, more: bytes, *, is_last: bool = False) -> str:
-        """Return the characters that are complete, and keep the beginning of the next."""
+        """Return the complete characters, and keep the bytes of an incomplete one."""
         data, parts = self._bytes + more, []
         while data:
             try:

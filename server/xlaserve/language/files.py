@@ -1,4 +1,4 @@
-"""The files of a tokenizer beside a model, read with bounds and checks."""
+"""Tokenizer files in a model directory, read with size limits and validated."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,24 +13,24 @@ GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 
 LIMITS = {TOKENIZER: 128 << 20, CONFIG: 16 << 20, GENERATION: 1 << 20, TEMPLATE: 1 << 20}
-"""The most bytes of each."""
+"""Maximum size of each file in bytes."""
 
 Open: TypeAlias = Callable[[Path], BinaryIO]
-"""Opens a regular file for reading; raises OSError, and InvalidModel for one it may not."""
+"""Opens a regular file for reading; raises OSError, or InvalidModel for a forbidden path."""
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file wherever it is."""
+    """Open a file without restrictions on its location."""
     return path.open("rb")
 
 
 def read(folder: Path, name: str, opened: Open) -> bytes | None:
-    """Return the bytes of a file, or None; raises InvalidModel."""
+    """Return the contents of a file, or None if it does not exist; raises InvalidModel."""
     limit = LIMITS[name]
     try:
         with opened(folder / name) as file:
             data = file.read(limit + 1)
-            # An unbuffered file gives what it has at once, which may be less than all of it.
+            # Reading an unbuffered file may return less than requested.
             while 0 < len(data) <= limit and (more := file.read(limit + 1 - len(data))):
                 data += more
     except (FileNotFoundError, NotADirectoryError):
@@ -43,7 +43,7 @@ def read(folder: Path, name: str, opened: Open) -> bytes | None:
 
 
 def parse_text(name: str, data: bytes) -> str:
-    """Return what a file of text holds; raises InvalidModel."""
+    """Decode a text file; raises InvalidModel."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -51,7 +51,7 @@ def parse_text(name: str, data: bytes) -> str:
 
 
 def parse_object(name: str, data: bytes | bytearray) -> Mapping[str, Any]:
-    """Return what a file of JSON holds, an object; raises InvalidModel."""
+    """Parse a JSON file that contains an object; raises InvalidModel."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

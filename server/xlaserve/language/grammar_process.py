@@ -1,6 +1,6 @@
-"""The process that tries grammars: what compiling one takes of time and memory ends here.
+"""Subprocess that compiles untrusted grammars within limits of time and memory.
 
-Started by `grammars.py` as a script of its own, which needs nothing of the server.
+Started as a script by `grammars.py`; imports nothing from the server.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ else:
     import multiples
 
 _SPECIAL = b"\xff"
-"""What llguidance puts before the name of a special token."""
+"""llguidance's prefix of special token names."""
 _UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref leads back to itself"
 
 
 class Alphabet:
-    """The tokens of a model as far as a grammar names them: bytes, and special ones by id.
+    """A minimal vocabulary for compiling grammars: single bytes and the model's special tokens.
 
-    What a grammar costs lies in its own states, and these take no time to begin with.
+    The cost of a grammar is in its own states; this vocabulary needs no time to set up.
     """
 
     def __init__(self, vocab: int, special: Mapping[str, str], stop: Sequence[int]) -> None:
@@ -37,17 +37,17 @@ class Alphabet:
         self.special_token_ids = [int(id_) for id_ in special]
         names = {int(id_): text.encode() for id_, text in special.items()}
         self._octets = vocab
-        # Bytes behind all others: what lacks a token for one of them is refused by the server.
+        # Bytes follow the model's tokens. The server refuses vocabularies that cannot spell a byte.
         octets = (bytes([one]) for one in range(256))
         self.tokens = [*(names.get(id_, b"") for id_ in range(vocab)), *octets]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return the tokens of what a grammar leaves no choice about."""
+        """Return the tokens of a text that a grammar requires."""
         return [self._octets + one for one in text]
 
 
 class _Allocated(ctypes.Structure):
-    """The statistics of glibc's allocator, whose numbers begin again at 4 GiB (mallinfo(3))."""
+    """The statistics of glibc's allocator (mallinfo(3)), which wrap at 4 GiB."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint32)
@@ -65,20 +65,20 @@ def _problem(error: str) -> str:
 
 
 def _too_many(text: str, most: int) -> str | None:
-    """Return what of a schema is too large to compile, where that can be read off."""
+    """Return why a schema is certainly too large to compile, or None."""
     try:
         multiple = multiples.too_large(json.loads(text, parse_float=Decimal), most)
     except (ValueError, RecursionError):
-        return None  # the library has the last word
+        return None  # llguidance reports the error
     except ArithmeticError:
-        return None  # a number that Decimal does not have, which takes what time there is
+        return None  # Decimal cannot represent it: compile it within the time limit
     if multiple is None:
         return None
     return f"a multipleOf with more than {most} remainders, {multiple}"
 
 
 def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
-    """Return what compiles a grammar, and makes the first step of it, for the tokens of a model."""
+    """Return a function that compiles a grammar and computes its first step."""
     matcher = llguidance.LLMatcher
     readers: dict[str, Callable[[str], str]] = {
         "json_schema": matcher.grammar_from_json_schema,
@@ -90,7 +90,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         llguidance.TokenizerWrapper(alphabet), eos_token=first["stop"]
     )
     limits = llguidance.LLParserLimits(**first["grammar"])
-    allocated = getattr(ctypes.CDLL(None), "mallinfo", None)  # glibc alone has it
+    allocated = getattr(ctypes.CDLL(None), "mallinfo", None)  # only in glibc
     if allocated is not None:
         allocated.restype = _Allocated
 
@@ -116,7 +116,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         if made.is_error():
             return {"failed": _problem(made.get_error())}
         made_bytes = (allocated_bytes() - before) % (1 << 32)
-        # Less than before is no size, and the text itself is held in any case.
+        # A negative difference says nothing; the text is stored in any case.
         is_size = made_bytes < 1 << 31
         return {"text": "", "bytes": max(len(asked["text"]), made_bytes if is_size else 0)}
 

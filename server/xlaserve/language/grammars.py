@@ -1,8 +1,8 @@
-"""Answers that follow a grammar: a JSON schema, a regular expression or Lark.
+"""Constrained decoding: answers that follow a JSON schema, regular expression or Lark grammar.
 
-llguidance says which tokens may come next. What a client writes is neither fetched nor executed,
-and a process of its own compiles it first, which ends where that takes too much: the fuel of the
-library does not cover all of it.
+llguidance computes the allowed tokens. Grammars of clients are never fetched or executed. Each is
+first compiled in a subprocess that can be killed, because llguidance's fuel does not limit all
+work.
 """
 
 import hashlib
@@ -31,21 +31,23 @@ LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
-"""Below llguidance's own, by which a regular expression of nested repetitions took 5.5 s for the
-first step; by these 0.3 s. A step goes on in a fraction of a millisecond."""
+"""Lower than llguidance's defaults, with which a regular expression of nested repetitions took 5.5
+s for its first step; with these 0.3 s. Later steps take a fraction of a millisecond.
+"""
 
 STEP_SECONDS = 0.002
-"""What a step in a grammar may take of the processor, on average: others wait for it."""
+"""Average CPU time of a step in a grammar, during which other requests wait."""
 
 MOST_STEPS_SECONDS = 0.1
-"""What the steps of one answer may take beyond that."""
+"""CPU time by which the steps of one answer may exceed that average in total."""
 
 REMAINDERS_PER_SECOND = 2_000_000
-"""States of a `multipleOf`, one for each remainder, that no processor compiles in a second: some
-200,000 are. What needs more is refused before it is compiled."""
+"""States of a `multipleOf`, one per remainder, that certainly take more than a second to compile;
+about 200,000 compile in that time. Schemas that need more states are refused immediately.
+"""
 
 MOST_KNOWN = 1024
-"""Grammars of a model of which is remembered whether they may be compiled."""
+"""Number of grammars per model whose compilation results are cached."""
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
 _EXPECTED = "one that can be compiled and followed (model '{}')"
@@ -53,7 +55,7 @@ _SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one model. `compile` may be called in any thread."""
+    """Compiles grammars for one model's tokens; `compile` is thread-safe."""
 
     def __init__(
         self,
@@ -63,9 +65,9 @@ class Grammars:
         stop_tokens: Sequence[int],
         limits: Limits = DEFAULT_TEXT_LIMITS.grammar,
     ) -> None:
-        """Read the text of a tokenizer.json. Blocks: some 15 us for each token.
+        """Read the text of a tokenizer.json. Blocks for about 15 us per token.
 
-        A grammar ends with one of `stop_tokens`. Raises InvalidModel and TextNotInstalled.
+        Grammars end with one of `stop_tokens`. Raises InvalidModel and TextNotInstalled.
         """
         try:
             import llguidance
@@ -96,20 +98,20 @@ class Grammars:
         self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
 
     def begin(self) -> None:
-        """Start the process that tries grammars, so that the first one need not wait. Blocks."""
+        """Start the subprocess, so that the first grammar need not wait for it. Blocks."""
         self._trial.begin()
 
     def close(self) -> None:
-        """End the process that tries grammars, for good."""
+        """End the subprocess for good."""
         self._trial.close()
 
     def compile(
         self, parameter: str, text: str, charge: Callable[[int], None] = lambda size: None
     ) -> "Place":
-        """Return the beginning of a grammar. Blocks, without the interpreter's lock.
+        """Compile a grammar, and return its initial state. Blocks, but releases the GIL.
 
-        `parameter` is the kind of the text: `json_schema`, `regex` or `grammar`, which is one of
-        Lark. `charge` is told its bytes before there is one. Raises InvalidParameter.
+        `parameter` is `json_schema`, `regex` or `grammar` (Lark). `charge` is called with the
+        memory in bytes before it is allocated. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
@@ -124,35 +126,36 @@ class Grammars:
             raise _refused(self._model, parameter, str(error)) from error
         place = Place(self._model, parameter, matcher)
         place.check()
-        # The first step is the longest: it is not for the thread of the slots.
+        # The first step takes longest, so it must not run on the generation thread.
         place.fill(np.zeros(self._words, np.int32))
         return place
 
 
 class Trial:
-    """Finds out what compiling a grammar takes, where that can be ended."""
+    """Compiles grammars in a subprocess to measure their cost, and caches the results."""
 
     def __init__(self, model: str, process: Limited) -> None:
         self._model = model
         self._process = process
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, tuple[str, str] | int] = OrderedDict()
-        """Results by the digest of a grammar, the newest last: its bytes if it can be compiled,
-        else what was expected and what came."""
+        """Results by the hash of the grammar, newest last: its size in memory, or the expected and
+        got texts of its error.
+        """
 
     def begin(self) -> None:
-        """Start the process. Blocks."""
+        """Start the subprocess. Blocks."""
         self._process.begin()
 
     def close(self) -> None:
-        """End the process for good."""
+        """End the subprocess for good."""
         self._process.close()
 
     def check(self, parameter: str, text: str) -> int:
-        """Return the bytes of a grammar behind its first step. Blocks.
+        """Return the bytes of a grammar in memory, after its first step. Blocks.
 
-        Raises InvalidParameter for one that takes too much, or is none, and TextProcessLost where
-        nothing could be found out.
+        Raises InvalidParameter if the grammar is invalid or too expensive, and TextProcessLost if
+        the subprocess failed.
         """
         try:
             key = hashlib.sha256(f"{parameter}\n{text}".encode()).digest()
@@ -172,13 +175,14 @@ class Trial:
         return found
 
     def _tried(self, parameter: str, text: str) -> tuple[str, str] | int:
-        """Return what is expected and what came, the bytes of a grammar that can be compiled."""
+        """Return the size of a grammar, or the expected and got texts of its error."""
         asked = {"parameter": parameter, "text": text}
         try:
             try:
                 found = self._process.ask(asked)
             except (OSError, TookTooMuch):
-                # No fault of the grammar, which a process of its own tries: another is started.
+                # A fork compiles the grammar, so the grammar is not to blame: retry in a new
+                # process.
                 found = self._process.ask(asked)
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
@@ -195,22 +199,22 @@ class Trial:
 
 
 class Place:
-    """A place in a grammar (a Constraint): what may follow what was taken. One thread calls it."""
+    """The state of an answer within a grammar (a Constraint). Used by one thread."""
 
     def __init__(self, model: str, parameter: str, matcher: Any) -> None:
         self._model = model
         self._parameter = parameter
         self._matcher = matcher
         self._spent_ns = 0
-        """Of the processor, by the steps so far, beyond what each may take."""
+        """CPU time of the steps so far that exceeds their average budget."""
 
     def check(self) -> None:
-        """Raise InvalidParameter once the grammar has failed."""
+        """Raise InvalidParameter if the grammar has failed."""
         if self._matcher.is_error():
             raise _refused(self._model, self._parameter, self._matcher.get_error())
 
     def fill(self, words: Tensor) -> None:
-        """Set the bits of the tokens that may come next; raises InvalidParameter."""
+        """Set the bits of the tokens allowed next; raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self.check()
@@ -226,7 +230,7 @@ class Place:
             )
 
     def take(self, token: int) -> bool:
-        """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
+        """Consume a token; return True if no other may follow. Raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
         self._matcher.consume_token(token)
         self._spent_ns += time.thread_time_ns() - begun_ns

@@ -1,4 +1,4 @@
-"""JSON followed character by character, while it is being written."""
+"""Incremental JSON parser that validates one character at a time."""
 
 import re
 
@@ -14,12 +14,14 @@ _CLOSING = {"}": "{", "]": "["}
 
 
 class JsonFollower:
-    """Follows one object of JSON: how deep it is, and whether it still can become one."""
+    """Tracks one JSON object: its nesting depth, and whether it is still valid."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
         self._expects = "value"
-        """One of value, first value, first key, key, colon, after, string, escape, hex, word."""
+        """Expected input: value, first value, first key, key, colon, after, string, escape, hex, or
+        word.
+        """
         self._is_key = False
         self._hex = 0
         self._word = ""
@@ -28,26 +30,26 @@ class JsonFollower:
 
     @property
     def depth(self) -> int:
-        """Return how many objects and lists are open."""
+        """Return the number of open objects and arrays."""
         return len(self._open)
 
     @property
     def is_key(self) -> bool:
-        """Tell whether it is within the name of a field."""
+        """Tell whether the position is within a key."""
         return self._is_key and self._expects in ("string", "escape", "hex")
 
     @property
     def is_before_value(self) -> bool:
-        """Tell whether a value is to come, or what is between the name of a field and that."""
+        """Tell whether the position is between a key and its value."""
         return self._expects in ("colon", "value")
 
     @property
     def is_after_value(self) -> bool:
-        """Tell whether a value has ended here."""
+        """Tell whether a value has just ended."""
         return self._expects == "after"
 
     def push(self, letter: str) -> bool:
-        """Go on behind a character; False where no JSON has it there."""
+        """Consume a character; return False if it makes the JSON invalid."""
         expects = self._expects
         if expects in ("string", "escape", "hex"):
             return self._push_text(letter)

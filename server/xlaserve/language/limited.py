@@ -23,7 +23,7 @@ from xlaserve.process.silence import Stopped, is_stopped
 
 _SIZE_BYTES = 4
 _END_SECONDS = 5.0
-"""Seconds that a process may take to end once it has closed its pipe."""
+"""Time for a process to exit after it has closed its pipe."""
 _LOOK_SECONDS = 0.25
 """Polling interval of the check that a busy process is not stopped."""
 _ATTEMPTS = 2
@@ -63,7 +63,7 @@ class LimitedProcess:
     """One process, killed at the latest when its last reference is dropped."""
 
     def __init__(self, script: Path, limits: Limits, called: str, model: str) -> None:
-        """Start it; raises OSError."""
+        """Start the process; raises OSError."""
         self._limits = limits
         self._called, self._model = called, model
         # Nothing is ever written to this pipe: it closes when this process ends, however it ends.
@@ -78,11 +78,11 @@ class LimitedProcess:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self.end = weakref.finalize(self, _end, self._process, held)
-        """Kills the process, once; it has no state to lose."""
+        """Kills the process; idempotent."""
 
     @property
     def pid(self) -> int:
-        """Return its id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
@@ -108,7 +108,7 @@ class LimitedProcess:
             except BrokenPipeError:
                 raise self._ended() from None
         size = int.from_bytes(self._read(stdout.fileno(), _SIZE_BYTES, until), "big")
-        # JSON may write a byte as six, and a character as twelve.
+        # In JSON, escaping may expand a byte to six and a character to twelve.
         if size > 8 * self._limits.output_bytes:
             raise TookTooMuch(f"it writes more than {self._limits.output_bytes} bytes")
         found: dict[str, Any] = msgspec.json.decode(self._read(stdout.fileno(), size, until))
@@ -125,7 +125,7 @@ class LimitedProcess:
         return bytes(data)
 
     def _ended(self) -> "TookTooMuch | _FromOutside":
-        """Log the last output of the process, and return the error of its end."""
+        """Log the last output of the dead process, and return the error to raise."""
         is_foreign = True
         try:
             status = self._process.wait(_END_SECONDS)

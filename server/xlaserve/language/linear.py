@@ -1,4 +1,4 @@
-"""Tokenizers whose time and memory are linear in the text, recognised by their file."""
+"""Detection of tokenizers that take linear time and memory, by their `tokenizer.json`."""
 
 import base64
 import json
@@ -32,11 +32,12 @@ PATTERNS = frozenset(
         r"\w+|[^\w\s]+",
     }
 )
-"""Regular expressions of GPT-2, Llama 3, Qwen, GPT-4o and others, which try no place of a text more
-often than a few times."""
+"""Regular expressions of GPT-2, Llama 3, Qwen, GPT-4o and others. They visit each position of a
+text only a few times.
+"""
 
 _SIGNS = frozenset("\\^$.|?*+()[]{}")
-"""What makes more of a regular expression than the text that it looks for."""
+"""Metacharacters of regular expressions."""
 _NORMALIZERS = frozenset(
     {
         "BertNormalizer",
@@ -66,19 +67,19 @@ _PRE_TOKENIZERS = frozenset(
     }
 )
 MOST_GROWTH = 64
-"""Octets that a normalizer may make of each octet of a text."""
+"""Limit of a normalizer's expansion: output bytes per input byte."""
 MOST_AROUND_CHARACTERS = 1 << 14
-"""The longest post-processor, which puts tokens around a text; it may name some of them often."""
+"""Limit of a post-processor's JSON; it adds tokens around a text, possibly with repetitions."""
 MOST_TOKEN_CHARACTERS = 1 << 10
-"""The longest token that is looked for at each place of a text."""
+"""Limit of the longest token that is tried at each position of a text."""
 MOST_WORD_CHARACTERS = 200
-"""The longest word that WordPiece takes apart: that may take the cube of its length."""
+"""Limit of a word split by WordPiece, whose time may be cubic in the word's length."""
 
 
 def is_linear(found: Mapping[str, Any]) -> bool:
-    """Tell whether what a `tokenizer.json` holds is known to compute quickly for any text.
+    """Tell whether a tokenizer is known to be fast for any text.
 
-    Only what is in tables here is: whatever else there is may compute for as long as it likes.
+    Only components in the tables here are; everything else may take arbitrarily long.
     """
     around = json.dumps(found.get("post_processor"))
     try:
@@ -89,13 +90,13 @@ def is_linear(found: Mapping[str, Any]) -> bool:
             and all(map(_splits_quickly, _parts(found.get("pre_tokenizer"), "pretokenizers")))
             and _is_quick_model(found.get("model"))
         )
-    # Of other forms than are expected; the library says what is wrong with them.
+    # The file has an unexpected structure, which the tokenizer library reports.
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RecursionError):
         return False
 
 
 def _parts(part: Any, name: str) -> Iterable[Mapping[str, Any]]:
-    """Yield the parts of a sequence, and of those in it; none where there is none."""
+    """Yield the components of a possibly nested sequence."""
     if part is None:
         return
     if part["type"] != "Sequence":
@@ -106,7 +107,7 @@ def _parts(part: Any, name: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
-    """Return how many octets one octet becomes, at most; infinity where that is not known."""
+    """Return the maximum expansion per input byte; infinity if unknown."""
     kind = part["type"]
     if kind in _NORMALIZERS:
         return 1.0 if len(part.get("prepend", "")) <= MOST_GROWTH else math.inf

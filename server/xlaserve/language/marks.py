@@ -1,8 +1,8 @@
-"""Marks within the text of clients, which keep special tokens in it from being special.
+"""Marks in client text that prevent special tokens from being recognized there.
 
-A mark is put after the first character of each special token that a client spells, so that the
-tokenizer does not find it; the tokenizer's normalizer then takes the marks out of what is left,
-and the characters become tokens like any others. A template may put text of clients anywhere.
+A mark is inserted after the first character of each special token spelled in client text, so that
+the tokenizer does not find it. The tokenizer's normalizer then removes the marks, and the
+characters are tokenized as plain text. This works wherever a template puts the client's text.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
-# No characters: Unicode keeps them for the inside of programs (noncharacters).
+# Unicode noncharacters, which are reserved for internal use.
 _BEGIN = "\ufdd0"
 _BREAK = _BEGIN + "\ufdd2"
 _ESCAPED = _BEGIN + "\ufdd1"
@@ -19,26 +19,27 @@ NORMALIZERS = (
     {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""},
     {"type": "Replace", "pattern": {"String": _ESCAPED}, "content": _BEGIN},
 )
-"""The normalizer that takes the marks out again, as `tokenizer.json` writes it."""
+"""Normalizers that remove the marks, as in `tokenizer.json`."""
 
 MOST_DEPTH = 64
-"""The deepest that messages and tools may be nested."""
+"""Maximum nesting depth of messages and tools."""
 
 
 class Marks:
-    """Marks the special tokens of one tokenizer."""
+    """Marks special tokens of one tokenizer in client text."""
 
     def __init__(self, special: Iterable[str]) -> None:
         words = frozenset(filter(None, special))
-        # A special token may begin within another one, so they are looked for at every place.
+        # A lookahead, to find special tokens that overlap.
         self._spelled = re.compile(f"(?={_pattern(words)})" if words else r"(?!)")
         self._beginnings = frozenset(word[:size] for word in words for size in range(1, len(word)))
         self._longest = max(map(len, words), default=0)
 
     def text(self, text: str) -> str:
-        """Return a text with marks in what it spells of special tokens.
+        """Insert marks into all special tokens in a text.
 
-        Also in the beginning of one that the text ends with: the template may put the rest behind.
+        Also marks a prefix of a special token at the end of the text, which the template might
+        complete.
         """
         text = text.replace(_BEGIN, _ESCAPED)
         places = [found.start() for found in self._spelled.finditer(text)]
@@ -51,9 +52,9 @@ class Marks:
         return _BREAK.join(text[begin:end] for begin, end in pairwise(cuts))
 
     def data(self, data: Any, depth: int = 0) -> Any:
-        """Return plain JSON data with all of its strings marked, the names of fields too.
+        """Mark all strings in plain JSON data, including keys.
 
-        Raises ValueError for what is nested too deeply.
+        Raises ValueError if the data is nested too deeply.
         """
         if depth > MOST_DEPTH:
             raise ValueError(f"expected messages and tools nested at most {MOST_DEPTH} deep")
@@ -69,22 +70,22 @@ class Marks:
 
 
 def unmarked(text: str) -> str:
-    """Return a text as it was before it was marked."""
+    """Remove the marks from a text."""
     return text.replace(_BREAK, "").replace(_ESCAPED, _BEGIN)
 
 
 def _pattern(words: Iterable[str]) -> str:
-    """Return a pattern for any of the words, which looks at each character of a text once.
+    """Return a pattern that matches any of the words and examines each character once (a trie).
 
-    An alternative for each word would look at the beginning that hundreds of them share as often.
+    Simple alternatives would examine a prefix shared by hundreds of words once for each of them.
     """
     parts = []
     for _, group in groupby(sorted(words), key=lambda word: word[:1]):
         listed = list(group)
-        # Sorted: what the first and the last begin with alike, all others do.
+        # The words are sorted, so the common prefix of the first and last is common to all.
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(listed[0], listed[-1], strict=False))
         start = "".join(letter for letter, _ in alike)
         rest = [word[len(start) :] for word in listed]
-        # A word that is the beginning of others is enough: whatever follows, it is there.
+        # If a word is a prefix of the others, matching it is sufficient.
         parts.append(re.escape(start) + ("" if "" in rest else _pattern(rest)))
     return f"(?:{'|'.join(parts)})"

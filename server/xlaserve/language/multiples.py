@@ -1,7 +1,7 @@
-"""The `multipleOf` that a schema has compiled, found without compiling it.
+"""Finds `multipleOf` values that a JSON schema would compile, without compiling it.
 
-Only what is sure is found: a number that something else may limit, or a schema that nothing refers
-to, is left to the library. Needs nothing of the server, as `grammar_process.py` does.
+Only reports certain cases: numbers that other keywords may limit, and unreferenced schemas, are
+left to llguidance. Imports nothing from the server, like `grammar_process.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 _BOUNDS = ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"})
 _VALUES = frozenset({"const", "enum"})
-"""Keywords that list what is valid: nothing else is compiled."""
+"""Keywords that enumerate the valid values; other keywords are then not compiled."""
 _CHOICES = ("anyOf", "oneOf")
 _OF_OBJECTS = frozenset({"properties", "patternProperties", "additionalProperties"})
 _OF_ARRAYS = frozenset({"items", "prefixItems", "additionalItems"})
@@ -21,15 +21,16 @@ _WIDER = {"number": frozenset({"number", "integer"})}
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _MOST_DECIMALS = 30
 MOST_LOOKS = 1_000
-"""Schemas that are looked at, those that are met in several ways as often: 10 ms."""
+"""Limit of schemas visited, including repeated visits: about 10 ms."""
 
 
 def too_large(schema: Any, most: int) -> Decimal | None:
-    """Return a `multipleOf` that is sure to be compiled and has more remainders; None for none.
+    """Return a `multipleOf` that will be compiled and has more than `most` remainders, or None.
 
-    Raises ArithmeticError for a number that Decimal does not have.
+    Raises ArithmeticError for numbers that Decimal cannot represent.
     """
-    # Most schemas have none, compiled or not, which takes a tenth of the time to find out.
+    # Fast path: most schemas have no such `multipleOf` anywhere, which is ten times faster to
+    # check.
     if all(remainders(one) <= most for one in _written_multiples(schema)):
         return None
     return next((one for one in compiled_multiples(schema) if remainders(one) > most), None)
@@ -47,10 +48,10 @@ def _written_multiples(schema: Any) -> Iterator[Decimal]:
 
 
 def compiled_multiples(schema: Any) -> Iterator[Decimal]:
-    """Yield each `multipleOf` of numbers that no bounds on both sides and no values limit.
+    """Yield every `multipleOf` of numbers that are not bounded on both sides or enumerated.
 
-    A value that must meet several schemas at once, by `allOf` and `$ref`, is limited by any of
-    them. Where there are too many ways to meet them, the rest is not looked at.
+    Schemas that must hold together (`allOf`, `$ref`) limit each other. Stops when there are too
+    many combinations.
     """
     found: list[Sequence[Schema]] = [[schema]] if isinstance(schema, dict) else []
     seen: set[frozenset[int]] = set()
@@ -84,7 +85,7 @@ def compiled_multiples(schema: Any) -> Iterator[Decimal]:
 
 
 def _together(root: Any, schemas: Iterable[Schema]) -> Iterator[Schema]:
-    """Yield schemas with all that hold beside them."""
+    """Yield the schemas, and all others that must hold together with them."""
     left, seen = list(schemas), set[int]()
     while left:
         one = left.pop()
@@ -98,7 +99,7 @@ def _together(root: Any, schemas: Iterable[Schema]) -> Iterator[Schema]:
 
 
 def _referred(root: Any, reference: Any) -> Any:
-    """Return what a reference into the schema leads to; None where it leads nowhere."""
+    """Resolve a reference within the schema; None if it is invalid."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for part in filter(None, reference[1:].split("/")):
@@ -114,14 +115,14 @@ def _schemas(found: Any) -> list[Schema]:
 
 
 def _without_choices(one: Schema) -> Schema:
-    """Return a schema without its choices, the same one where it has none."""
+    """Return a schema without `anyOf` and `oneOf`; the same object if it has neither."""
     if not any(name in one for name in _CHOICES):
         return one
     return {name: value for name, value in one.items() if name not in _CHOICES}
 
 
 def _types(together: Iterable[Schema]) -> frozenset[str]:
-    """Return the types that values may have; those that are none restrict nothing."""
+    """Return the possible types of values; invalid `type` keywords restrict nothing."""
     types = _TYPES
     for one in together:
         said = one.get("type")
@@ -145,7 +146,7 @@ def _multiples(together: Iterable[Schema]) -> Iterator[Decimal]:
 
 
 def _values(together: Sequence[Schema]) -> list[Schema]:
-    """Return the schemas of an object's values; none that another one may limit."""
+    """Return the schemas of an object's values, or none if other keywords may limit them."""
     own = [one for one in together if _OF_OBJECTS & one.keys()]
     if len(own) != 1 or any("maxProperties" in one for one in together):
         return []
@@ -155,12 +156,12 @@ def _values(together: Sequence[Schema]) -> list[Schema]:
     maps = [one for one in (named, matched) if isinstance(one, dict) and one]
     values = list(maps[0].values()) if len(maps) == 1 else []
     if len(values) > 1 and maps[0] is matched:
-        values = []  # a name may match several
+        values = []  # a name may match several patterns
     return _schemas([*values, others])
 
 
 def _items(together: Sequence[Schema]) -> list[Schema]:
-    """Return the schemas of an array's items; none that another one may limit."""
+    """Return the schemas of an array's items, or none if other keywords may limit them."""
     own = [one for one in together if _OF_ARRAYS & one.keys()]
     if len(own) != 1:
         return []
@@ -175,9 +176,9 @@ def _items(together: Sequence[Schema]) -> list[Schema]:
 
 
 def remainders(multiple: Decimal) -> int:
-    """Return how many remainders a multiple has at least that digits tell apart.
+    """Return a lower bound of the remainders that a `multipleOf` distinguishes.
 
-    Behind enough digits all multiples of two and of five are alike, so 1,000,000 has few.
+    Factors of two and five are ignored, since trailing digits decide them; so 1,000,000 has few.
     """
     _, _, exponent = multiple.as_tuple()
     if not isinstance(exponent, int) or not multiple or abs(exponent) > _MOST_DECIMALS:

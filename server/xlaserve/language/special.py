@@ -1,4 +1,4 @@
-"""The special tokens that the files of a tokenizer give a meaning."""
+"""Special tokens that tokenizer files assign a role."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ _NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens by what they are for."""
+    """Special tokens by role."""
 
     bos: int | None
     eos: tuple[int, ...]
     names: Mapping[str, Any]
-    """Their text, by the names that templates have for them: `bos_token`."""
+    """Texts by their names in chat templates, such as `bos_token`."""
 
 
 def read(
     config: Mapping[str, Any], generation: Mapping[str, Any], id_of: Callable[[str], int | None]
 ) -> SpecialTokens:
-    """Return what `tokenizer_config.json` and `generation_config.json` say."""
+    """Return the special tokens of `tokenizer_config.json` and `generation_config.json`."""
     names: dict[str, Any] = {}
     for name in _NAMES:
         text = _text(config.get(name))

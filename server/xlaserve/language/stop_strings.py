@@ -1,24 +1,24 @@
-"""Stop strings, found in a text that comes piece by piece."""
+"""Incremental search for stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 from xlaserve.errors import InvalidParameter
 
 MOST_STOPS = 16
-"""Stop strings that a request may have."""
+"""Maximum number of stop strings per request."""
 MOST_CHARACTERS = 1024
-"""The longest of them."""
+"""Maximum length of a stop string."""
 
 
 class StopStrings:
-    """Lets text through until a stop string is in it, and holds back what may begin one.
+    """Passes text through up to the first stop string, holding back possible beginnings of one.
 
-    The stop string that is complete first ends the text, and of several that are complete with the
-    same character the longest: how the text was cut into pieces changes nothing.
+    The stop string that is completed first ends the text; if several are completed by the same
+    character, the longest does. The result does not depend on how the text is split.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises InvalidParameter for too many, an empty one, or one that is too long."""
+        """Raises InvalidParameter for too many strings, or for an empty or too long one."""
         if len(stops) > MOST_STOPS:
             raise InvalidParameter("stop", f"at most {MOST_STOPS} strings", f"{len(stops)}")
         for stop in stops:
@@ -26,16 +26,16 @@ class StopStrings:
                 expected = f"strings of 1 to {MOST_CHARACTERS} characters"
                 raise InvalidParameter("stop", expected, f"one of {len(stop)}")
         self.found: str | None = None
-        """The stop string that ended the text; None while there is none."""
-        # The longest first: it is looked at first when several are complete.
+        """The stop string that ended the text, or None."""
+        # Longest first: it wins if several are completed together.
         ordered = sorted(set(stops), key=len, reverse=True)
         self._stops = [(stop, _failures(stop)) for stop in ordered]
         self._states = [0] * len(ordered)
-        """How many characters of each the text ends with."""
+        """Length of the prefix of each stop string that the text ends with."""
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Return the text in which no stop string can still begin."""
+        """Return the text that cannot be part of a stop string."""
         if self.found is not None:
             return ""
         if not self._stops:
@@ -51,15 +51,14 @@ class StopStrings:
         return held[:keep]
 
     def end(self) -> str:
-        """Return what was held back: no stop string came of it."""
+        """Return the text held back, which turned out not to be a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, letter: str) -> bool:
-        """Note a character, and tell whether a stop string is complete with it.
+        """Process a character; return whether it completes a stop string.
 
-        Each is looked for as Knuth, Morris and Pratt do: a character costs a few steps, however
-        long what is held back.
+        Uses the Knuth-Morris-Pratt algorithm: constant amortized time per character.
         """
         for index, (stop, failures) in enumerate(self._stops):
             state = self._states[index]
@@ -74,7 +73,7 @@ class StopStrings:
 
 
 def _failures(stop: str) -> list[int]:
-    """Return for each prefix the length of the longest end of it that also begins it."""
+    """Return the KMP failure function: for each prefix, the length of its longest border."""
     found = [0] * len(stop)
     state = 0
     for index in range(1, len(stop)):

@@ -1,8 +1,8 @@
-"""The process that renders chat templates, with limits of time and memory.
+"""Subprocess that renders untrusted chat templates within limits of time and memory.
 
-Started by `templates.py` as a script of its own, which needs nothing of the server. It reads
-messages and writes answers, each as its length in four bytes and then JSON, until its input ends.
-Whoever got out of the sandbox within it could open no file and no socket, and start no process.
+Started as a script by `templates.py`; imports nothing from the server. Reads messages and writes
+answers until its input ends; each is a four-byte length followed by JSON. Code that escapes the
+Jinja sandbox still cannot open files or sockets, or start processes.
 """
 
 import gc
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import jinja2.debug  # imports for a failing template: later, no file can be opened
+import jinja2.debug  # imported now for failing templates: later no files can be opened
 import jinja2.ext
 import jinja2.nodes
 from jinja2.parser import Parser
@@ -32,29 +32,29 @@ else:
 _LOADING = (
     "{% macro m(a) %}{{ a|tojson }}{% endmacro %}{% for i in x %}{{ m('\\n' ~ i) }}{% endfor %}"
 )
-"""A template that has Python load what the others need, codecs above all."""
+"""Rendered once to make Python import everything needed later, such as codecs."""
 
 _GLOBALS = ("range", "dict", "namespace", "cycler", "joiner")
-"""The functions of jinja2 that templates may call; its random text is read from a file."""
+"""Jinja functions that templates may call; not `lipsum`, which reads a file."""
 
 
 class Refused(Exception):
-    """A template says by `raise_exception` that it takes no such messages."""
+    """The template rejected the messages with `raise_exception`."""
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """The block `generation`, which marks answers for training, and changes nothing here."""
+    """The block tag `generation`, which marks answers for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
     def parse(self, parser: Parser) -> "list[jinja2.nodes.Node]":
-        """Return what is within the block."""
+        """Return the contents of the block."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return a sandbox with what chat templates expect to be there."""
+    """Return a sandboxed environment with the functions that chat templates expect."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -75,7 +75,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Not as jinja2 does it, which escapes what HTML would take for its own.
+    # Jinja's own filter would escape HTML characters.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -90,15 +90,15 @@ def _refuse(message: object) -> None:
 
 
 def confine(memory_bytes: int) -> None:
-    """Take away what rendering does not need: files, sockets, processes, and memory beyond this."""
-    time.localtime()  # reads the time zone, as long as it may
+    """Drop access to files, sockets and processes, and limit additional memory."""
+    time.localtime()  # load the time zone while files are accessible
     environment().from_string(_LOADING).render(x=["'"])
     confining.confine(memory_bytes)
 
 
 def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> dict[str, str]:
-    """Return what a template gives, or why it gives nothing; a process that takes too long dies."""
-    # What it does by default is to end the process, whatever that is busy with.
+    """Render; return the text or the reason of failure. Dies if it exceeds the CPU limit."""
+    # The default action of SIGPROF kills the process, even inside native code.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         text = render()
@@ -117,7 +117,7 @@ def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> di
 
 
 def main() -> None:
-    """Compile the templates of the first message, then render with what each other one holds."""
+    """Compile the templates in the first message, then render one per further message."""
     confining.end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = confining.receive(source)

@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a process of their own with limits."""
+"""Chat templates, rendered in a sandboxed subprocess."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -15,14 +15,14 @@ from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 _SCRIPT = Path(__file__).with_name("template_process.py")
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of templates; a model may have one for messages with tools."""
+"""Names of templates; a model may have a separate one for messages with tools."""
 
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
-"""Variables that the server gives every template."""
+"""Variables set by the server, which clients cannot override."""
 
 
 def sources(config: Mapping[str, Any], file: str | None) -> Mapping[str, str]:
-    """Return the templates of a model by name, none where it has none; raises InvalidModel."""
+    """Return a model's templates by name, empty if it has none; raises InvalidModel."""
     found = file if file is not None else config.get("chat_template")
     if found is None:
         return {}
@@ -42,7 +42,7 @@ def sources(config: Mapping[str, Any], file: str | None) -> Mapping[str, str]:
 
 
 class Template:
-    """The chat template of a model. Its methods may be called in any thread."""
+    """The chat template of a model; thread-safe."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Template:
         model: str = "",
         limits: Limits = DEFAULT_TEXT_LIMITS.template,
     ) -> None:
-        """`variables` are what it knows beside messages and tools. Raises TextNotInstalled."""
+        """`variables` are available in addition to messages and tools. Raises TextNotInstalled."""
         if find_spec("jinja2") is None:
             raise TextNotInstalled(model, "jinja2")
         self._sources = found
@@ -68,10 +68,10 @@ class Template:
         marked: Callable[[Any], Any] = lambda data: data,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """Return the text of messages, up to where an answer begins. Blocks.
+        """Render messages as a prompt, up to the start of the answer. Blocks.
 
-        What `marked` makes of messages, tools and `variables` is what the template is given. Raises
-        MessagesRefused and TemplateFailed.
+        `marked` is applied to messages, tools and `variables` before they are passed to the
+        template. Raises MessagesRefused and TemplateFailed.
         """
         name = self._name(has_tools=bool(tools))
         try:
@@ -99,7 +99,7 @@ class Template:
 
     @property
     def source_with_tools(self) -> str:
-        """Return the text of the template that messages with tools have."""
+        """Return the source of the template for messages with tools."""
         return self._sources[self._name(has_tools=True)]
 
     def _name(self, *, has_tools: bool) -> str:
@@ -107,5 +107,5 @@ class Template:
         return name if name in self._sources else min(self._sources)
 
     def close(self) -> None:
-        """End the process for good."""
+        """End the subprocess for good."""
         self._process.close()

@@ -1,4 +1,4 @@
-"""The text of one version of a language model: its tokenizer and its chat template."""
+"""Tokenizer and chat template of a language model version."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _BESIDE = (files.CONFIG, files.GENERATION, files.TEMPLATE)
 
 
 class LanguageText:
-    """Tokenizer and chat template of one model version. Its methods may be called in any thread."""
+    """Converts between text and tokens for one model version; thread-safe."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class LanguageText:
         self._template = template
         self._model = model
         self.thread = tokens.thread
-        """The thread that takes its texts, in callers' turns; None where any may."""
+        """Thread for tokenizing, fair between callers; None if any thread may do it."""
         self.chat_thread = tokens.thread or CallerThread("chats", model, limits.waiting)
-        """The thread that takes messages: a template writes one text after the other."""
+        """Thread for chat templates, which render one prompt at a time."""
         self.digest = digest
-        """SHA-256 of the files that it was read from; two that have the same write alike."""
+        """SHA-256 of the tokenizer files: equal digests mean equal behavior."""
 
     @classmethod
     def read(
@@ -54,11 +54,11 @@ class LanguageText:
         tokenizer: bytes | bytearray | None = None,
         limits: TextLimits = DEFAULT_TEXT_LIMITS,
     ) -> "LanguageText":
-        """Read tokenizer.json, and what is there of the files beside it. Blocks.
+        """Read tokenizer.json and the optional files next to it. Blocks.
 
-        `model` is the name that errors say, `opened` opens files, and `tokenizer` is the content of
-        tokenizer.json where that was read before. Raises ModelHasNoText for a
-        folder without a tokenizer, InvalidModel, and TextNotInstalled.
+        `model` is the name used in errors; `opened` opens files; `tokenizer` is the content of
+        tokenizer.json if it has already been read. Raises ModelHasNoText if there is no tokenizer,
+        InvalidModel, and TextNotInstalled.
         """
         if tokenizer is None:
             tokenizer = files.read(folder, files.TOKENIZER, opened)
@@ -81,24 +81,24 @@ class LanguageText:
 
     @property
     def bos(self) -> int | None:
-        """Return the token that begins a text, None where the model has none."""
+        """Return the token that begins a text, or None."""
         return self._special.bos
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """Return the tokens that end an answer; none where no file says them."""
+        """Return the tokens that end an answer; empty if no file names any."""
         return self._special.eos
 
     @property
     def has_template(self) -> bool:
-        """Tell whether it takes messages."""
+        """Tell whether the model has a chat template."""
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with those that the tokenizer puts around one.
+        """Tokenize a text, with the special tokens that the tokenizer adds around it.
 
-        Special tokens in the text are plain text. Blocks, without the interpreter's lock. Raises
-        InvalidRequest for what is no text, too long, or cannot be spelled.
+        Special tokens spelled in the text are treated as plain text. Blocks, but releases the GIL.
+        Raises InvalidRequest if the text is invalid, too long, or cannot be tokenized.
         """
         return self._tokens.encode(text)
 
@@ -108,11 +108,11 @@ class LanguageText:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Return the tokens of messages as the chat template writes them, up to the next answer.
+        """Render messages with the chat template, and return the tokens of the prompt.
 
-        Messages, tools and `variables` for the template are plain data of JSON. Special tokens in
-        them are plain text. Blocks.
-        Raises ModelHasNoTemplate, MessagesRefused and others of InvalidRequest, and TemplateFailed.
+        Messages, tools and `variables` are plain JSON data. Special tokens spelled in them are
+        treated as plain text. Blocks. Raises ModelHasNoTemplate, MessagesRefused and other
+        InvalidRequests, and TemplateFailed.
         """
         if self._template is None:
             raise ModelHasNoTemplate(self._model)
@@ -122,21 +122,21 @@ class LanguageText:
         )
 
     def is_special(self, text: str) -> bool:
-        """Tell whether a text is a token that was added to the vocabulary.
+        """Tell whether a text is an added token.
 
-        Grammars take all of those as special tokens, whatever tokenizer.json calls them.
+        Grammars treat all added tokens as special, whether or not tokenizer.json does.
         """
         return text in self._tokens.added
 
     @property
     def tools_template(self) -> str | None:
-        """Return the text of the template for messages with tools; None where it has none."""
+        """Return the source of the template for messages with tools, or None."""
         return None if self._template is None else self._template.source_with_tools
 
     def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> Detokenizer:
-        """Return what makes text of the tokens of one answer; raises InvalidParameter.
+        """Return a detokenizer for one answer; raises InvalidParameter.
 
-        Special tokens have no text, but for those of `shown`.
+        Special tokens produce no text, except those in `shown`.
         """
         special = self._tokens.special
         seen = {id_: text for id_, text in special.items() if text in shown} if shown else {}
@@ -148,12 +148,12 @@ class LanguageText:
         return Detokenizer(self._tokens.decoder, found, stop)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens, without special ones; broken bytes are replaced."""
+        """Return the text of tokens, without special ones; invalid bytes are replaced."""
         found = self.detokenizer()
         return "".join([*(found.push(token) for token in ids), found.end()])
 
     def close(self) -> None:
-        """End the processes of the tokenizer and the template."""
+        """End the subprocesses and threads."""
         if self._template is not None:
             self._template.close()
         self._tokens.close()
@@ -161,7 +161,7 @@ class LanguageText:
 
 
 def _digest(contents: Iterable[bytes | bytearray | None]) -> str:
-    """Return one digest of files; one that is not there differs from one that is empty."""
+    """Return a digest of files; a missing file differs from an empty one."""
     whole = hashlib.sha256()
     for data in contents:
         whole.update(b"-" if data is None else hashlib.sha256(data).digest())

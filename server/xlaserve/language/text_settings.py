@@ -1,4 +1,4 @@
-"""The limits of texts that an operator has set."""
+"""Conversion of the operator's settings to text limits."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ from xlaserve.settings import Settings
 
 
 def text_limits(settings: Settings) -> TextLimits:
-    """Return the limits of every model's texts.
+    """Return the text limits for every model.
 
-    What a process may write and its time on the clock stay: no operator would change them. A
-    verdict is a line, a text of a template is bound by what becomes tokens at once, and the clock
-    only tells that a process is lost.
+    The output limit and the wall-clock limit are fixed: grammar results are short, rendered
+    templates are limited by the tokenizer's own limit, and the wall-clock limit only detects lost
+    processes.
     """
     given = {
         "template": (TEMPLATE, settings.template_seconds),

@@ -1,6 +1,6 @@
-"""The process of a tokenizer that may take long, with limits of time and memory.
+"""Subprocess for tokenizers that may be slow, with limits of time and memory.
 
-Started by `tokenizing.py` as a script of its own, which needs nothing of the server.
+Started as a script by `tokenizing.py`; imports nothing from the server.
 """
 
 import sys
@@ -18,12 +18,12 @@ else:
 
 
 def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
-    """Return what makes tokens of a text, as the file of the first message says."""
+    """Return a function that tokenizes text with the tokenizer in the first message."""
     tokenizer = Tokenizer.from_str(first["file"])
     controls = frozenset(first["controls"])
 
     def answer(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        # Not a batch, which begins threads; it keeps a lock that nobody else waits for.
+        # Not `encode_batch`, which starts threads; holding the GIL is harmless in this process.
         made = tokenizer.encode(asked["text"], add_special_tokens=asked["adds_special"])
         found: dict[str, Any] = {"ids": made.ids}
         if not controls.isdisjoint(made.ids):

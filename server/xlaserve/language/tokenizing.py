@@ -1,4 +1,4 @@
-"""Text of clients becomes tokens, and nothing in it a special one."""
+"""Tokenization of client text, in which special tokens are plain text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 _SCRIPT = Path(__file__).with_name("tokenizer_process.py")
 
 MOST_CHARACTERS = 8 << 20
-"""The longest text that is turned into tokens at once."""
+"""Maximum length of a text."""
 MOST_ADDED_CHARACTERS = 256
-"""The longest special token."""
+"""Maximum length of a special token."""
 _RARE = "a\u0378\U000e0fff"
-"""Letters that hardly a vocabulary has."""
+"""Characters that hardly any vocabulary contains."""
 
 
 class Tokens:
-    """The tokenizer of a model. Its methods may be called in any thread."""
+    """The tokenizer of a model; thread-safe."""
 
     def __init__(
         self, found: Mapping[str, Any], model: str, limits: TextLimits = DEFAULT_TEXT_LIMITS
     ) -> None:
-        """Take what `tokenizer.json` holds; raises InvalidModel and TextNotInstalled."""
+        """Parse the contents of a `tokenizer.json`; raises InvalidModel and TextNotInstalled."""
         self._model = model
         added = _added(found)
         special = {token["id"]: token["content"] for token in added if token.get("special")}
         self.special: Mapping[int, str] = special
         self.added = frozenset(token["content"] for token in added)
-        """Tokens that stand beside the vocabulary of the model, special ones and others."""
+        """Tokens added to the model's vocabulary, special or not."""
         self.decoder = decoders.read(found.get("decoder"))
         written = _changed(found, added)
         self._tokenizer = _make(written, model)
         unknown = _unknown(found.get("model"))
         self._controls = {id_: text for id_, text in special.items() if text != unknown}
-        """Special tokens but for the one that stands for what no token spells."""
+        """Special tokens except the one for unknown text."""
         self._limited: Limited | None = None
         self.thread: CallerThread | None = None
-        """The thread for texts, in callers' turns; None where any will do, as a text is quick."""
+        """Thread for slow tokenizers, fair between callers; None if the tokenizer is fast."""
         if not is_linear(found):
             first = {"file": written, "controls": list(self._controls)}
             self._limited = Limited(
@@ -69,38 +69,38 @@ class Tokens:
             raise InvalidModel(f"{files.TOKENIZER}: special tokens begin alike too often") from None
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, None where there is no such token."""
+        """Return the id of a token, or None if there is no such token."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def text_of(self, token: int) -> str | None:
-        """Return a token as the vocabulary has it; None for special and unknown ones."""
+        """Return the vocabulary entry of a token; None for special and unknown ones."""
         if token in self.special or token < 0:
             return None
         found: str | None = self._tokenizer.id_to_token(token)
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text of a client, between those that the tokenizer adds.
+        """Tokenize client text, with the special tokens that the tokenizer adds around it.
 
-        Blocks, without the lock of the interpreter. Raises InvalidRequest.
+        Blocks, but releases the GIL. Raises InvalidRequest.
         """
         return self.encode_marked(self.marks.text(self._checked(text)), adds_special=True)
 
     def encode_marked(self, text: str, *, adds_special: bool = False) -> list[int]:
-        """Return the tokens of a text in which special tokens are special, but for marked ones.
+        """Tokenize a text in which unmarked special tokens are recognized.
 
-        Blocks, without the lock of the interpreter. Raises InvalidRequest.
+        Blocks, but releases the GIL. Raises InvalidRequest.
         """
         self._checked(text)
         if self._limited is not None:
             return self._made_elsewhere(text, adds_special=adds_special)
         try:
-            # A batch of one: `encode` keeps the lock of the interpreter, for seconds if the text
-            # is long.
+            # `encode_batch`, because `encode` holds the GIL, which for a long text can take
+            # seconds.
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special)
         except (UnicodeEncodeError, TypeError):
-            # The package says that a string with half of a pair is no string.
+            # tokenizers reports lone surrogates as a TypeError.
             raise NotText(self._model) from None
         ids: list[int] = found.ids
         if not self._controls.keys().isdisjoint(ids):
@@ -108,21 +108,21 @@ class Tokens:
         return ids
 
     def close(self) -> None:
-        """End the process and the thread of texts that may take long; a later text has neither."""
+        """End the subprocess and the thread of a slow tokenizer, for good."""
         if self.thread is not None and self._limited is not None:
-            # First: the thread ends behind what it was given.
+            # The process first, since the thread finishes its queued calls.
             self._limited.close()
             self.thread.close()
 
     def _made_elsewhere(self, text: str, *, adds_special: bool) -> list[int]:
-        """Return the tokens of a text from a process that ends where that takes too much."""
+        """Tokenize in a subprocess with resource limits."""
         assert self._limited is not None
         asked = {"text": text, "adds_special": adds_special}
         try:
             try:
                 found = self._limited.ask(asked)
             except (OSError, TookTooMuch):
-                # No fault of the text, which a fork of the process takes: another is started.
+                # A fork tokenizes the text, so the text is not to blame: retry in a new process.
                 found = self._limited.ask(asked)
         except UnicodeEncodeError:
             raise NotText(self._model) from None
@@ -138,12 +138,12 @@ class Tokens:
         return ids
 
     def _check_unknown(self, unknown: str | None, model: Any) -> None:
-        """Raise InvalidModel where the token for unknown text is missing, and is needed."""
+        """Raise InvalidModel if the unknown token is needed but not in the vocabulary."""
         vocab = model.get("vocab") if unknown is not None else None
         if unknown is None or not isinstance(vocab, dict) or unknown in vocab:
             return
         try:
-            # Of bytes, as of every character, a vocabulary may be complete without it.
+            # A byte-level vocabulary, for example, can spell any text without it.
             self.encode_marked(_RARE)
         except BaseException as error:
             raise InvalidModel(
@@ -163,10 +163,10 @@ class Tokens:
         mask: Sequence[int],
         offsets: Sequence[Sequence[int]],
     ) -> None:
-        """Raise SpelledSpecialToken for a special token that other characters became.
+        """Raise SpelledSpecialToken if other characters were tokenized as a special token.
 
-        A vocabulary that has it as an ordinary token too may spell it so, and a normalizer may
-        turn other characters into its own.
+        That happens if a vocabulary also has it as an ordinary token, or if a normalizer produces
+        its characters from others.
         """
         controls = self._controls
         for token, added, (begin, end) in zip(ids, mask, offsets, strict=True):
@@ -179,7 +179,7 @@ class Tokens:
 
 
 def parse(data: bytes | bytearray, model: str, limits: TextLimits = DEFAULT_TEXT_LIMITS) -> Tokens:
-    """Return the tokenizer of a file; raises InvalidModel and TextNotInstalled."""
+    """Parse a tokenizer.json; raises InvalidModel and TextNotInstalled."""
     return Tokens(files.parse_object(files.TOKENIZER, data), model, limits)
 
 
@@ -210,7 +210,7 @@ def _added(found: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 def _unknown(model: Any) -> str | None:
-    """Return the token that stands for what no token spells."""
+    """Return the token for unknown text, or None."""
     if not isinstance(model, dict):
         return None
     number, vocab = model.get("unk_id"), model.get("vocab")
@@ -221,19 +221,19 @@ def _unknown(model: Any) -> str | None:
 
 
 def _changed(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> str:
-    """Return a file that takes marks out of the text that remains between special tokens."""
+    """Return the tokenizer.json, modified so that its normalizer removes marks."""
     normalizers = [*NORMALIZERS]
     if found.get("normalizer") is not None:
         normalizers.append(found["normalizer"])
     changed = {
         **found,
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        # Looked for before the marks are taken out.
+        # Match special tokens before normalization, which removes the marks.
         "added_tokens": [
             {**one, "normalized": bool(one.get("normalized")) and not one.get("special")}
             for one in added
         ],
-        # A prompt that is too long is refused, and never cut.
+        # Too long prompts are refused, not truncated.
         "truncation": None,
         "padding": None,
     }
@@ -248,7 +248,7 @@ def _make(written: str, model: str) -> "Tokenizer":
     try:
         return Tokenizer.from_str(written)
     except BaseException as error:
-        # What panics in Rust is no Exception.
+        # A Rust panic does not derive from Exception.
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
             raise
         raise InvalidModel(f"{files.TOKENIZER} is not valid: {str(error)[:400]}") from None

@@ -1,8 +1,8 @@
-"""Calls of tools in the text of an answer, found while it comes.
+"""Incremental parser of tool calls in a streamed answer.
 
-How the text is cut changes nothing: each character is looked at once, in order. What is sent of a
-call cannot be taken back, so that it begins where its name is one of a tool and its arguments
-begin; until then it is held back, and is text if it turns out to be none.
+The result does not depend on how the text is split: each character is processed once, in order. A
+call that has been sent cannot be revoked; so it is held back until its name is a known tool and its
+arguments begin, and becomes text if it turns out not to be a call.
 """
 
 import json
@@ -12,35 +12,35 @@ from dataclasses import dataclass, field
 from xlaserve.language.json_following import JsonFollower
 
 MOST_HELD = 1 << 14
-"""Characters held back of what may become a call; with more of them it is text."""
+"""Limit of held-back characters that may become a call; beyond it they become text."""
 
 _MOST_SPACE = 256
-"""Characters of space held back where a call may follow."""
+"""Limit of held-back whitespace where a call may follow."""
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\n\r"
 
 
 @dataclass(slots=True)
 class CallDelta:
-    """Something more of a call."""
+    """An increment of a tool call."""
 
     index: int
-    """The number of the call within the answer."""
+    """Index of the call within the answer."""
     name: str | None
-    """The tool that is called, with the first of its deltas alone."""
+    """Name of the tool; only in the first increment of a call."""
     arguments: str
-    """A piece of the JSON of its arguments, as the model writes it."""
+    """Next part of the arguments' JSON, as written by the model."""
 
 
 @dataclass(slots=True)
 class Parsed:
-    """The text and the calls that more text of an answer made known."""
+    """Text and tool calls newly parsed from an answer."""
 
     text: list[str] = field(default_factory=list)
     calls: list[CallDelta] = field(default_factory=list)
 
     def add(self, index: int, name: str | None, arguments: str) -> None:
-        """Add to the last delta where that is one of the same call."""
+        """Add an increment, merging it with the previous one of the same call."""
         if name is None and self.calls and self.calls[-1].index == index:
             self.calls[-1].arguments += arguments
         else:
@@ -48,7 +48,7 @@ class Parsed:
 
 
 class _Call:
-    """One object that may be a call, from its first brace on."""
+    """A JSON object that may be a call, from its first brace on."""
 
     def __init__(self, tools: Collection[str]) -> None:
         self._tools = tools
@@ -57,7 +57,7 @@ class _Call:
         self._value = ""
         self._name: str | None = None
         self._arguments = ""
-        """Those that were not told yet."""
+        """Arguments not yet sent."""
         self._is_arguments = False
         self._has_arguments = False
         self.has_begun = False
@@ -68,7 +68,7 @@ class _Call:
         return self._json.is_over
 
     def push(self, letter: str) -> bool:
-        """Go on after a character; False if the text has ceased to be a call, or JSON."""
+        """Consume a character; return False if the text is not a call or not valid JSON."""
         before, was_key, was_value = self._json.depth, self._json.is_key, not self._is_between
         if not self._json.push(letter):
             return False
@@ -91,7 +91,7 @@ class _Call:
         return self._json.is_before_value or self._json.is_after_value
 
     def _push_member(self, letter: str, *, was_key: bool, was_value: bool) -> None:
-        """Follow a field of the object itself: its name, and its value where that is a string."""
+        """Process a top-level member: its key, and its value if that is a string."""
         if self._json.is_key:
             self._key = self._key + letter if was_key else letter
         elif was_key:
@@ -102,7 +102,7 @@ class _Call:
                 self._name = _text(self._value) or ""
 
     def take(self) -> tuple[str | None, str]:
-        """Return its name and the arguments that are to be told now."""
+        """Return the name, and the arguments not yet sent."""
         found, self._arguments = self._arguments, ""
         return self._name, found
 
@@ -116,38 +116,38 @@ def _text(written: str) -> str | None:
 
 
 class ToolCalls:
-    """The calls in one answer, for models that write each as an object of JSON."""
+    """Parser for models that write each tool call as a JSON object."""
 
     def __init__(self, tools: Collection[str], begin: str, end: str, most: int) -> None:
-        """`tools` are the names that may be called, `most` is how many calls there may be.
+        """`tools` are the names that may be called; `most` is the maximum number of calls.
 
-        Each call is between `begin` and `end`, anywhere in the answer. Without an `end` calls are
-        the first of the answer: `begin` may be before each, and `;` between them.
+        Each call is between `begin` and `end`, anywhere in the answer. If `end` is empty, the
+        answer starts with calls, each optionally preceded by `begin`, separated by `;`.
         """
         self._tools = tools
         self._begin, self._end = begin, end
         self.marks = tuple(filter(None, (begin, end)))
-        """The marks that it has to see in the text, special tokens too."""
+        """The marks that must be visible in the text, even if they are special tokens."""
         self._most = most
         self._state = self._in_text if end else self._before_call
         self._call: _Call | None = None
         self._held = ""
-        """The text that may be the beginning of a call, or its end."""
+        """Text that may be the beginning of a call or mark."""
         self._space = ""
-        """Space that is text if text follows."""
+        """Whitespace that is sent only if text follows."""
         self._found = Parsed()
         self.count = 0
-        """Calls that have begun."""
+        """Number of calls that have begun."""
         self.is_complete = False
-        """Whether there are as many calls as there may be, and the last one is over."""
+        """Whether the maximum number of calls has been completed."""
 
     def push(self, text: str) -> Parsed:
-        """Return what more text makes known."""
+        """Parse more text."""
         self._feed(text)
         return self._taken()
 
     def end(self) -> Parsed:
-        """Return the rest: nothing is pushed after it."""
+        """Return the remaining text and calls; nothing may be pushed afterwards."""
         held, self._held = self._held, ""
         if self._state == self._broken:
             self._found.add(self.count - 1, None, held)
@@ -163,20 +163,20 @@ class ToolCalls:
         return found
 
     def _feed(self, text: str) -> None:
-        # What turns out to be text is looked at again behind its first character.
+        # Text that turns out not to be a call is processed again from its second character on.
         letters: list[str] = list(reversed(text))
         while letters and not self.is_complete:
             again = self._state(letters.pop())
             letters.extend(reversed(again))
 
     def _write(self, text: str) -> None:
-        """Tell text; space at its end waits, since it is none before a call."""
+        """Output text; hold back trailing whitespace, which is dropped before a call."""
         whole = self._space + text
         rest = whole.rstrip(_SPACE) if len(whole) <= _MOST_SPACE else whole
         self._found.text.append(rest)
         self._space = whole[len(rest) :]
 
-    # --- states: each takes a character, and returns what is to be looked at again ---
+    # --- states: each processes a character, and returns the text to process again ---
 
     def _in_text(self, letter: str) -> str:
         held = self._held + letter
@@ -199,7 +199,7 @@ class ToolCalls:
         return "" if letter in _SPACE and len(self._held) <= _MOST_SPACE else self._give_up()
 
     def _before_call(self, letter: str) -> str:
-        """Wait for the first call of an answer, or for another one."""
+        """Expect the first call, or another one."""
         self._held += letter
         said = self._held.lstrip(_SPACE + (";" if self.count else ""))
         if said.startswith(self._begin):
@@ -243,7 +243,7 @@ class ToolCalls:
         return ""
 
     def _between(self, letter: str) -> str:
-        """Wait for the mark after a call."""
+        """Expect the end mark of a call."""
         self._held += letter
         said = self._held.lstrip(_SPACE)
         if said == self._end:
@@ -254,7 +254,7 @@ class ToolCalls:
         return ""
 
     def _broken(self, letter: str) -> str:
-        """Tell the rest of a call that is no JSON, up to its end."""
+        """Output the rest of a call with invalid JSON, up to its end mark."""
         held = self._held + letter
         while held and not self._end.startswith(held):
             self._found.add(self.count - 1, None, held[0])
@@ -268,7 +268,7 @@ class ToolCalls:
         return ""
 
     def _give_up(self) -> str:
-        """Make text of what was held back."""
+        """Output the held-back text as text."""
         held, self._held, self._call = self._held, "", None
         if not self._end:
             self._state = self._as_text

@@ -1,4 +1,4 @@
-"""The ways in which models write tool calls, with a grammar for each."""
+"""Formats in which models write tool calls, with a grammar for each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,30 +11,32 @@ from xlaserve.language.tool_calls import ToolCalls
 
 @dataclass(frozen=True, slots=True)
 class ToolFamily:
-    """One way to write calls."""
+    """One format of tool calls."""
 
     name: str
     begin: str
-    """Before each call; without an `end` it may be left out."""
+    """Precedes each call; optional if `end` is empty."""
     end: str
     arguments: str
-    """The field that holds the arguments of a call."""
+    """Name of the field with a call's arguments."""
     between: str
-    """Between two calls."""
+    """Separator of calls."""
     signs: tuple[tuple[str, ...], ...]
-    """The signs of a chat template of the family: it has all of one of these."""
+    """Strings that identify the format in a chat template, in alternative sets: one must match
+    fully.
+    """
 
     def parser(self, tools: Sequence[str], most: int) -> ToolCalls:
-        """Return what finds at most so many calls of these tools in one answer."""
+        """Return a parser for at most `most` calls of these tools in one answer."""
         return ToolCalls(frozenset(tools), self.begin, self.end, most)
 
     def grammar(
         self, tools: Mapping[str, Mapping[str, Any]], *, has_special: bool, many: bool
     ) -> str:
-        """Return the Lark grammar of answers that are calls, and nothing else.
+        """Return a Lark grammar for answers that consist of tool calls only.
 
-        `tools` are the JSON schemas of their arguments by name, `has_special` tells whether
-        `begin` and `end` are special tokens, and `many` whether there may be several calls.
+        `tools` has the JSON schemas of the arguments by name, `has_special` says whether `begin`
+        and `end` are special tokens, and `many` whether several calls are allowed.
         """
         more = f" ({json.dumps(self.between)} call)*" if many else ""
         rows = [f"start: call{more}"]
@@ -76,12 +78,11 @@ FAMILIES: Mapping[str, ToolFamily] = MappingProxyType(
         )
     }
 )
-"""Families by the name that a configuration has for them, in the order in which they are looked
-for."""
+"""Formats by their name in the configuration, in the order of detection."""
 
 
 def recognised(template: str) -> tuple[ToolFamily, str] | None:
-    """Return the family of a chat template, and the sign of it; None for one of no family."""
+    """Detect the format in a chat template; return it with the matching strings, or None."""
     for family in FAMILIES.values():
         for signs in family.signs:
             if all(sign in template for sign in signs):

@@ -1,4 +1,4 @@
-"""Fair turns of callers on one thread: the one that has used least is next."""
+"""Fair scheduling of callers on one thread: the caller with the least usage is next."""
 
 import threading
 import time
@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class Charged(Generic[T]):
-    """What callers wait for, in order for each of them. Its methods may be called in any thread.
+    """A fair queue: first in, first out per caller, least usage first between callers. Thread-safe.
 
-    However much one has wait and however long that takes, another one waits for what has begun.
-    Who comes begins with as much as who has taken least of those that wait.
+    However much one caller enqueues, others only wait for the item being executed. A new caller
+    starts with the usage of the least active waiting one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[T]] = {}
-        """By caller; no queue is empty."""
+        """Queues by caller; none is empty."""
         self._taken: dict[str, int] = {}
-        """What callers have taken, as long as they wait, or somebody else does."""
+        """Usage of callers; forgotten when no caller waits."""
 
     def add(self, caller: str, item: T) -> None:
-        """Have an item wait behind those of its caller."""
+        """Enqueue an item after others of its caller."""
         with self._lock:
             if caller not in self._waiting:
                 least = min(map(self._taken.__getitem__, self._waiting), default=0)
@@ -38,12 +38,12 @@ class Charged(Generic[T]):
             self._waiting.setdefault(caller, deque()).append(item)
 
     def count(self, caller: str) -> int:
-        """Return how many items of a caller wait."""
+        """Return the number of queued items of a caller."""
         with self._lock:
             return len(self._waiting.get(caller, ()))
 
     def take(self) -> tuple[str, T]:
-        """Remove the next item, and return it behind its caller; there has to be one."""
+        """Dequeue the next item, and return it with its caller; the queue must not be empty."""
         with self._lock:
             caller = min(self._waiting, key=self._taken.__getitem__)
             items = self._waiting[caller]
@@ -53,7 +53,7 @@ class Charged(Generic[T]):
             return caller, item
 
     def charge(self, caller: str, cost: int) -> None:
-        """Record what an item of a caller took."""
+        """Add to the usage of a caller."""
         with self._lock:
             if self._waiting:
                 self._taken[caller] = self._taken.get(caller, 0) + cost
@@ -62,17 +62,17 @@ class Charged(Generic[T]):
 
 
 class CallerThread:
-    """A thread that makes calls one after another, taking turns among the callers.
+    """A thread that executes calls one at a time, fairly between callers. Thread-safe.
 
-    It begins with the first call. Its methods may be called in any thread.
+    The thread starts with the first call.
     """
 
     def __init__(
         self, name: str, model: str = "", waiting: int = DEFAULT_TEXT_LIMITS.waiting
     ) -> None:
-        """`name` is what the thread does for a model, which errors name.
+        """`name` describes the thread's work for a model.
 
-        So many calls of one caller may be `waiting`.
+        `waiting` limits the queued calls per caller.
         """
         self._model, self._most = model, waiting
         self._thread = ThreadPoolExecutor(1, f"{name} {model}".rstrip())
@@ -81,9 +81,10 @@ class CallerThread:
         self._is_closed = False
 
     def submit(self, caller: str, call: Callable[[], T]) -> "Future[T]":
-        """Queue a call in its caller's turn.
+        """Queue a call.
 
-        Raises TooManyTexts where too many of its calls wait, and RuntimeError once it is closed.
+        Raises TooManyTexts if too many calls of the caller are queued, and RuntimeError after
+        `close`.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -96,7 +97,7 @@ class CallerThread:
         return future
 
     def close(self) -> None:
-        """End the thread, behind what it was given."""
+        """End the thread after its queued calls."""
         with self._lock:
             self._is_closed = True
         self._thread.shutdown()
@@ -115,7 +116,7 @@ def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:
         return
     try:
         found = call()
-    # Whatever it is, somebody waits for it.
+    # The error must reach whoever waits for the future.
     except BaseException as error:
         future.set_exception(answerable(error))
     else:

@@ -1,1 +1,1 @@
-"""The serving of requests: admitted, checked, queued, executed and counted."""
+"""Request serving: admission, validation, queueing, execution and statistics."""

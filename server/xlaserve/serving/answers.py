@@ -1,4 +1,4 @@
-"""Answers calls from executions, all calls of a batch at once."""
+"""Builds responses from executions and delivers them to their calls, batch by batch."""
 
 import asyncio
 import time
@@ -19,9 +19,9 @@ from xlaserve.tensors import TensorSpec
 
 
 def answer_now(call: InferCall, executed: Executed) -> None:
-    """Answer a call in the pass of the event loop in which it came; most calls come here.
+    """Answer a call in the event-loop iteration in which it arrived; most calls take this path.
 
-    Raises what hinders its answer from being made.
+    Raises if the response cannot be built.
     """
     response = respond(call, executed.outputs)
     call.executed = executed
@@ -31,14 +31,14 @@ def answer_now(call: InferCall, executed: Executed) -> None:
 def respond(
     call: InferCall, outputs: Tensors, parameters: AnswerParameters | None = None
 ) -> InferResponse:
-    """Return the response with the outputs that a call asks for, in its order.
+    """Return the response with the requested outputs, in the requested order.
 
-    Raises an InvalidRequest for an output that cannot be put into the form that it asks for.
+    Raises an InvalidRequest if an output cannot be converted to the requested form.
     """
     specs, version = call.chosen, call.found
     if specs is None:
         specs = call.instance.info.outputs
-    # A list is made in half the time of a generator.
+    # A list comprehension takes half the time of a generator here.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
     if call.shaping is not None:
         return _shaped(call, call.shaping(shown), parameters)
@@ -64,7 +64,7 @@ def _detailed(
 
 
 def parameters_of(response: InferResponse) -> AnswerParameters | None:
-    """Return the parameters of a response; None if its form has none."""
+    """Return the parameters of a response, or None if it cannot have any."""
     if isinstance(response, DetailedResponse):
         return AnswerParameters(response.parameters, response.output_parameters)
     return None
@@ -76,7 +76,7 @@ def answer_with(
     how: Relayed,
     parameters: AnswerParameters | None = None,
 ) -> None:
-    """Answer a call with another's outputs, in the requested forms."""
+    """Answer a call with the outputs of another call, converted to the requested forms."""
     found = call.found
     response = InferResponse(found.model, found.number, call.id, outputs)
     if call.shaping is not None or parameters is not None:
@@ -90,12 +90,12 @@ def answer_with(
 
 
 def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
-    """End a call with its last answer; one that was given all that have outputs with an empty one.
+    """End a call with its last answer, or with an empty one if all its outputs have been sent.
 
-    Does nothing where it has ended.
+    Does nothing if the call has already ended.
     """
     if not call.has_ended:
-        call.place = None  # it has left already
+        call.place = None  # it has already left its queue or worker
         call.executed = executed
         found = call.found
         response = response or InferResponse(found.model, found.number, call.id, ())
@@ -103,9 +103,9 @@ def answer_last(call: InferCall, executed: Executed, response: InferResponse | N
 
 
 def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
-    """Answer the calls that were executed together, or refuse them; not those that have ended.
+    """Answer the calls of one execution, or fail them with its error; skip calls that have ended.
 
-    Raises nothing. All of them end before any answer is written.
+    Raises nothing. All of the calls end before the first answer is written.
     """
     if isinstance(result, BaseException):
         _refuse(calls, result)
@@ -121,11 +121,11 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
         return
     wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]
     for call, _ in wanted:
-        call.place = None  # it has left already
+        call.place = None  # it has already left its queue or worker
         call.executed = result
         call.close(result)
     for call, response in wanted:
-        # A callback may cancel calls that are answered after it.
+        # Writing an answer may run a callback that cancels a later call.
         if not call.is_cancelled:
             try:
                 call.write(response, last=True)
@@ -140,7 +140,7 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
 def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
     wanted = [call for call in calls if not call.has_ended]
     for call in wanted:
-        call.place = call.executed = None  # it has left already
+        call.place = call.executed = None  # it has already left its queue or worker
     if wanted:
         end_together(wanted, error)
     for call in wanted:
@@ -150,7 +150,7 @@ def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
 
 def _responses(calls: Sequence[InferCall], outputs: Tensors, rows: int) -> Iterator[InferResponse]:
     version = calls[0].found
-    # By output and then by call: for each call that is a fourth of the other way round.
+    # Output by output, not call by call: four times faster per call.
     columns = [
         map(
             InferOutput,
@@ -175,7 +175,7 @@ def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> Infer
         except ENDS:
             raise
         except BaseException as error:
-            # Its own fault, whatever it is, and not of the others of its batch.
+            # The error concerns only this call, not the rest of its batch.
             _refuse([call], error)
     return InferResponse(version.model, version.number, call.id, outputs)
 
@@ -195,7 +195,7 @@ def _tell(tell: Callable[[], None]) -> None:
 
 
 class Counting:
-    """Counts inferences in the statistics of their version (an Observer)."""
+    """Observer that counts inferences in the statistics of their model version."""
 
     def __init__(
         self,
@@ -204,17 +204,17 @@ class Counting:
         *,
         failures: Failures | None = None,
     ) -> None:
-        """`clock` is the engine's, `now` the time since the epoch."""
+        """`clock` is the engine's clock; `now` returns nanoseconds since the epoch."""
         self._clock = clock
         self._now = now
         self.failures = failures or Failures()
-        """Calls that failed, of every operation."""
+        """Failed calls of all operations."""
 
     began = None
-    """Nothing is counted yet: it is not known which model a call is for."""
+    """Nothing is counted at the start of a call: its model is still unknown."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Count ended calls with a model, and failed ones without."""
+        """Count ended calls that have a model; of calls without one, only the failed."""
         first: Any = calls[0]
         if not first.is_found:
             if isinstance(outcome, BaseException):
@@ -230,7 +230,7 @@ class Counting:
             self._note_failures(calls, error)
             for call in cast(Sequence[InferCall], calls):
                 statistics.failed(error, ended - call.started_ns if call.started_ns else 0)
-                # Its answer did not reach its client, and was computed all the same.
+                # The answer did not reach the client, but the execution took place and counts.
                 if call.executed is not None and not call.executed.is_counted:
                     call.executed.is_counted = True
                     statistics.executed(call.executed.rows, call.executed)

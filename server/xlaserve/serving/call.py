@@ -1,18 +1,18 @@
-"""One request of any protocol: made when its headers are there, ended exactly once.
+"""One request of any protocol: created when its headers arrive, ended exactly once.
 
-A transport makes a `Call` and says how an answer is written (`write`, `refuse`); `Gates` let it
-pass; a handler or a station answers it. Whatever a call holds is released when it ends, however it
-ends, and before its client and its observers are notified.
+A transport creates a `Call` and implements how an answer is written (`write`, `refuse`); `Gates`
+admit it; a handler or a station answers it. When a call ends, for whatever reason, its resources
+are released before its client and its observers are notified.
 
     NEW --admit--> BEGUN --answer, last--> ENDED
                    BEGUN --answer--------> BEGUN
     NEW or BEGUN --fail, cancel, expire--> ENDED
 
-ENDED is final: a later answer is dropped, which is no error.
+ENDED is final: a later answer is silently dropped.
 
-Observers see what the client got: an answered call is `close`d, its answer is written, and then its
-observers are notified of its `outcome`. A transport that fails to write the answer makes the
-outcome an error; one that writes later sets `is_told_later`, and calls `end` again after the write.
+Observers see what the client got: an answered call is closed (`close`), its answer is written, and
+then its observers get its `outcome`. If the transport fails to write the answer, the outcome is the
+error; a transport that writes later sets `is_told_later` and calls `end` again after the write.
 """
 
 import asyncio
@@ -34,34 +34,34 @@ from xlaserve.serving.call_record import CallRecord
 
 
 class Operation(StrEnum):
-    """Operations that clients ask for, and that permissions allow."""
+    """Operations that clients request and permissions allow."""
 
     INFER = "infer"
     METADATA = "metadata"
-    """Reads what models are: metadata, configuration, index, statistics, reflection."""
+    """Reading metadata, configuration, index, statistics, or gRPC reflection."""
     MANAGE = "manage"
-    """Loads and unloads."""
+    """Loading and unloading models."""
     RUNTIME = "runtime"
-    """The model runtime of a mesh."""
+    """The model runtime interface of ModelMesh."""
     METRICS = "metrics"
     PAGE = "page"
-    """Reads the page's data: models, history, events."""
+    """Reading the data of the status page: models, history, events."""
     SHELL = "shell"
-    """Reads the page's own files, which hold nothing of the server."""
+    """Reading the static files of the status page, which contain no server data."""
     HEALTH = "health"
-    """Whether the server is live and ready."""
+    """Liveness and readiness of the server."""
     READINESS = "readiness"
-    """Readiness of a model, which reveals that it exists."""
+    """Readiness of a model; the answer reveals that the model exists."""
     SERVICE = "service"
     """A method of a custom service."""
 
 
 OPEN = frozenset({Operation.SHELL})
-"""Operations of everybody: a browser shows no token before a page has asked for one."""
+"""Operations that need no permission: a browser has no token until the page has asked for one."""
 
 
 class Api(StrEnum):
-    """Groups of requests that Triton restricts together."""
+    """Groups of requests as Triton restricts them."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -75,10 +75,10 @@ class Api(StrEnum):
 
 
 class Headers(Protocol):
-    """The headers of a request, looked up in whatever the transport has; names in lower case."""
+    """The headers of a request, in the transport's own representation; names are in lower case."""
 
     def get(self, name: str, /) -> str | None:
-        """Return the value of a header, None where it is absent."""
+        """Return the value of a header, or None if it is absent."""
         ...
 
 
@@ -89,45 +89,45 @@ NO_HEADERS: Headers = MappingProxyType[str, str]({})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection, or the client of a trusted proxy; shared by all calls."""
+    """The remote end of a connection, or the client behind a trusted proxy; shared by its calls."""
 
     listener: str = ""
-    """Setting of its endpoint: `grpc_endpoint`. Empty inside the process."""
+    """Setting that names the endpoint: `grpc_endpoint`. Empty for calls from inside the process."""
     address: str = ""
-    """Its address: `10.0.0.7:51824`, or `unix`; without a port behind a proxy that omits it."""
+    """`10.0.0.7:51824`, or `unix`; without a port if a proxy omits it."""
     tls_identity: str | None = None
-    """The subject of its verified client certificate."""
+    """Subject of the verified client certificate."""
     unix_user: int | None = None
-    """The user id of the process at the other end of a unix socket."""
+    """User id of the process at the other end of a unix socket."""
     account: Account | None = field(default=None, compare=False, repr=False)
-    """Account of its connection; None inside the process, which is not charged."""
+    """Memory account of the connection; None inside the process, where nothing is charged."""
     tls_names: tuple[str, ...] = ()
-    """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
+    """Alternative names of the client certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
     granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
-    """Findings of the permission gate by token, under None for calls without one; for it alone."""
+    """Cache of the permission gate, by token, with None for calls without a token."""
     proxy: str = ""
     """Address of the trusted proxy; empty for a direct connection."""
     scheme: str = ""
-    """Scheme of the request to that proxy, `http` or `https`; empty if unknown."""
+    """Scheme of the request as the proxy received it, `http` or `https`; empty if unknown."""
     prefix: str = ""
-    """The path below which that proxy serves this server: `/models`; empty for none."""
+    """Path prefix under which the proxy serves this server: `/models`; empty if there is none."""
     clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
-    """Clients behind this proxy, by their headers; for `Proxies` alone."""
+    """Cache of `Proxies`: clients behind this proxy, by their headers."""
 
 
 def host_of(address: str) -> str:
-    """Return the address of a peer without its port: all connections of a host are one client's."""
+    """Return the address of a peer without its port: one host counts as one client."""
     host, _, port = address.rpartition(":")
     has_port = port.isdecimal() and (":" not in host or host.endswith("]"))
     return host if has_port and host else address
 
 
 NOBODY = Peer()
-"""The peer of the server's own calls."""
+"""The peer of calls that the server makes itself."""
 
 
 class Admission:
-    """The number of calls of one model in progress, and its limit."""
+    """Number of calls in progress for one model, and its limit."""
 
     __slots__ = ("in_progress", "limit", "model")
 
@@ -135,18 +135,18 @@ class Admission:
         self.model = model
         self.limit = limit
         self.in_progress = 0
-        """Calls that were not answered at once, of all versions together."""
+        """Calls not answered within the iteration in which they arrived, over all versions."""
 
 
 class Sight(Protocol):
-    """Models that the caller of a call may see and use."""
+    """The models that a caller may see and use."""
 
     def permits(self, model: str) -> bool:
-        """Tell whether it is permitted; raises NotPermitted for a visible but forbidden model."""
+        """Tell whether the model is permitted; raises NotPermitted if it is only visible."""
         ...
 
     def shows(self, model: str) -> bool:
-        """Tell whether it is visible; raises nothing."""
+        """Tell whether the model is visible; raises nothing."""
         ...
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
@@ -154,113 +154,125 @@ class Sight(Protocol):
         ...
 
     def refuse_server(self) -> None:
-        """Raise NotPermitted: nothing of the whole server is for it to change."""
+        """Raise NotPermitted: this caller may not change server-wide state."""
         ...
 
 
 Tokens: TypeAlias = tuple[int | None, int | None]
-"""Tokens of prompt and answer; None if nobody counts them."""
+"""Token counts of the prompt and the answer; None if they are not counted."""
 NOT_COUNTED: Tokens = (None, None)
 
 Outcome: TypeAlias = object
-"""Outcome of a call: an exception, an execution (`Executed`), or None."""
+"""How a call ended: an exception, an execution (`Executed`), or None."""
 
 
 class Observer(Protocol):
-    """Sees every call begin and end; on the event loop, and it must not wait."""
+    """Sees every call begin and end. Runs on the event loop and must not block."""
 
     @property
     def began(self) -> "Callable[[Call], None] | None":
-        """Return a callback for each call before the gates; None for none."""
+        """Return a callback that is called with each call before the gates, or None."""
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
-        """See calls that ended together, before their clients can ask anything else."""
+        """Observe calls that ended together, before their clients can send another request."""
         ...
 
 
 class Call:
-    """One request. Transports subclass it with how an answer is written.
+    """One request. A transport subclasses it and implements how an answer is written.
 
-    Of the event loop. Attributes that most calls never set are defaults of the class, so that a
-    call is made quickly.
+    Belongs to the event loop. Attributes that most calls never set are class attributes, which
+    makes creating a call cheap.
     """
 
     operation = Operation.INFER
     api: Api | None = None
-    """Its group of Triton, if that does not follow from the operation."""
+    """Its group in Triton's terms, unless the operation implies it."""
     protocol = ""
-    """The protocol of the request, as the event log names it; empty inside the process."""
+    """Protocol of the request, as in the event log; empty inside the process."""
     method = ""
-    """What its client asked, with places for names: `/inference.GRPCInferenceService/ModelInfer`,
-    or `POST /v2/models/{model}/infer`; empty inside the process."""
+    """The method or route, with placeholders: `/inference.GRPCInferenceService/ModelInfer`,
+    or `POST /v2/models/{model}/infer`; empty inside the process.
+    """
     tokens: Callable[[], Tokens] | None = None
-    """Counts its tokens; None if nobody does."""
+    """Returns the call's token counts; None if they are not counted."""
     carries_calls = False
-    """Whether it is a stream of calls, which are counted instead of it."""
+    """Whether the call is a stream whose messages are counted as calls of their own."""
     model = ""
-    """Name of the model, once known; some protocols have it in the message."""
+    """Name of the model, once known; in some protocols the message has it, not the headers."""
     version = ""
     """Requested version; empty for the newest."""
     headers: Headers = NO_HEADERS
     peer: Peer = NOBODY
     principal: Principal | None = None
-    """The caller, as the permission gate found it; None for anybody."""
+    """The authenticated caller, set by the permission gate; None for an anonymous one."""
     client = 0
-    """A number for its connection, where another process has that; 0 where `peer` is its own."""
+    """Connection number, if another process owns the connection; 0 if `peer` is the connection."""
     sight: Sight | None = None
-    """Models that the caller may see, as the permission gate found them; None for all. A part of
-    another call has none: who may ask an ensemble needs no permission for its steps."""
+    """Models that the caller may see, set by the permission gate; None for all. Nested calls have
+    None: a caller who may use an ensemble needs no permission for its steps.
+    """
     deadline: float | None = None
-    """The client's deadline by the clock of the event loop; None for none."""
+    """The client's deadline by the event loop's clock; None if there is none."""
     admission: Admission | None = None
-    """Counter of its model's calls; None until the model is found."""
+    """Count of the model's calls in progress; None until the model is found."""
     parent: "Call | None" = None
-    """The call that this one is part of: of an ensemble, or of a custom service."""
+    """The enclosing call, of an ensemble or a custom service."""
     uses: "set[tuple[str, str, weakref.ref[object] | None]] | None" = None
-    """The models that its answer is made with, where somebody may keep it; else None."""
+    """Models used for the answer, if the answer may be cached; else None."""
     companions: "Sequence[weakref.ref[Call]]" = ()
-    """Calls that one run of code answers together, this one among them; empty where it is alone."""
+    """Calls answered by the same run of Python code, including this one; empty if there is only
+    one.
+
+
+    """
     opened_ns = 0
-    """Time its headers were there, by the clock of the engine, where a transport makes it later,
-    with its message; 0 for now."""
+    """Arrival time of the headers by the engine's clock, if the transport creates the call only
+    after its message has arrived; 0 for now.
+    """
     record: CallRecord | None = None
-    """Times and sizes from its transport; None unless calls are observed in such detail."""
+    """Times and sizes noted by the transport; None unless an observer needs them."""
     is_found = False
-    """Whether a model was found that answers it: an inference."""
+    """Whether the model of an inference has been found."""
     has_begun = False
     has_ended = False
     outcome: "Outcome" = None
-    """The outcome for its observers, once it has ended; an error if its answer cannot be written.
-    None again after they are notified."""
+    """The outcome for the observers, once the call has ended; an error if writing the answer
+    failed. Reset to None after the observers are notified.
+    """
     is_told_later = False
-    """Whether its observers are notified later, after a deferred write of its answer."""
+    """Whether the observers are notified later, after a deferred write of the answer."""
     is_cancelled = False
-    """Whether the answer is no longer wanted: nothing more is written."""
+    """Whether the client has abandoned the call: nothing more is written."""
     holds_anything = False
-    """Whether `release` has something to do: most calls are answered before they hold anything."""
+    """Whether `release` has work to do; false for most calls, which are answered immediately."""
     on_writable: Callable[[], None] | None = None
-    """Called once when the stream takes more, or the call ends; set by the waiting station."""
+    """Called once when the stream is writable or the call ends; set by a station under
+    backpressure.
+
+
+    """
     _observers: Sequence[Observer] = ()
     _holds: list[Callable[[], None]] | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    # --- how a transport answers: overridden there ---
+    # --- overridden by transports ---
 
     def write(self, response: Any, *, last: bool) -> None:
         """Send an answer to the client; raises nothing."""
 
     def refuse(self, error: BaseException) -> None:
-        """Send the status that belongs to an error; raises nothing."""
+        """Send the status for an error; raises nothing."""
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the stream takes another answer; if not, the station pauses."""
+        """Tell whether the stream accepts another answer; if not, the station pauses."""
         return True
 
     @property
     def root(self) -> "Call":
-        """Return the call of a client that this one is part of, or itself."""
+        """Return the outermost call: the client's, of which this one is a part, or itself."""
         call: Call = self
         while call.parent is not None:
             call = call.parent
@@ -268,22 +280,24 @@ class Call:
 
     @property
     def owner(self) -> str:
-        """Return the name of the principal that asks, which owns what it leaves behind.
+        """Return the name of the principal who owns the call's side effects.
 
-        Empty where the server knows none, so that all are one. A part of a call is its client's.
+        Empty for anonymous callers, which all count as one owner. Nested calls have their client's
+        owner.
         """
         principal = self.principal if self.parent is None else self.root.principal
         return "" if principal is None else principal.name
 
     @property
     def caller(self) -> str:
-        """Return who takes turns with others: the principal, else the host that asks.
+        """Return the identity for fair scheduling: the principal, else the client's host.
 
-        Empty where neither is known, so that all are one. A part of a call is its client's.
+        Empty if neither is known; those calls count as one caller. Nested calls have their
+        client's.
         """
         return self.owner or host_of(self.root.peer.address)
 
-    # --- for transports and stations ---
+    # --- called by transports and stations ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
         """Write an answer; the last one ends the call. Does nothing once the call has ended."""
@@ -295,13 +309,13 @@ class Call:
         self.conclude(response, None)
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error for its client."""
+        """End the call with an error, which is sent to the client."""
         if not self.has_ended:
             self.end(error)
             self.refuse(error)
 
     async def writable(self) -> None:
-        """Return once the stream takes another answer, or the call has ended (backpressure)."""
+        """Return once the stream accepts another answer, or the call has ended (backpressure)."""
         while not (self.is_writable or self.has_ended):
             resumed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.on_writable = partial(settle, resumed, None)
@@ -309,7 +323,7 @@ class Call:
             await resumed
 
     def hold(self, release: Callable[[], None]) -> None:
-        """Release something when the call ends, or at once if it has."""
+        """Call `release` when the call ends, or immediately if it has ended."""
         if self.has_ended:
             release()
             return
@@ -318,10 +332,10 @@ class Call:
             self._holds = []
         self._holds.append(release)
 
-    # --- for transports ---
+    # --- called by transports ---
 
     def resume(self) -> None:
-        """Call `on_writable` once: the stream takes more again."""
+        """Call `on_writable` once: the stream is writable again."""
         resumed, self.on_writable = self.on_writable, None
         if resumed is not None:
             resumed()
@@ -333,13 +347,13 @@ class Call:
             self.end(asyncio.CancelledError(reason))
 
     def expire(self) -> None:
-        """End the call, whose deadline has passed."""
+        """Fail the call because its deadline has passed."""
         self.fail(DeadlineExceeded())
 
     def expire_in_time(self) -> None:
-        """Have the call expire at its deadline, if it has one and has not ended by then.
+        """Start a timer that expires the call at its deadline, if it has one and has not ended.
 
-        Asking again changes nothing.
+        Idempotent.
         """
         if self.deadline is not None and not self.has_ended and self._timer is None:
             context = outside_call() if current_call.get() is not None else None
@@ -347,12 +361,12 @@ class Call:
             self._timer = loop.call_at(self.deadline, self.expire, context=context)
             self.holds_anything = True
 
-    # --- the end of the call ---
+    # --- ending the call ---
 
     def end(self, outcome: Outcome = None) -> None:
-        """End the call without writing; the caller writes the answer by other means.
+        """End the call without writing; the caller of `end` writes the answer by other means.
 
-        With `is_told_later` this notifies its observers, with `outcome` if it is an error.
+        If `is_told_later` is set, notify the observers now, with `outcome` if it is an error.
         """
         if not self.has_ended:
             self.close(outcome)
@@ -365,7 +379,8 @@ class Call:
     def conclude(self, response: Any, outcome: Outcome) -> None:
         """End the call with its last answer, then notify its observers of the outcome.
 
-        In the pass of the event loop in which it is written, so that its client asks later.
+        Both in one event-loop iteration: observers have seen the call before its client can send
+        another.
         """
         self.has_ended = True
         self.outcome = outcome
@@ -379,28 +394,28 @@ class Call:
             self.outcome = error
             report(error)
         if not self.is_told_later:
-            # As `close` and `tell`, whose calls most requests would pay for.
+            # `close` and `tell` inlined: most requests take this path.
             told, self.outcome = self.outcome, None
             for observer in self._observers:
                 observer.ended((self,), told)
 
     def close(self, outcome: Outcome) -> None:
-        """End a call whose answer is to be written; who has it written tells its observers."""
+        """Mark the call as ended before its answer is written; does not notify the observers."""
         self.has_ended = True
         self.outcome = outcome
         if self.holds_anything:
             self.release()
 
     def tell(self) -> None:
-        """Tell the observers how it ended."""
+        """Notify the observers of the outcome."""
         self.is_told_later = False
-        # An error refers to frames that refer to the call.
+        # An exception's traceback refers to the call: clear it to avoid a reference cycle.
         outcome, self.outcome = self.outcome, None
         for observer in self._observers:
             observer.ended((self,), outcome)
 
     def release(self) -> None:
-        """Release the call's resources; called once, by `end` or `end_together`."""
+        """Release the call's resources; called once, by `end`, `close` or `conclude`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -412,10 +427,10 @@ class Call:
 
 
 def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
-    """End calls that have begun and not ended: release what they hold, and tell the observers.
+    """End calls that are in progress: release their resources, then notify the observers.
 
-    A caller with its answer may ask again at once, or cancel others: so all have ended before
-    anything is written.
+    A client may send another request, or cancel other calls, as soon as it has its answer: so all
+    of the calls end before the first answer is written.
     """
     for call in calls:
         call.close(None)
@@ -425,16 +440,16 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
 
 def report(error: BaseException) -> None:
-    """Log the error of one observer of a call's end; the other observers are notified."""
+    """Log an error in delivering an answer; the remaining calls and observers are still served."""
     asyncio.get_running_loop().call_exception_handler(
         {"message": "An answer could not be delivered", "exception": error}
     )
 
 
 def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
-    """Notify the observers of calls that were closed with one outcome, after their answers' write.
+    """Notify the observers of calls closed with one outcome, after their answers are written.
 
-    Calls whose answer could not be written are notified one by one, with their own outcome.
+    Calls whose answer could not be written are reported one by one, each with its own outcome.
     """
     alike = [call for call in calls if call.outcome is outcome and not call.is_told_later]
     for observer in alike[0]._observers if alike else ():
@@ -446,19 +461,19 @@ def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
-"""The call that a coroutine answers; set by `Gates.passing` around its handler."""
+"""The call being answered in this context; set by `Gates.passing` around its handler."""
 
 
 def owner_now() -> str:
-    """Return the owner of the current call's side effects; empty without a call or principal."""
+    """Return the owner of the current call; empty if there is no call or principal."""
     call = current_call.get()
     return "" if call is None else call.owner
 
 
 def outside_call() -> Context:
-    """Return a copy of the context that has no `current_call`, for timers.
+    """Return a copy of the context without `current_call`, for timers.
 
-    A timer that is cancelled keeps its context until it is due, and would keep the call that long.
+    A cancelled timer keeps its context until it is due, and with it the call.
     """
     context = copy_context()
     context.run(current_call.set, None)

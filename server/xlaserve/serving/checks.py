@@ -15,7 +15,7 @@ _NO_CONFIG = ModelConfig()
 
 
 class QuickCheck:
-    """Recognises ordinary requests quickly; all others go to `check_inputs`."""
+    """Recognizes ordinary requests quickly; all others take the general path, `check_inputs`."""
 
     def __init__(self, info: ModelInfo, config: ModelConfig = _NO_CONFIG) -> None:
         self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}
@@ -26,14 +26,11 @@ class QuickCheck:
             or not self._most_rows
             or any(-1 in spec.shape[1:] for spec in info.inputs)
         ):
-            self._most_rows = 0  # so that none is ordinary
+            self._most_rows = 0  # so that no request counts as ordinary
         self.parameters = NamedParameters(parameters.obeyed_by(config, info), info)
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
-        """Return the inputs by name and their rows if `check_inputs` would say nothing.
-
-        None if it might.
-        """
+        """Return the inputs by name and their rows; None if the request needs `check_inputs`."""
         tensors = request.inputs
         form = request.form
         if form is not None and form.accepted_by is self:
@@ -64,8 +61,8 @@ class QuickCheck:
 def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
     """Raise an InvalidRequest unless the inputs are exactly those of the model.
 
-    Unknown, duplicate and missing inputs, datatypes, shapes and row counts are refused, as are
-    parameters that cannot be (V2 protocol, Inference Request; `parameters`).
+    Refuses unknown, duplicate and missing inputs, wrong datatypes, shapes and row counts, and
+    invalid parameters (V2 protocol, Inference Request; `parameters`).
     """
     parameters.check_request(request.parameters)
     specs = {spec.name: spec for spec in info.inputs}
@@ -115,9 +112,9 @@ def _check_rows(model: str, info: ModelInfo, inputs: Sequence[InferInput]) -> No
 def check_outputs(
     model: str, info: ModelInfo, requested: Sequence[RequestedOutput]
 ) -> tuple[TensorSpec, ...]:
-    """Return the outputs to answer with, in the order in which they were asked for.
+    """Return the outputs to send, in the order in which they were requested.
 
-    Raises an InvalidRequest for an unknown or a repeated one.
+    Raises an InvalidRequest for an unknown or a repeated output.
     """
     if not requested:
         return info.outputs

@@ -1,4 +1,4 @@
-"""Inference: find the model, check the request, let its station answer."""
+"""The inference engine: find the model, check the request, pass it to its station."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +34,14 @@ from xlaserve.tensors import Tensor
 _SHARED = "the inputs in shared memory"
 
 Found: TypeAlias = tuple[ServedVersion, Served]
-"""The version of a model that answers, and the instance that executes it."""
+"""The model version that answers, and the instance that executes it."""
 
 
 class Residents(Protocol):
     """The registry of loaded models."""
 
     def resolve(self, name: str, number: str = "") -> Found:
-        """Return the version that answers, the newest one where none is asked for.
+        """Return the requested version, or the newest one if `number` is empty.
 
         Raises ModelNotFound or ModelNotReady.
         """
@@ -49,7 +49,7 @@ class Residents(Protocol):
 
 
 class Engine:
-    """Has the models of the server answer inferences."""
+    """Entry point of all inferences: finds the model, checks the call, starts it."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Engine:
         self._clock = clock
         self._image_limits = image_limits
         self.regions = regions or Regions()
-        """Registered shared memory."""
+        """Registered shared-memory regions."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one request (V2 protocol, Inference), as part of the call that is answered now.
+        """Answer one request (V2 protocol, Inference), as part of the current call if there is one.
 
         Raises ModelNotFound, ModelNotReady, an InvalidRequest that names the tensor, Overloaded,
         QueueTimeout, OutOfMemory, or ShuttingDown.
@@ -78,17 +78,17 @@ class Engine:
         current = current_call.get()
         if isinstance(current, AwaitedInfer) and current.is_new:
             call = current
-            call.is_told_later = True  # by `Gates.passing`: its handler writes the answer
+            call.is_told_later = True  # `Gates.passing` notifies the observers
         else:
             call = AwaitedInfer.within(current)
         self.begin(call, request)
         return await call.answered()
 
     def begin(self, call: InferCall, request: InferRequest, found: Found | None = None) -> None:
-        """Answer a call, now or later; raises nothing. It has passed the gates, or does now.
+        """Answer a call, now or later; raises nothing. Admits the call if it has not been admitted.
 
-        The model may be `found` already, in the same turn of the event loop: in another turn it
-        may have been unloaded, and who finds it then finds that out.
+        `found` is the resolved model, if the caller has it; it must come from the same iteration of
+        the event loop, since after an await the model may have been unloaded.
         """
         try:
             if not call.has_begun:
@@ -97,7 +97,7 @@ class Engine:
             call.id = request.id
             if request.parameters:
                 call.parameters = request.parameters
-            # Here, where every request passes: a transport has several ways to read one.
+            # Set here because every request passes here, whichever way its transport parsed it.
             call.typed = request.typed
             if found is None:
                 name = call.model = request.model_name
@@ -126,7 +126,7 @@ class Engine:
                 call.expire_in_time()
 
     def find(self, call: InferCall, name: str, version: str = "") -> Found:
-        """Find the model of a call; if the call fails from then on, the model counts it.
+        """Resolve the model of a call; the model's statistics count the call if it fails later.
 
         Raises ModelNotFound or ModelNotReady.
         """
@@ -140,9 +140,9 @@ class Engine:
         return found
 
     def _begin_known(self, call: InferCall, instance: Served, request: InferRequest) -> bool:
-        """Begin a call with its tensors where another of its form had them in shared memory.
+        """Begin a call whose inputs are at known locations in shared memory.
 
-        False, and nothing has changed, where all of it has to be looked at.
+        Returns False, with nothing changed, if the request needs the general path.
         """
         known = None if request.form is None else self.regions.known.get(request.form)
         if (
@@ -164,7 +164,7 @@ class Engine:
             check(call)
         instance.station.begin(call)
         if account is not None and not call.has_ended:
-            # As with short messages: what is answered at once need not be counted.
+            # As for short messages, memory is charged only if the call is not answered immediately.
             hold_made(call, size)
         return True
 
@@ -175,7 +175,10 @@ class Engine:
         request: InferRequest,
         shared: SharedInputs | None = None,
     ) -> None:
-        """Apply all rules, and begin a call; `shared` inputs were found in this turn, and read."""
+        """Apply all checks, and begin a call.
+
+        `shared` describes inputs already read from shared memory in this event-loop iteration.
+        """
         if shared is None and self.regions.known and self._begin_known(call, instance, request):
             return
         name, info = request.model_name, instance.info
@@ -211,10 +214,10 @@ class Engine:
     def _check(
         self, call: InferCall, instance: Served, request: InferRequest
     ) -> EncodedImages | None:
-        """Apply the rules for what a request is made of; return the images that it has.
+        """Apply the checks of a request's contents; return the encoded images in its inputs.
 
-        All but these depends on its form alone: what is another of a form that was checked for
-        this instance is not checked again.
+        Everything except images depends on the form alone, so a form that this instance has
+        accepted is not checked again.
         """
         name, info = request.model_name, instance.info
         images = find_images(request, info, instance.config, self._image_limits)
@@ -225,7 +228,7 @@ class Engine:
         return images
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
-        """Return the labels of an output; an ensemble may have those of its steps."""
+        """Return the labels of an output, if necessary from the ensemble step that produces it."""
         config = instance.config
         found = config.labels.get(output, ())
         for step in config.steps if not found else ():
@@ -236,7 +239,7 @@ class Engine:
         return found
 
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
-        """Read a call's inputs from shared memory, large ones in a thread."""
+        """Read a call's inputs from shared memory, on a thread if they are large."""
         size = shared.copied_bytes
         call.is_volatile = shared.has_views
         call.reads_memory = True
@@ -262,7 +265,7 @@ class Engine:
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
-        """Decode the images of a call in a thread, up to a size."""
+        """Decode the images of a call on a thread, up to `most` bytes."""
 
         def decoded(found: dict[str, Tensor] | int | BaseException) -> None:
             if call.has_ended:
@@ -283,7 +286,7 @@ class Engine:
     def _reserve_and_decode(
         self, call: InferCall, instance: Served, images: EncodedImages, size: int
     ) -> None:
-        """Reserve memory for images of this size, and decode them."""
+        """Reserve `size` bytes for the images, then decode them."""
         try:
             reserve_made(call, size, "the decoded images")
         except BudgetExhausted as error:
@@ -292,7 +295,7 @@ class Engine:
         self._decode(call, instance, images, size)
 
     def _begin_decoded(self, call: InferCall, instance: Served, images: dict[str, Tensor]) -> None:
-        """Execute a call whose images were decoded in a thread."""
+        """Execute a call whose images have been decoded."""
         call.place = None
         call.inputs = {**call.inputs, **images}
         try:
@@ -303,7 +306,7 @@ class Engine:
         except BaseException as error:
             deliver([call], error)
 
-    # --- for ensembles ---
+    # --- called by ensembles ---
 
     def resolve(self, name: str, number: str) -> Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
@@ -312,7 +315,7 @@ class Engine:
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Start a step; its inputs were validated with the plan, and it has its parameters."""
+        """Start a step of an ensemble; the plan has validated its inputs and set its parameters."""
         try:
             self._gates.admit(call)
             call.model = version.model
@@ -323,7 +326,7 @@ class Engine:
             call.inputs = inputs
             _describe(call, instance.info)
             if not inputs and isinstance(call.parent, InferCall):
-                call.rows = call.parent.rows  # as many as the ensemble gives elsewhere
+                call.rows = call.parent.rows  # the row count of the ensemble's other steps
             self._gates.admit_to_model(call)
             instance.station.begin(call)
         except BaseException as error:
@@ -332,9 +335,9 @@ class Engine:
             call.count()
 
     def begin_passed(self, call: InferCall, version: ServedVersion, instance: Served) -> None:
-        """Answer a call that another process has checked, now or later; raises nothing.
+        """Answer a call that another process has already checked, now or later; raises nothing.
 
-        Its inputs, rows and key are there, and when its model was found.
+        The call must have inputs, rows, key and `started_ns`.
         """
         try:
             self._gates.admit(call)
@@ -349,14 +352,14 @@ class Engine:
             if call.deadline is not None:
                 call.expire_in_time()
 
-    # --- for transports, before they read tensors ---
+    # --- called by transports before they parse tensors ---
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[ModelInfo]:
-        """Raise what `infer` would raise for a model that cannot answer.
+        """Raise the error that `infer` would raise for a missing or unavailable model.
 
-        For a transport to call before it reads tensors: that there is no such model matters more
-        than what is wrong with them. As a context it says what the model is, and counts what is
-        wrong with them as a failed request of it.
+        A transport calls this before it parses tensors, so that a missing model is reported before
+        a malformed tensor. The context manager yields the model's description, and counts an error
+        raised in its block as a failed request of the model.
         """
         require_seen_now(name, version)
         return _Reading(*self._residents.resolve(name, version))
@@ -368,7 +371,7 @@ class Engine:
 
 
 class _Reading(AbstractContextManager[ModelInfo]):
-    """While the request of a model is read."""
+    """Context in which a request is parsed; counts errors in the model's statistics."""
 
     def __init__(self, version: ServedVersion, instance: Served) -> None:
         self._version = version
@@ -390,7 +393,7 @@ def _find(call: InferCall, version: ServedVersion, instance: Served) -> None:
 
 
 def _fail(call: InferCall, error: BaseException) -> None:
-    """Fail a call with an exception; if it was answered already, report that instead."""
+    """Fail a call with an exception; if the call has already ended, raise the exception."""
     if call.has_ended or isinstance(error, ENDS):
         raise error
     call.place = None
@@ -399,13 +402,13 @@ def _fail(call: InferCall, error: BaseException) -> None:
 
 
 def _describe(call: InferCall, info: ModelInfo) -> None:
-    """Set the rows and the batching key of a call, and fill in defaults."""
+    """Set the rows and the batching key of a call, and fill in default inputs."""
     inputs = call.inputs
     call.rows = rows_of(info, inputs)
     if len(inputs) < len(info.inputs):
         rows = call.rows if info.max_batch_size else 0
         call.inputs = completed(inputs, info.inputs, info.optional, rows)
-        # Who gives other inputs is in another batch, as Triton has it.
+        # Requests that omit different inputs do not share a batch, as in Triton.
         left_out = tuple([spec.name for spec in info.inputs if spec.name not in inputs])
         call.key = (left_out, *key_of(info, call.inputs))
         if info.echoes:
@@ -415,7 +418,7 @@ def _describe(call: InferCall, info: ModelInfo) -> None:
 
 
 def _leave_out(call: InferCall, info: ModelInfo) -> None:
-    """Drop outputs of omitted inputs; raises MissingInputs if none is left."""
+    """Drop outputs of omitted inputs; raises MissingInputs if no output remains."""
     wanted = call.chosen or info.outputs
     missing = [name for output in wanted if (name := info.echoes[output.name]) not in call.inputs]
     if len(missing) == len(wanted):
@@ -425,7 +428,7 @@ def _leave_out(call: InferCall, info: ModelInfo) -> None:
 
 
 def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
-    """Return how many rows the inputs of a request have; 1 without a batch dimension."""
+    """Return the row count of a request's inputs; 1 for a model without a batch dimension."""
     if not info.max_batch_size or not inputs:
         return 1
     first = next(iter(inputs.values()))

@@ -1,4 +1,4 @@
-"""Ensembles: plans of steps, checked against the models of their steps."""
+"""Ensemble plans, validated against the models of their steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ PLATFORM = "ensemble"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The traits of a step's model that a plan depends on."""
+    """The properties of a step's model that a plan depends on."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -27,7 +27,7 @@ class Interface:
     has_sequences: bool
     is_decoupled: bool
     is_open: bool
-    """Whether its outputs may have another form, or be absent."""
+    """Whether its outputs may be absent or differ from the declared form."""
 
     @classmethod
     def of(cls, model: ModelInfo) -> Self:
@@ -44,11 +44,11 @@ class Interface:
 
 
 Models: TypeAlias = Mapping[tuple[str, str], ModelInfo]
-"""The loaded models of steps, by name and version (empty for the newest)."""
+"""The models of the steps, by name and version (an empty version means the newest)."""
 
 
 class Lead(Enum):
-    """The change of a tensor between a model of batches and one without, where ranks tell so."""
+    """Batch dimension added or dropped where a batching model meets one without batches."""
 
     ADDED = "a batch of one row is put before its dimensions"
     DROPPED = "the one row of its batch is taken without the batch"
@@ -56,13 +56,13 @@ class Lead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step, and the conversions of its inputs."""
+    """A step with the conversions of its inputs."""
 
     step: EnsembleStep
     leads: Mapping[str, Lead]
-    """Conversions by input; empty for inputs passed on unchanged."""
+    """Conversions by input name; inputs passed on unchanged have none."""
     is_checked: bool
-    """Whether inputs are validated for each request, since the plan does not know them."""
+    """Whether inputs must be validated per request, because the plan cannot."""
     is_decoupled: bool
 
 
@@ -73,29 +73,30 @@ class EnsemblePlan:
     info: ModelInfo
     steps: tuple[PlannedStep, ...]
     leads: Mapping[str, Lead]
-    """Changes by output of the ensemble."""
+    """Conversions of the ensemble's outputs, by name."""
     inputs: Mapping[str, Reshape]
-    """The inputs of the ensemble whose steps take them in another shape (`reshape`)."""
+    """Ensemble inputs that the steps take in another shape (`reshape`), by name."""
     outputs: Mapping[str, Reshape]
     config: ModelConfig
     known: Mapping[tuple[str, str], Interface]
-    """What each model of a step was when this was planned."""
+    """The interface of each step's model at planning time."""
 
     def models(self) -> tuple[tuple[str, str], ...]:
-        """Return name and version (empty for the newest) of every model of a step."""
+        """Return the name and version of every step's model (an empty version means the newest)."""
         return tuple((one.step.model_name, one.step.model_version) for one in self.steps)
 
     def is_for(self, models: Models) -> bool:
-        """Tell whether the models of the steps are still what they were when this was planned."""
+        """Tell whether the steps' models still have the interfaces that the plan was made for."""
         return all(
             key in models and Interface.of(models[key]) == known
             for key, known in self.known.items()
         )
 
     def fitted(self, models: Models) -> "EnsemblePlan":
-        """Return the plan for models that were loaded again; raises InvalidModel if missing.
+        """Return a plan that fits models that may have been reloaded.
 
-        Whether its steps may leave out outputs can have changed: who runs it goes by the new plan.
+        Raises InvalidModel if a model is missing or its interface has changed. The caller must use
+        the returned plan, since the steps' optional outputs may have changed.
         """
         if self.is_for(models):
             return self
@@ -108,14 +109,14 @@ class EnsemblePlan:
         return plan
 
     def stop(self) -> None:
-        """Do nothing: nothing of it is compiled."""
+        """Do nothing: a plan has no compiled programs."""
 
     def close(self) -> None:
-        """Do nothing: the steps' models hold the memory."""
+        """Do nothing: the memory belongs to the steps' models."""
 
 
 def _promised(info: ModelInfo) -> Interface:
-    """Return what the clients of an ensemble go by; answers of another form are checked."""
+    """Return the interface that clients rely on; open outputs are checked per answer."""
     return replace(Interface.of(info), is_open=False)
 
 
@@ -124,10 +125,10 @@ def _key(step: EnsembleStep) -> tuple[str, str]:
 
 
 def plan_ensemble(config: ModelConfig, described: Models) -> EnsemblePlan:
-    """Join the steps of a configuration; `described` holds what the models of the steps are.
+    """Connect the steps of a configuration; `described` has the models of the steps.
 
-    The configuration has put the steps in order and given each tensor one source. Raises
-    InvalidModel where a model has no such tensor, or takes another datatype or shape.
+    The configuration guarantees topological order and one producer per tensor. Raises InvalidModel
+    if a model lacks a tensor or takes another datatype or shape.
     """
     models = [described[_key(step)] for step in config.steps]
     is_decoupled = any(model.is_decoupled for model in models)
@@ -136,7 +137,7 @@ def plan_ensemble(config: ModelConfig, described: Models) -> EnsemblePlan:
         inputs=_specs(config.inputs, config.max_batch_size),
         outputs=_specs(config.outputs, config.max_batch_size),
         max_batch_size=config.max_batch_size,
-        # Its steps have the parameters of its requests.
+        # The ensemble's sequence parameters are passed on to its steps.
         has_sequences=any(model.has_sequences for model in models),
         optional=with_defaults(config),
         is_decoupled=is_decoupled,
@@ -184,12 +185,12 @@ def plan_ensemble(config: ModelConfig, described: Models) -> EnsemblePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor, by its producer."""
+    """A tensor of the plan, as its producer declares it."""
 
     spec: TensorSpec
     is_batched: bool
     is_open: bool = False
-    """Whether its form may differ, or it may be absent."""
+    """Whether the tensor may be absent or differ from its declared form."""
 
 
 def _is_open(model: ModelInfo) -> bool:
@@ -197,14 +198,14 @@ def _is_open(model: ModelInfo) -> bool:
 
 
 def _inner(tensors: Sequence[ConfigTensor]) -> list[ConfigTensor]:
-    """Return an ensemble's tensors as its steps see them."""
+    """Return an ensemble's tensors with the shapes that its steps use."""
     return [t if t.reshape is None else replace(t, dims=t.reshape) for t in tensors]
 
 
 def _apart(steps: Sequence[EnsembleStep], described: Models) -> Sequence[EnsembleStep]:
-    """Return the steps with those first that take nothing of a decoupled one.
+    """Return the steps reordered: those that depend on no decoupled step come first.
 
-    Those behind it are executed for each of its answers.
+    The remaining steps are executed once for each answer of the decoupled step.
     """
     first, behind = [], []
     tensors: set[str] = set()
@@ -226,7 +227,7 @@ def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[Tensor
 def _planned(
     info: ModelInfo, step: EnsembleStep, model: ModelInfo, tensors: dict[str, _Made]
 ) -> PlannedStep:
-    """Connect a step to existing tensors, and add its outputs."""
+    """Connect a step's inputs to tensors, and add its outputs to them."""
     if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
         raise InvalidModel(
             f"ensemble step '{step.model_name}': expected max_batch_size of at least "
@@ -250,7 +251,7 @@ def _planned(
     outputs = {spec.name: spec for spec in model.outputs}
     _refuse_unknown(step.model_name, "output", step.output_map, outputs)
     is_open = any(tensors[tensor].is_open for tensor in step.input_map.values())
-    # Any number of rows may come where the ensemble has no batch.
+    # An ensemble without batches may pass any number of rows.
     takes_any_rows = is_batched and not info.max_batch_size
     for name, tensor in step.output_map.items():
         tensors[tensor] = _Made(outputs[name], is_batched, _is_open(model))
@@ -263,7 +264,7 @@ def _planned(
 
 
 def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> None:
-    """Raise InvalidModel if a step may lack a required input."""
+    """Raise InvalidModel if a required input of a step is unmapped or optional."""
     if tensor is None:
         raise InvalidModel(f"ensemble step '{model}' leaves out input '{name}'")
     if tensor in info.optional and info.optional[tensor] is None:
@@ -283,9 +284,10 @@ def _refuse_unknown(
 
 
 def _joint(model: str, wanted: TensorSpec, made: _Made, is_batched: bool) -> Lead | None:
-    """Return how a tensor is changed for who takes it; None where it is taken as it is.
+    """Return the conversion between producer and consumer; None if the tensor is passed unchanged.
 
-    As in Triton, one row stands for a batch. Raises InvalidModel for what does not fit.
+    As in Triton, a model without batches gets or gives a batch of one row. Raises InvalidModel for
+    incompatible tensors.
     """
     given = made.spec
     if wanted.datatype is given.datatype:

@@ -1,6 +1,6 @@
-"""The gates that every call of every protocol passes, and their observers.
+"""The gates that every call of every protocol passes, and the observers of calls.
 
-Nothing that a gate decides may be remembered by a transport, a plan or a connection.
+No transport, plan or connection may cache the verdict of a gate.
 """
 
 import asyncio
@@ -16,23 +16,24 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.proxies import Proxies
 
 Check: TypeAlias = Callable[[Call], None]
-"""Raises for a rejected call."""
+"""A check; raises to reject a call."""
 
 REFUSED_WHILE_DRAINING = frozenset({Operation.INFER})
-"""Operations that a drain refuses. Some others go on to the end: health says that it is near;
-`ModelControl` itself refuses loads."""
+"""Operations that a drain refuses. The others continue: health reports the shutdown, and
+`ModelControl` refuses loads by itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One row of the table."""
+    """One row of the table of gates."""
 
     name: str
     check: Check
     of_model: bool = False
-    """Whether it is passed once the model of the call is found, instead of when the call begins."""
+    """Whether the gate is passed when the call's model is found, not when the call begins."""
     of_deadline: bool = False
-    """Whether it passes every call without a deadline."""
+    """Whether the gate only concerns calls with a deadline."""
 
 
 def everybody(call: Call) -> None:
@@ -40,7 +41,7 @@ def everybody(call: Call) -> None:
 
 
 class Gates:
-    """The table of gates, in order, and the observers."""
+    """The gates, in order, and the observers."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Gates:
         trusted: Iterable[str] = (),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`trusted` are the trusted proxies; `clock` is the engine's."""
+        """`trusted` lists the trusted proxies; `clock` is the engine's."""
         self._clock = clock
         self._proxies = Proxies(trusted) or None
         self.table = (
@@ -62,24 +63,24 @@ class Gates:
         self._observers: tuple[Observer, ...] = ()
         self._began: tuple[Callable[[Call], None], ...] = ()
         self._recording: tuple[Observer, ...] = ()
-        """Observers that need a record of each call."""
+        """Observers that need a `CallRecord` of each call."""
         self.are_watched = False
-        """Whether an observer sees calls begin, or needs records of them."""
+        """Whether an observer sees calls begin or needs records of them."""
         self._see_with(observers)
         self._is_draining = False
         self._open()
 
     def observe(self, observer: Observer, *, needs_records: bool = False) -> None:
-        """Have one observer more see the calls that begin from now on.
+        """Add an observer for calls that begin from now on.
 
-        With `needs_records` each of them has a `CallRecord`, which transports complete.
+        With `needs_records`, each of these calls has a `CallRecord` that its transport completes.
         """
         if needs_records:
             self._recording = (*self._recording, observer)
         self._see_with((*self._observers, observer))
 
     def observe_no_more(self, observer: Observer) -> None:
-        """Have an observer see no call that begins from now on."""
+        """Remove an observer; it sees no call that begins from now on."""
         self._recording = tuple(other for other in self._recording if other is not observer)
         self._see_with([other for other in self._observers if other is not observer])
 
@@ -89,9 +90,9 @@ class Gates:
         self.are_watched = bool(self._began or self._recording)
 
     def admit(self, call: Call) -> None:
-        """Begin a call, as soon as its headers are there.
+        """Begin a call, as soon as its headers have arrived.
 
-        Raises what a gate refuses it with; the caller fails the call with that.
+        Raises the error of the gate that rejects the call; the caller fails the call with it.
         """
         assert not call.has_begun, "a call begins once"
         call.has_begun = True
@@ -99,7 +100,7 @@ class Gates:
         if self._proxies is not None:
             call.peer = self._proxies.client_of(call.peer, call.headers)
         if self.are_watched:
-            # Made here and not by observers: a call of one would cost as much as the record.
+            # Created here, not by observers: calling one would cost as much as the record itself.
             if self._recording:
                 call.record = CallRecord(call.opened_ns or self._clock())
             for began in self._began:
@@ -108,7 +109,7 @@ class Gates:
             check(call)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return the client as `admit` determines it, for earlier checks of a transport."""
+        """Return the client as determined by `admit`, for checks before admission."""
         return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:
@@ -120,7 +121,7 @@ class Gates:
     def passing(self, call: Call) -> Iterator[None]:
         """Admit a call, and end it with the block: for handlers that return or raise.
 
-        The call is `current_call` within the block. Raises what a gate refuses it with.
+        Sets `current_call` within the block. Raises the error of the gate that rejects the call.
         """
         token = current_call.set(call)
         try:
@@ -128,7 +129,7 @@ class Gates:
             yield
         except asyncio.CancelledError as error:
             call.cancel(str(error))
-            call.end(error)  # where it had an answer that was not written yet
+            call.end(error)  # if it had ended with a deferred answer that was never written
             raise
         except BaseException as error:
             call.end(error)

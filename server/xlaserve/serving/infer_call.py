@@ -1,4 +1,4 @@
-"""Inferences: calls that stations execute, alone or in batches."""
+"""Inference calls, which stations execute alone or in batches."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,45 +20,46 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int | str, ...], ...]
-"""Traits that calls of a batch share: sizes of inputs but the rows, and inputs left out."""
+"""Properties that calls of one batch share: input sizes except rows, and omitted inputs."""
 
 _NOTHING: Tensors = MappingProxyType({})
 _NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})
 
 
 class Executed(msgspec.Struct, gc=False):
-    """Results of one execution, and its times by the clock."""
+    """Results of one execution, with its begin and end by the engine's clock."""
 
     outputs: Tensors
     begun_ns: int
     ended_ns: int
     rows: int = 0
-    """Rows of all its calls, cancelled ones included."""
+    """Rows of all its calls, including cancelled ones."""
     is_counted: bool = False
-    """Whether an observer has counted it, with some of its calls; others may be told later."""
+    """Whether an observer has already counted the execution, with another of its calls."""
 
 
 class Relayed(msgspec.Struct, gc=False):
-    """The outcome of a call that was answered from the execution of another one.
+    """Outcome of a call answered from another call's execution.
 
-    With a response cache it is a hit or a miss; the execution itself is counted where it was.
+    With a response cache it is a hit or a miss; the execution itself is counted with the other
+    call.
     """
 
     hit_ns: int | None = None
-    """How long the answer was looked for."""
+    """Duration of a successful cache lookup."""
     miss_ns: int | None = None
-    """Time of the failed lookup, plus that of storing the answer."""
+    """Duration of a failed cache lookup plus the insertion of the answer."""
 
 
 Ended: TypeAlias = Callable[[Executed | BaseException], None]
 """Called on the event loop with the result of an execution, or its error."""
 
 Deliver: TypeAlias = "Callable[[Sequence[InferCall], Executed | BaseException], None]"
-"""Answers calls that were executed together, or fails them."""
+"""Answers the calls of one execution, or fails them."""
 
 
 class Place(Protocol):
-    """A queue or worker holding a call."""
+    """A queue or worker that currently has a call."""
 
     def leave(self, call: "InferCall") -> None:
         """Stop working for an ended call; does nothing for an unknown one."""
@@ -66,7 +67,7 @@ class Place(Protocol):
 
 
 class ServedVersion(Protocol):
-    """A model version, as its calls know it."""
+    """A model version, as seen by its calls."""
 
     @property
     def model(self) -> str:
@@ -80,29 +81,29 @@ class ServedVersion(Protocol):
 
     @property
     def admission(self) -> Admission:
-        """Return the count of the calls in progress, of all versions of the model."""
+        """Return the counter of calls in progress, shared by all versions of the model."""
         ...
 
     @property
     def statistics(self) -> VersionStatistics:
-        """Return the counters of its calls."""
+        """Return the version's statistics."""
         ...
 
 
 class User(Protocol):
-    """An instance of a model that calls and threads use, and keep from being closed."""
+    """A model instance that calls and threads keep open while they use it."""
 
     def acquire(self) -> None:
-        """Count one user more."""
+        """Add a user."""
         ...
 
     def release(self) -> None:
-        """Count one user less."""
+        """Remove a user."""
         ...
 
 
 class ServedInstance(User, Protocol):
-    """A loaded instance, as its calls know it."""
+    """A loaded instance, as seen by its calls."""
 
     @property
     def model(self) -> str:
@@ -111,84 +112,90 @@ class ServedInstance(User, Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model."""
+        """Return the description of the model."""
         ...
 
 
 Shaping: TypeAlias = Callable[[Sequence[InferOutput]], tuple[InferOutput, ...]]
-"""Puts outputs into the forms that a request asks for; raises an InvalidRequest."""
+"""Converts outputs to the requested forms; raises an InvalidRequest."""
 
 
 class InferCall(Call):
-    """An inference. A transport makes it, `Engine.begin` has it executed."""
+    """An inference. A transport creates it; `Engine.begin` executes it."""
 
     id = ""
-    """Id of the request and of its answers."""
+    """Id of the request, repeated in its answers."""
     found: ServedVersion
-    """The version that answers; set with the following when the model is found."""
+    """The model version; set with the attributes below when the model is found."""
     instance: ServedInstance
-    """Instance that executes it."""
+    """The instance that executes the call."""
     inputs: Tensors = _NOTHING
     parameters: Mapping[str, Parameter] = _NO_PARAMETERS
     """Parameters of the request."""
     typed = False
-    """Whether its inputs came as typed contents, so that its answer has them too."""
+    """Whether the inputs came as typed contents; the answer then has typed contents too."""
     tensor_parameters: TensorParameters = NO_TENSOR_PARAMETERS
-    """Parameters of its tensors, for models that take them."""
+    """Parameters of single tensors, for models that accept them."""
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether it is batched only with its own client's requests, after failing those of others."""
+    """Whether to batch it only with its own client's requests: batches with others have failed."""
     chosen: tuple[TensorSpec, ...] | None = None
     """Requested outputs; None for all."""
     shaping: Shaping | None = None
     """Converts outputs to the requested forms; None if they are returned as computed."""
     turn: Turn | None = None
-    """Its place in its sequence; None for models without sequences."""
+    """Position in its sequence; None for models without sequences."""
     resident = False
-    """Whether inputs may be on a device, and outputs may stay there: it is a step of an ensemble,
-    executed by itself."""
+    """Whether inputs may be device arrays and outputs may stay on the device: set for ensemble
+    steps that run unbatched.
+    """
     is_volatile = False
-    """Whether a client can change the inputs meanwhile: they are in shared memory."""
+    """Whether the client can change the inputs during execution: they are in shared memory."""
     reads_memory = False
-    """Whether its message does not hold all of its inputs: equal ones need not ask the same."""
+    """Whether inputs are read from outside the message; equal messages may then be different
+    requests.
+
+
+    """
     takes_many = False
     """Whether the client accepts several answers."""
     wants_whole = False
-    """Whether it still wants a single one, from a model that can merge its answers."""
+    """Whether the client wants one answer from a decoupled model that can merge its answers."""
     started_ns = 0
-    """Time its model was found, by the clock of the engine."""
+    """Time at which its model was found, by the engine's clock."""
     submitted_ns = 0
-    """When its inputs became ready for execution."""
+    """Time at which its inputs were ready for execution, by the same clock."""
     executed: Executed | None = None
-    """The execution of its answer, with its times."""
+    """The execution that produced the answer, with its times."""
     kept: object | None = None
-    """The entry of the response cache whose outputs are its answer, as they are."""
+    """The response-cache entry whose outputs are the answer, unconverted."""
     on_begun: Callable[[], object] | None = None
-    """Told when a call leaves its queue for an execution, perhaps in a thread, and perhaps again;
-    set by who has to know whether one that was lost may have been executed."""
+    """Called when the call leaves its queue for execution, perhaps on a thread and more than once.
+    A retry needs it: a lost call that had begun may have been executed.
+    """
     place: Place | None = None
-    """None before it waits, and after its work is done."""
+    """The queue or worker that has the call; None before and after."""
     nested: "set[InferCall] | None" = None
-    """Unfinished calls of its Python model, or of its steps; None before the first."""
+    """Unfinished nested calls, made by its Python model or ensemble; None before the first."""
     is_counted_elsewhere = False
-    """Whether the process that executes it counts its statistics."""
+    """Whether the process that executes the call counts it in its statistics."""
     is_counted = False
-    """Whether it is counted as a call in progress and as a user of its instance."""
+    """Whether it counts as a call in progress and as a user of its instance."""
 
     def wait_at(self, place: Place) -> None:
-        """Leave `place` when the call ends, unless it left before."""
+        """Record the queue or worker that has the call, which the call leaves when it ends."""
         self.place = place
         self.holds_anything = True
 
     def count(self) -> None:
-        """Count as a call in progress until it ends: it was not answered at once."""
+        """Count the call as in progress until it ends, since it was not answered immediately."""
         self.is_counted = self.holds_anything = True
         self.found.admission.in_progress += 1
         self.instance.acquire()
 
     def release(self) -> None:
-        """Leave `place`, and count no more."""
+        """Leave `place`, and stop counting as in progress."""
         place = self.place
         if place is not None:
             self.place = None
@@ -202,7 +209,7 @@ class InferCall(Call):
 
 
 class AwaitedInfer(InferCall):
-    """An inference whose one answer a coroutine awaits."""
+    """An inference with one answer, awaited by a coroutine."""
 
     def __init__(
         self,
@@ -225,7 +232,7 @@ class AwaitedInfer(InferCall):
 
     @classmethod
     def within(cls, parent: Call | None) -> Self:
-        """Return a nested call, with its parent's client."""
+        """Return a nested call with its parent's client; without a parent it has no client."""
         if parent is None:
             return cls()
         call = cls(parent.headers, parent.peer, parent.deadline, parent=parent)
@@ -233,15 +240,15 @@ class AwaitedInfer(InferCall):
         return call
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Hand the answer to its awaiter."""
+        """Pass the answer to the awaiting coroutine."""
         settle(self._answer, response)
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in the awaiter of the answer."""
+        """Raise the error in the awaiting coroutine."""
         settle(self._answer, error)
 
     async def answered(self) -> InferResponse:
-        """Return the answer or raise its error; cancelling the wait cancels the call."""
+        """Return the answer or raise its error; cancelling this coroutine cancels the call."""
         try:
             return await self._answer
         finally:

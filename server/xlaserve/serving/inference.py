@@ -1,7 +1,7 @@
-"""One inference as the core sees it: a request and its response, in numpy.
+"""Inference requests and responses as numpy arrays, independent of any protocol.
 
-Nobody changes them once they are made. Several are made for every request, so they are structs of
-msgspec: a dataclass takes three times as long to make, a frozen one nine times.
+Immutable by convention. Several are created per request, so they are msgspec structs: creating
+a dataclass takes three times as long, a frozen one nine times.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ import msgspec
 from xlaserve.tensors import Datatype, Parameter, Shape, Tensor, TensorSpec
 
 
-# None of them can be part of a cycle: the garbage collector need not look at them.
+# gc=False: none of them can be part of a reference cycle.
 class InferInput(msgspec.Struct, gc=False):
-    """One input tensor; `data` has the shape and the datatype that the client gave."""
+    """One input tensor; `data` has the client's shape and datatype."""
 
     name: str
     datatype: Datatype
@@ -23,35 +23,37 @@ class InferInput(msgspec.Struct, gc=False):
 
 
 class SharedInput(InferInput, gc=False):
-    """One input whose elements are in shared memory, as its parameters say; `data` is empty."""
+    """An input in shared memory, located by its parameters; `data` is empty."""
 
     shape: Shape = ()
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
-    """One output that the client asks for."""
+    """An output that the client requests."""
 
     name: str
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
 
 
 class Form:
-    """Everything of a request but its id and the elements of its inputs; nobody changes it.
+    """Everything in a request except its id and its input elements; immutable by convention.
 
-    Requests that a transport reads as one form share this object.
+    Requests that a transport parses to the same form share this object.
     """
 
     __slots__ = ("accepted_by", "checked_by", "chosen", "rows")
 
     def __init__(self) -> None:
         self.accepted_by: object = None
-        """The last check that accepted the form; it accepts the form again."""
+        """The last `QuickCheck` that accepted the form; it accepts the form again without
+        checking.
+        """
         self.rows = 0
-        """Rows that it has found."""
+        """Row count found by that check."""
         self.checked_by: object = None
-        """The check of a model that every rule was applied for last, and found nothing wrong."""
+        """The `QuickCheck` of the model for which the form last passed the complete checks."""
         self.chosen: tuple[TensorSpec, ...] | None = None
-        """The outputs that it has found to be asked for; None for all."""
+        """Outputs that those checks selected; None for all."""
 
 
 class InferRequest(msgspec.Struct, gc=False):
@@ -65,9 +67,9 @@ class InferRequest(msgspec.Struct, gc=False):
     """Empty for all outputs of the model, in its order."""
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     form: Form | None = None
-    """None if no other request of the same form is known."""
+    """Shared form; None if no other request of this form is known."""
     typed: bool = False
-    """Whether the inputs came as typed contents, so that the answer has them too."""
+    """Whether the inputs came as typed contents; the answer then has typed contents too."""
 
 
 class InferOutput(msgspec.Struct, gc=False):
@@ -88,20 +90,20 @@ class InferResponse(msgspec.Struct, gc=False):
 
 
 class PlacedOutput(InferOutput, gc=False):
-    """An output with its elements in shared memory; `data` gives its shape."""
+    """An output in shared memory; `data` only gives its shape."""
 
 
 class DetailedResponse(InferResponse, gc=False):
-    """An answer with parameters, or with a PlacedOutput."""
+    """An answer that has parameters or a PlacedOutput."""
 
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     output_parameters: Mapping[str, Mapping[str, Parameter]] = msgspec.field(default_factory=dict)
-    """By output; those of absent outputs are ignored."""
+    """Parameters by output name; names of absent outputs are ignored."""
 
 
 class Pending(Protocol):
     """An unanswered request."""
 
     def cancel(self) -> None:
-        """Abandon the request: no observer is called. Does nothing once it is answered."""
+        """Abandon the request without notifying observers. Does nothing once it is answered."""
         ...

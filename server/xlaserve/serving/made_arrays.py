@@ -1,7 +1,7 @@
-"""Arrays that a request makes beside its message, on the ledger of its connection.
+"""Memory accounting of arrays that parsing a request allocates besides its message.
 
-Most inputs are views of their message, which is counted already. Numbers in typed contents and
-elements of BYTES are not: what is one byte of a message may become eight, or fifty.
+Most inputs are views of their message, which is already accounted. Typed contents and BYTES
+elements are not: one byte of the message may become eight, or fifty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,12 @@ from xlaserve.tensors import Tensor
 from xlaserve.tensors.byte_elements import PIECE_ELEMENTS
 
 ELEMENT_BYTES = 56
-"""Bytes that Python takes for an element of BYTES besides its octets, with the reference to it."""
+"""Python's overhead for one BYTES element: the `bytes` object without its data, and a reference."""
 
 SHORT_BYTES = 64 << 10
-"""Messages up to this length are counted where they wait, and not where they are answered at once:
-what they become is gone then."""
+"""Arrays of messages up to this size are charged only if the call is queued, since an immediate
+answer frees them.
+"""
 
 
 def made_bytes(inputs: Iterable[InferInput]) -> int:
@@ -37,19 +38,19 @@ def _own_bytes(array: Tensor) -> int:
 
 
 def octets_of(array: Tensor) -> int:
-    """Return how long the elements of an array of BYTES are together."""
+    """Return the total length of the elements of a BYTES array."""
     return sum(_texts_bytes(array))
 
 
 def _texts_bytes(array: Tensor) -> Iterator[int]:
-    # By pieces: a list of all elements would hold the interpreter's lock.
+    # In pieces: listing all elements in one step would hold the GIL.
     flat = array.reshape(-1)
     for start in range(0, len(flat), PIECE_ELEMENTS):
         yield sum(map(len, flat[start : start + PIECE_ELEMENTS].tolist()))
 
 
 def reserve_made(call: Call, size: int, what: str = "the tensors") -> None:
-    """Charge bytes until a call ends; raises BudgetExhausted without memory."""
+    """Charge the connection's account until the call ends; raises BudgetExhausted."""
     account = call.peer.account
     if account is None or not size:
         return
@@ -58,7 +59,7 @@ def reserve_made(call: Call, size: int, what: str = "the tensors") -> None:
 
 
 def hold_made(call: Call, size: int) -> None:
-    """Charge bytes of a queued call until it ends."""
+    """Charge the connection's account until the queued call ends; never raises."""
     account = call.peer.account
     if account is not None and size:
         account.hold(size)

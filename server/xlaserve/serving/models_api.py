@@ -1,4 +1,4 @@
-"""The models of the server for Python code inside it, such as custom services."""
+"""Inference API for Python code inside the server, such as custom services."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,9 +10,9 @@ from xlaserve.tensors import DATATYPES, Tensor, datatype_of
 
 
 class Models:
-    """Inference by name, with the checks, limits and errors that every client meets.
+    """Inference by model name, with the same checks, limits and errors as for remote clients.
 
-    What it raises, the server answers with the status that belongs to it: let it pass.
+    Let its exceptions propagate: the server converts them to the right status.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -26,10 +26,10 @@ class Models:
         version: str = "",
         outputs: Sequence[str] = (),
     ) -> dict[str, Tensor]:
-        """Run a model on arrays by the names of its inputs; return arrays by output name.
+        """Run a model on arrays by input name; return arrays by output name.
 
-        `outputs` restricts the answer. Raises ModelNotFound, ModelNotReady, an InvalidRequest
-        that names the tensor, Overloaded or OutOfMemory.
+        `outputs` selects outputs. Raises ModelNotFound, ModelNotReady, an InvalidRequest that names
+        the tensor, Overloaded or OutOfMemory.
         """
         request = InferRequest(
             model,
@@ -41,7 +41,7 @@ class Models:
         return {output.name: output.data for output in response.outputs}
 
     def describe(self, model: str, version: str = "") -> ModelInfo:
-        """Return inputs, outputs and sizes of a model; raises ModelNotFound or ModelNotReady."""
+        """Return the description of a model; raises ModelNotFound or ModelNotReady."""
         return self._engine.info(model, version)
 
     def ready(self, model: str, version: str = "") -> bool:
@@ -54,7 +54,7 @@ class Models:
 
 
 def input_of(model: str, name: str, array: Tensor) -> InferInput:
-    """Return an array as an input of a request; raises InvalidTensor for a dtype without a name."""
+    """Convert an array to an input of a request; raises InvalidTensor for an unsupported dtype."""
     datatype = datatype_of(array.dtype)
     if datatype is None:
         known = f"a dtype of {', '.join(DATATYPES)}"

@@ -1,7 +1,7 @@
-"""The table of the parameters of an inference request: obeyed, or without effect.
+"""The request parameters that the server knows: obeyed, or accepted without effect.
 
-The protocol lets anybody add parameters. Those that it defines, and those that Triton does, have a
-row; a value that they cannot have is refused, whether they have an effect here or not.
+The protocol permits arbitrary parameters. Those that it or Triton defines have a row here; an
+invalid value of one is refused, even if the parameter has no effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter
 
 MAX_NAMED = 32
-"""Most parameters without effect that the log names for each loaded version of a model."""
+"""Limit of ignored parameters named in the log, per loaded model version."""
 
 _SHOWN_CHARACTERS = 80
 _RESERVED_PREFIX = "triton_"
@@ -28,7 +28,7 @@ _RESERVED_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Values of a parameter."""
+    """The valid values of a parameter."""
 
     expected: str
     fits: Callable[[Parameter], bool]
@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The effect of one parameter."""
+    """A known parameter: its values and its effect."""
 
     kind: Kind
     effect: Effect = Effect.NONE
@@ -63,44 +63,45 @@ _OF_TENSORS: Table = {
 
 REQUEST: Table = MappingProxyType(
     {
-        # Obeyed by models that have a sequence_batching.
+        # Obeyed by models with sequence_batching.
         "sequence_id": Row(_SEQUENCE_ID),
         "sequence_start": Row(_BOOLEAN),
         "sequence_end": Row(_BOOLEAN),
-        # Obeyed by models that have priority_levels, an allow_timeout_override, or steps.
+        # Obeyed by models with priority_levels or allow_timeout_override, and by ensembles.
         "priority": Row(_COUNT),
         "timeout": Row(_COUNT),
-        # Of streams: elsewhere every answer is the final one, and has its tensors.
+        # For streams; elsewhere every answer is final and has tensors.
         "triton_enable_empty_final_response": Row(_BOOLEAN, Effect.OBEYED),
         "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
     }
 )
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-"""Parameters that models obey which serve sequences."""
+"""Parameters obeyed by models with sequences."""
 
 INPUT: Table = MappingProxyType({**_OF_TENSORS, "binary_data_size": Row(_COUNT, Effect.OBEYED)})
 OUTPUT: Table = MappingProxyType(
     {
         **_OF_TENSORS,
         "binary_data": Row(_BOOLEAN, Effect.OBEYED),
-        # 0 classes are those of a request that asks for none.
+        # 0 means that no classification is requested.
         "classification": Row(_COUNT, Effect.OBEYED),
     }
 )
 
 
 def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
-    """Return the rows of parameters that only this model obeys."""
+    """Return the rows of the parameters that this model obeys in addition to the common ones."""
     batching = config.dynamic_batching
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
     rows = {}
     if info.has_sequences:
         rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in SEQUENCE}
     if config.is_ensemble:
-        # They are for its steps.
+        # An ensemble passes them to its steps.
         rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)
     if info.generation is not None:
-        # It takes the parameters of requests, so that the log would not name this one.
+        # Without this row it would be ignored silently, since a generator takes arbitrary
+        # parameters.
         rows["priority"] = Row(_NO_PRIORITY, Effect.OBEYED)
     if levels := batching.priority_levels:
         within = Kind(f"0 to {levels}", lambda value: _COUNT.fits(value) and value <= levels)  # type: ignore[operator]
@@ -112,7 +113,7 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
 
 
 def check_request(parameters: Mapping[str, Parameter], table: Table = REQUEST) -> None:
-    """Raise an InvalidRequest for an invalid or reserved parameter of a request."""
+    """Raise an InvalidRequest for an invalid or reserved request parameter."""
     for name, value in parameters.items():
         row = table.get(name)
         if row is None and name.startswith(_RESERVED_PREFIX):
@@ -143,12 +144,12 @@ def _shown(value: Parameter) -> str:
 
 
 class NamedParameters:
-    """Names parameters without effect in the log, each once while a version is loaded."""
+    """Logs parameters without effect, each once per loaded version."""
 
     def __init__(self, obeyed: Table = MappingProxyType({}), info: ModelInfo | None = None) -> None:
-        """`obeyed` are the rows of parameters that have an effect on this model alone.
+        """`obeyed` has the rows of parameters that only this model obeys.
 
-        What the code of a model is given is not without effect.
+        Parameters that are passed to the model's own code do not count as ignored.
         """
         self._table = {**REQUEST, **obeyed}
         self._takes_those_of_requests = info is not None and info.takes_parameters
@@ -157,7 +158,7 @@ class NamedParameters:
         self._log = structlog.get_logger("parameters")
 
     def are_ordinary(self, parameters: Mapping[str, Parameter]) -> bool:
-        """Tell whether a request's parameters are valid, and none needs to be logged."""
+        """Tell whether all parameters of a request are valid and none needs to be logged."""
         for name, value in parameters.items():
             row = self._table.get(name)
             if row is None:
@@ -168,15 +169,15 @@ class NamedParameters:
         return True
 
     def check(self, request: InferRequest) -> None:
-        """Raise an InvalidRequest for a parameter that a request for this model cannot have."""
+        """Raise an InvalidRequest for a parameter that is invalid for this model."""
         check_request(request.parameters, self._table)
 
     def note(self, request: InferRequest) -> None:
-        """Log a request's parameters without effect, once each."""
+        """Log the parameters of a request that have no effect, each once."""
         new: dict[str, None] = {}
         for name in self._without_effect(request):
             if self._is_new(name):
-                # Not the whole: a client makes it as long as a message.
+                # Truncated: a client can send names as long as a message.
                 self._named.add(name[:_SHOWN_CHARACTERS])
                 new[name[:_SHOWN_CHARACTERS]] = None
         if new:
@@ -207,7 +208,7 @@ class NamedParameters:
 
 
 def of_tensors(request: InferRequest) -> TensorParameters:
-    """Return parameters of single tensors for the model's code."""
+    """Return the tensor parameters that are passed to the model's code."""
     if not (request.outputs or any(tensor.parameters for tensor in request.inputs)):
         return NO_TENSOR_PARAMETERS
     inputs = {tensor.name: _own(INPUT, tensor.parameters) for tensor in request.inputs}

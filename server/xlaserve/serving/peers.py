@@ -1,4 +1,4 @@
-"""Peers of connections, each read from its transport once."""
+"""Peers of connections, read once from each transport."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ _ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
 _SHOWN_CHARACTERS = 1024
-"""Limit of a subject: a trusted authority may sign a long one."""
+"""Limit of a subject's length; a trusted authority may sign a longer one."""
 _MOST_NAMES = 64
 """Limit of alternative names per certificate."""
 
@@ -22,9 +22,9 @@ _MOST_NAMES = 64
 def peer_of(
     transport: asyncio.BaseTransport, listener: str, account: Account | None = None
 ) -> Peer:
-    """Return the peer of a new connection, behind its handshake where it has one.
+    """Return the peer of a new connection, after its TLS handshake if it has one.
 
-    `listener` is the setting of the endpoint that it came to.
+    `listener` is the setting that names the endpoint.
     """
     name = transport.get_extra_info("peername")
     tls = transport.get_extra_info("ssl_object")
@@ -43,15 +43,15 @@ def peer_of(
 
 def _address(name: Any) -> str:
     if not isinstance(name, tuple):
-        return ""  # it is gone already
+        return ""  # the peer has disconnected
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _subject(certificate: Any) -> str | None:
-    """Return the subject of a verified certificate, or None.
+    """Return the subject of a verified certificate, or None if there is no certificate.
 
-    Commas within values are escaped (RFC 4514 2.4), so that no value reads as another attribute.
+    Commas in values are escaped (RFC 4514 2.4), so that no value reads as another attribute.
     """
     if not certificate:
         return None
@@ -70,15 +70,15 @@ def _alternative_names(certificate: Any) -> tuple[str, ...]:
 
 
 def _user(connection: Any) -> int | None:
-    """Return the user id of the process that connected to a unix socket, if known."""
+    """Return the user id of the process that connected to a unix socket, or None if unknown."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
     try:
-        # A copy: the socket of a transport may be one in name only.
+        # Use a duplicate: a transport may return a wrapper instead of a real socket.
         with socket.socket(fileno=os.dup(connection.fileno())) as copy:
             found = copy.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     except OSError:
-        return None  # it is gone already
+        return None  # the peer has disconnected
     user: int = _CREDENTIALS.unpack(found)[1]
     return user

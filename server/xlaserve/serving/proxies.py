@@ -1,4 +1,4 @@
-"""Clients behind proxies: the trusted proxies, and the addresses that they report."""
+"""Trusted proxies, and the client addresses that they report."""
 
 import re
 from collections.abc import Iterable
@@ -19,22 +19,22 @@ from xlaserve.serving.call import UNIX, Headers, Peer
 HEADERS = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-prefix", "forwarded")
 """Headers by which a proxy reports its client; in lower case."""
 TRACES = ("x-forwarded-for", "forwarded", "via")
-"""Headers that mark proxied requests, whose clients are not local."""
+"""Headers whose presence shows that a request came through a proxy."""
 _MOST_HOPS = 32
-"""Limit of a chain's examined addresses, from the right."""
+"""Number of hops examined, counted from the right."""
 _MOST_CLIENTS = 64
-"""Cached clients per connection."""
+"""Number of cached clients per proxy connection."""
 _MOST_HOSTS = 4096
-"""Cached decisions whether an address is trusted."""
+"""Number of cached decisions about trusted hosts."""
 _MOST_CHARACTERS = 1024
-"""Longer headers are read, and not remembered."""
+"""Longer headers are parsed but not cached."""
 _SCHEMES = frozenset({"http", "https"})
 _PREFIX = re.compile(r"(/[0-9A-Za-z._~!$&'()*+,;=:@%-]+)+/?")
-"""A valid path prefix: `//host` would be another server."""
+"""A valid path prefix; `//host` would be a URL of another server."""
 _PAIR = re.compile(
     r"\s*(?:([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:([^\s\",;]+)|\"((?:[^\"\\]|\\.)*)\"))?\s*([,;]|$)"
 )
-"""A pair of `Forwarded` and its delimiter (RFC 7239, 4)."""
+"""A `Forwarded` pair and its delimiter (RFC 7239, 4)."""
 _WITH_PORT = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<four>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 
 Address = IPv4Address | IPv6Address
@@ -42,10 +42,10 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """One element of a chain: whom a proxy was asked by."""
+    """One hop of a forwarding chain: the peer that a proxy saw."""
 
     node: str
-    """An address, optionally with a port; empty or a word if not given."""
+    """An address, optionally with a port; empty or another word if the proxy withholds it."""
     scheme: str = ""
 
 
@@ -60,14 +60,14 @@ class Proxies:
         self._trusts_host = lru_cache(_MOST_HOSTS)(self._is_trusted)
 
     def __bool__(self) -> bool:
-        """Tell whether any is."""
+        """Tell whether there are trusted proxies."""
         return self._unix or bool(self._networks)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return the client: the peer, or the proxy's client.
+        """Return the peer, or the client behind it if the peer is a trusted proxy.
 
-        Of a chain the rightmost address counts that is no proxy: what stands to the left of it,
-        that client may have written itself. A peer that was found so is returned as it is.
+        The client is the rightmost address in the chain that is not a trusted proxy; it may have
+        forged everything to its left. A peer resolved earlier is returned unchanged.
         """
         if peer.proxy or not self._trusts(peer):
             return peer
@@ -83,10 +83,10 @@ class Proxies:
 
     def _found(self, peer: Peer, said: tuple[str | None, ...]) -> Peer:
         chain, scheme, prefix, forwarded = said
-        # Only one chain: the other one may be the client's own, which the proxy passes on.
+        # Only one of the headers: the other may be the client's own, passed through by the proxy.
         hops = _hops(chain, scheme) if chain is not None else _elements(forwarded or "")
         client, scheme = self._client(peer.address, hops)
-        # The user of the socket is that of the proxy, and nobody whom its clients are.
+        # The socket's user is the proxy's, not the client's.
         return replace(
             peer,
             address=client,
@@ -99,7 +99,7 @@ class Proxies:
         )
 
     def _client(self, address: str, hops: list[_Hop]) -> tuple[str, str]:
-        """Return the address and the scheme of the client at the end of a chain, or as far."""
+        """Return the address and scheme of the client, or of the last hop that could be parsed."""
         scheme = ""
         for hop in hops[: -_MOST_HOPS - 1 : -1]:
             found = _address(hop.node)
@@ -122,7 +122,7 @@ class Proxies:
 
 
 def came_through_a_proxy(headers: Headers) -> bool:
-    """Tell whether a request has a header that a proxy has put into it."""
+    """Tell whether a request has a header that only proxies add."""
     return {*map(headers.get, TRACES)} != {None}
 
 
@@ -135,7 +135,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
 
 
 def _address(node: str) -> tuple[Address, str] | None:
-    """Parse an address with its optional port; None for anything else."""
+    """Parse an address with an optional port; return None for anything else."""
     text, port = node, ""
     with_port = _WITH_PORT.fullmatch(node)
     if with_port is not None:
@@ -154,7 +154,7 @@ def _shown(address: Address, port: str) -> str:
 
 
 def _hops(chain: str, schemes: str | None) -> list[_Hop]:
-    """Parse `X-Forwarded-For`, and `X-Forwarded-Proto` if it has as many or one for all."""
+    """Parse `X-Forwarded-For`, and `X-Forwarded-Proto` if it has as many entries or one for all."""
     nodes = [node.strip() for node in chain.split(",")]
     told = [text.strip().lower() for text in (schemes or "").split(",")]
     if len(told) != len(nodes):
@@ -163,7 +163,7 @@ def _hops(chain: str, schemes: str | None) -> list[_Hop]:
 
 
 def _elements(text: str) -> list[_Hop]:
-    """Parse `Forwarded` (RFC 7239); a malformed header has no information."""
+    """Parse `Forwarded` (RFC 7239); a malformed header yields one hop without an address."""
     hops, pairs, at = [], dict[str, str](), 0
     while at <= len(text):
         found = _PAIR.match(text, at)
@@ -185,6 +185,6 @@ def _scheme(text: str) -> str:
 
 
 def _prefix(text: str | None) -> str:
-    """Return a path without trailing slash; empty for an invalid one."""
+    """Return a path prefix without its trailing slash, or an empty string if it is invalid."""
     last = (text or "").rpartition(",")[2].strip()
     return last.rstrip("/") if _PREFIX.fullmatch(last) else ""

@@ -1,9 +1,8 @@
-"""Answers requests of the same bytes as one before, without reading them: `response_cache`.
+"""Answers byte-identical requests from the response cache without parsing them.
 
-A fast path in front of that of the station, which has the last word on what is kept and for how
-long. It remembers answers as a transport has written them, and no verdict: each call passes the
-gates, is counted by the version that answers it now, and is answered only by the instance that the
-answer was made by.
+A fast path before the caching station, which decides what is kept and for how long. It stores
+serialized answers and no verdicts: each call passes the gates, is counted by the version that
+answers it now, and is answered only by the instance that computed the stored answer.
 """
 
 import time
@@ -26,7 +25,7 @@ class Residents(Protocol):
 
 
 class Repeats:
-    """The fast path of exact repeats; belongs to the event loop."""
+    """The fast path for byte-identical requests; belongs to the event loop."""
 
     def __init__(
         self,
@@ -45,18 +44,19 @@ class Repeats:
     def of(
         cls, residents: Residents, gates: Gates, cache: ResponseCache | None
     ) -> "Repeats | None":
-        """Return the fast path of a cache, or None."""
+        """Return the fast path for a cache, or None if there is no cache."""
         return None if cache is None else cls(residents, gates, cache)
 
     def answer(self, call: InferCall, message: object) -> bytes | None:
-        """Close a call that was admitted, and return its answer as it was written before.
+        """Close an admitted call, and return its stored answer as it was serialized before.
 
-        None, with nothing changed, for a call that is to be read. Raises as the gates of a model.
+        Returns None, with nothing changed, if the request must be parsed. Raises like the model's
+        gates.
         """
         if not self._cache.written or type(message) is not bytes:
             return None
         written = self._cache.find_written(call.owner, message)
-        # What an observer asks of a call that it has seen begin is not known here.
+        # Observers that saw the call begin need details that only parsing provides.
         if written is None or self._gates.are_watched:
             return None
         if call.sight is not None and not call.sight.shows(written.model):
@@ -86,10 +86,10 @@ class Repeats:
         return written.answer
 
     def learn(self, call: InferCall, message: object, version: str, answer: bytes) -> None:
-        """Keep the answer to a call that was found in the cache, as it was written.
+        """Store the serialized answer of a call whose answer came from the cache.
 
-        `version` is the one that was asked for. Ids are in the message: one that has any is seldom
-        sent again.
+        `version` is the requested one. Requests with an id are skipped: they are seldom repeated
+        exactly.
         """
         if type(message) is bytes and len(message) <= MOST_MESSAGE_BYTES and not call.id:
             self._cache.keep_written(call, message, version, answer)

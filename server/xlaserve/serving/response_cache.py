@@ -1,9 +1,9 @@
-"""The response cache: answers that may be repeated, bounded in bytes.
+"""The response cache, which stores reusable answers up to a byte limit.
 
-A key holds all that an answer depends on: the inputs with their shapes, bit by bit, the outputs
-that are asked for and the parameters of the request. It holds the caller too, as an answer that
-comes sooner tells that somebody has asked this before. Short inputs are in it as they are, of
-longer ones the SHA-256: nobody can make two requests that are taken for one another.
+A key contains everything that an answer depends on: the exact inputs and their shapes, the
+requested outputs, and the parameters of the request. It also contains the caller: otherwise a
+quick answer would reveal that somebody else has sent the same request. Short inputs are stored
+verbatim, longer ones as SHA-256, so that nobody can construct two requests with equal keys.
 """
 
 import hashlib
@@ -22,18 +22,21 @@ from xlaserve.serving.uses import Use
 from xlaserve.tensors import Parameter, Tensor, pack_bytes
 
 MOST_EXACT_BYTES = 2048
-"""Longest inputs kept verbatim in a key: comparing them is as quick as a hash."""
+"""Inputs up to this size are kept verbatim in a key: comparing them is as quick as comparing a
+hash.
+"""
 
 ENTRY_BYTES = 1024
-"""Overhead of an entry, besides its tensors and its key."""
+"""Memory charged per entry, in addition to its tensors and its key."""
 
 MOST_MESSAGE_BYTES = 4096
-"""Longest requests whose answers are kept as they were written: of longer ones to make the key
-takes most of the time in any case."""
+"""Limit of request messages whose serialized answers are kept: for longer ones, computing the key
+takes most of the time anyway.
+"""
 _MOST_MESSAGES = 4
-"""Limit of encoded answers kept per entry, one for each request message."""
+"""Limit of serialized answers per entry, one for each distinct request message."""
 _WRITTEN_BYTES = 512
-"""Bytes of the objects of one of these, besides the request and the answer."""
+"""Memory charged per serialized answer, in addition to the message and the answer."""
 
 _NO_EFFECT = frozenset({"priority", "timeout", "binary_data_output"})
 """Parameters that affect when and how a request is answered, not the outputs."""
@@ -42,14 +45,14 @@ Key: TypeAlias = tuple[Hashable, ...]
 
 
 def input_bytes(call: InferCall) -> int:
-    """Return how many bytes `key_of` reads."""
+    """Return the number of input bytes that `key_of` reads."""
     return sum([_size(t) if t.dtype.hasobject else t.nbytes for t in call.inputs.values()])
 
 
 def key_of(call: InferCall, names: Sequence[str]) -> Key:
-    """Return what the answer to a call depends on, `names` being the inputs of its model.
+    """Return the cache key of a call; `names` are the inputs of its model.
 
-    Raises TensorDataError for elements of BYTES that are none.
+    Raises TensorDataError for invalid BYTES elements.
     """
     inputs = call.inputs
     parts: list[Hashable] = [
@@ -74,18 +77,18 @@ def key_of(call: InferCall, names: Sequence[str]) -> Key:
 
 
 def _said(parameters: Mapping[str, Parameter]) -> Hashable:
-    """Return parameters as text: 1, 1.0 and true are equal, and so are 0.0 and -0.0."""
+    """Return parameters as text, since 1, 1.0 and True compare equal, as do 0.0 and -0.0."""
     return tuple(sorted((k, repr(v)) for k, v in parameters.items() if k not in _NO_EFFECT))
 
 
 def _bits(data: Tensor | bytes | memoryview) -> Hashable:
-    """Return bytes, or their hash, which has another type."""
+    """Return short data verbatim, longer data as its size and hash."""
     size = len(data) if isinstance(data, bytes) else data.nbytes
     if size <= MOST_EXACT_BYTES:
         return data if isinstance(data, bytes) else data.tobytes()
     if not isinstance(data, np.ndarray):
         return size, hashlib.sha256(data).digest()
-    # As bytes every datatype can be viewed, also bfloat16.
+    # Viewed as bytes: hashlib cannot read all datatypes, such as bfloat16.
     return size, hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).digest()
 
 
@@ -106,15 +109,15 @@ class Entry:
         self.key = key
         self.outputs = outputs
         self.size = size
-        """Its charged bytes."""
+        """Bytes charged for the entry."""
         self.uses = uses
-        """The other models that it was made with."""
+        """Other models used for the answer."""
         self.messages: list[tuple[str, bytes]] = []
-        """Owners and messages of its encoded answers; changed by the cache."""
+        """Owners and messages of the entry's serialized answers; maintained by the cache."""
 
 
 class Written(msgspec.Struct, frozen=True):
-    """An answer as a transport has written it, for requests of the same bytes."""
+    """A serialized answer, for byte-identical requests."""
 
     entry: Entry
     instance: ServedInstance
@@ -127,55 +130,55 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class ResponseCache:
-    """The answers of all models together, up to a limit; of the event loop alone.
+    """The answers of all models, up to a limit; belongs to the event loop.
 
-    The one that was not asked for longest is evicted. Its bytes are on the ledger, and all of them
-    are given back when that is under pressure: requests come first.
+    Evicts the least recently used entry. Its bytes are charged to the memory ledger; under memory
+    pressure everything is evicted, because requests take priority.
     """
 
     def __init__(self, limit: int, ledger: Ledger) -> None:
         self.limit = limit
         self.evictions = 0
-        """Answers evicted for others, or under pressure."""
+        """Answers evicted to make room or under memory pressure."""
         self._ledger = ledger
         self._account = ledger.open()
         self._entries: OrderedDict[Entry, None] = OrderedDict()
-        """The one that was asked for last is the last."""
+        """In order of use; the most recently used entry is last."""
         self.written: dict[tuple[str, bytes], Written] = {}
-        """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them."""
+        """Serialized answers by owner and request message; removed with their entries."""
         ledger.on_pressure(self.clear)
 
     @classmethod
     def of(cls, most_bytes: int, ledger: Ledger) -> Self | None:
-        """Return a cache with a size limit; None for 0."""
+        """Return a cache with a size limit, or None if the limit is 0."""
         return cls(most_bytes, ledger) if most_bytes else None
 
     @property
     def held(self) -> int:
-        """Return how many bytes are kept."""
+        """Return the bytes charged to the ledger."""
         return self._account.held
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def section(self) -> "Section":
-        """Return the section of a loaded instance's answers."""
+        """Return a new section, for one loaded instance."""
         return Section(self)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Evict all entries."""
         self.evictions += len(self._entries)
         while self._entries:
             self._drop(next(iter(self._entries)))
 
-    # --- answers as they were written ---
+    # --- serialized answers ---
 
     def find_written(self, owner: str, message: bytes) -> Written | None:
-        """Return the answer to a request of the same bytes and caller; None for none."""
+        """Return the serialized answer for this caller and message, or None."""
         return self.written.get((owner, message))
 
     def keep_written(self, call: InferCall, message: bytes, version: str, answer: bytes) -> None:
-        """Keep the answer to a call as it was written, for as long as its entry is kept."""
+        """Store the serialized answer of a call, for as long as its entry is kept."""
         entry, key = call.kept, (call.owner, message)
         if (
             not isinstance(entry, Entry)
@@ -188,25 +191,25 @@ class ResponseCache:
         if not self.admits(entry.size + size):
             return
         self.touch(entry)
-        while self.held + size > self.limit:  # the entry itself is the last, and fits alone
+        while self.held + size > self.limit:  # never evicts this entry
             self._evict()
         entry.size += size
         entry.messages.append(key)
         self._account.hold(size, Kind.CACHED)
         self.written[key] = Written(entry, call.instance, call.model, version, call.rows, answer)
 
-    # --- as sections call it ---
+    # --- called by sections ---
 
     def touch(self, entry: Entry) -> None:
-        """Record a request for an answer."""
+        """Mark an entry as the most recently used."""
         self._entries.move_to_end(entry)
 
     def admits(self, size: int) -> bool:
-        """Tell whether an answer of this size may be kept: never under pressure."""
+        """Tell whether an answer of this size may be stored; never under memory pressure."""
         return size <= self.limit and not self._ledger.is_pressed
 
     def add(self, entry: Entry) -> None:
-        """Keep an answer, evicting others."""
+        """Store an entry, evicting others if necessary."""
         while self._entries and self.held + entry.size > self.limit:
             self._evict()
         self._entries[entry] = None
@@ -214,7 +217,7 @@ class ResponseCache:
         self._account.hold(entry.size, Kind.CACHED)
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Drop invalid answers."""
+        """Remove invalid entries."""
         for entry in entries:
             self._drop(entry)
 
@@ -231,31 +234,31 @@ class ResponseCache:
 
 
 class Section:
-    """The answers of one loaded instance."""
+    """The cached answers of one loaded instance."""
 
     __slots__ = ("_cache", "_is_closed", "entries")
 
     def __init__(self, cache: ResponseCache) -> None:
         self.entries: dict[Key, Entry] = {}
-        """Changed by the cache."""
+        """Maintained by the cache."""
         self._cache = cache
         self._is_closed = False
 
     def find(self, key: Key) -> Entry | None:
-        """Return the answer to an equal request, or None."""
+        """Return the entry for a key, or None, and mark it as used."""
         entry = self.entries.get(key)
         if entry is not None:
             self._cache.touch(entry)
         return entry
 
     def drop(self, entry: Entry) -> None:
-        """Drop an answer that was made with models which have changed."""
+        """Remove an answer because a model that it was computed with has changed."""
         self._cache.remove([entry])
 
     def keep(
         self, key: Key, outputs: Sequence[InferOutput], uses: frozenset[Use] = frozenset()
     ) -> None:
-        """Keep a copy of an answer: its tensors' memory belongs to a batch or a request."""
+        """Store a copy of an answer, whose tensors may be views of a batch or a request."""
         size = ENTRY_BYTES + _key_bytes(key) + sum(_size(output.data) for output in outputs)
         if self._is_closed or key in self.entries or not self._cache.admits(size):
             return
@@ -263,7 +266,7 @@ class Section:
         self._cache.add(Entry(self, key, copies, size, uses))
 
     def close(self) -> None:
-        """Drop all answers, and keep none from now on: the instance leaves."""
+        """Remove all entries and accept no more, because the instance is unloaded."""
         self._is_closed = True
         self._cache.remove(tuple(self.entries.values()))
 
@@ -275,7 +278,7 @@ def _key_bytes(key: Key) -> int:
 def _size(tensor: Tensor) -> int:
     if not tensor.dtype.hasobject:
         return tensor.nbytes
-    # Each element is an object with a head of its own.
+    # Every element is a Python object with its own header.
     return sum(
         48 + (len(element) if isinstance(element, bytes | str) else 0)
         for element in tensor.ravel().tolist()

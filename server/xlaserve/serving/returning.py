@@ -1,4 +1,4 @@
-"""Gives memory back to the system that clients no longer make the server hold."""
+"""Memory trimming: returns free heap memory to the operating system."""
 
 import asyncio
 import gc
@@ -11,24 +11,24 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.process import allocator
 
 LOOK_SECONDS = 1.0
-"""Seconds from one look to the next."""
+"""Interval between checks."""
 EXCESS_BYTES = 16 << 20
-"""Bytes of growth since the last trim beyond which there is another one."""
+"""Growth since the last trim that makes another one worthwhile."""
 _QUIET_BYTES = 1 << 20
-"""Growth that counts as quiet."""
+"""The server counts as quiet if client memory grew by at most this much between two checks."""
 _BUSY_LOOKS = 10
-"""Looks after which it is trimmed though it is not quiet."""
+"""Number of checks after which the heap is trimmed even if the server is not quiet."""
 _LOG_SECONDS = 30.0
-"""Seconds between two log lines about pressure."""
+"""Minimum interval between log lines about memory pressure."""
 
 _log = structlog.get_logger("memory")
 
 
 class Returning:
-    """Trims the heap when it is quiet, and reports pressure on the ledger.
+    """Trims the heap while the server is quiet, and logs memory pressure.
 
-    A trim costs the next messages page faults, so there is none while large ones come and go, but
-    for one in ten seconds. What the allocator keeps on purpose is given back as seldom.
+    A trim causes page faults in the next messages; so while large messages arrive, there is only
+    one every ten seconds. Memory that the allocator retains on purpose is returned equally seldom.
     """
 
     def __init__(
@@ -44,26 +44,28 @@ class Returning:
         self._ledger = ledger
         self._in_thread = in_thread
         self._quick_bytes = EXCESS_BYTES + kept_bytes
-        """Bytes of growth that are given back as soon as it is quiet."""
+        """Growth above which a quiet server trims immediately."""
         self._resident = resident
         self._trim = trim
         self._clock = clock
         self._settled: int | None = None
-        """Least resident bytes since the last trim, less those held for clients."""
+        """Smallest value since the last trim of resident memory minus client memory; None if
+        unknown.
+        """
         self._looks = 0
         self._pressures = 0
         self._refused = 0
         self._logged_at: float | None = None
-        """When the log reported pressure; None once it reported the end."""
+        """Time at which pressure was logged; None once its end was logged."""
 
     async def run(self) -> None:
-        """Look once a second, until cancelled."""
+        """Check once a second until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Trim if that releases memory, and log changes of pressure."""
+        """Trim the heap if that is worthwhile, and log changes of memory pressure."""
         self._report()
         ledger = self._ledger
         came, ledger.peak = ledger.peak - ledger.held, ledger.held
@@ -85,7 +87,7 @@ class Returning:
             self._settled = None if left is None else left - ledger.held
 
     def _give_back(self) -> None:
-        # Errors hold the frames that they went through, and these hold messages.
+        # Exceptions in reference cycles keep frames alive, and these keep messages.
         gc.collect()
         self._trim()
 

@@ -1,4 +1,4 @@
-"""The states of a repository as a whole, and their answers for absent models."""
+"""States of the model repository, and the errors for absent models in each of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from xlaserve.errors import ModelNotFound, RepositoryUnreadable, StillStarting, 
 
 
 class State(StrEnum):
-    """States of the repository, from the first connection on."""
+    """States of the repository from server start on."""
 
     UNREAD = "unread"
     AWAY = "away"
@@ -21,15 +21,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The answers of one state, the same at every door."""
+    """How every protocol answers in one state."""
 
     says: str
-    """The repository's state, in words for clients."""
+    """Description of the state, for clients."""
     is_settled: bool
-    """Whether all that is loaded at the start was tried: then the server may be ready, and a model
-    that is not there is not found. Before, it may still come."""
+    """Whether loading at startup was attempted for all models. Then the server may be ready, and an
+    unknown model is reported as not found; before that, it may still appear.
+    """
     is_listed: bool
-    """Whether lists of models can be answered."""
+    """Whether model lists can be answered."""
 
 
 STATES: Mapping[State, Row] = MappingProxyType(
@@ -46,21 +47,21 @@ STATES: Mapping[State, Row] = MappingProxyType(
         ),
     }
 )
-"""Asked by readiness, by lists of models, and by everything that looks a model up by its name."""
+"""Used by readiness checks, model lists, and every lookup of a model by name."""
 
 RETRY_SECONDS = 1
 """Retry-After for models that may still appear."""
 
 
 class Standing:
-    """The state of the repository of this process. Of the event loop."""
+    """The repository state of this process; belongs to the event loop."""
 
     def __init__(self, state: State = State.UNREAD) -> None:
         self.state = state
 
     @property
     def row(self) -> Row:
-        """Return the row of the state."""
+        """Return the current state's row of `STATES`."""
         return STATES[self.state]
 
     def absent(
@@ -73,8 +74,8 @@ class Standing:
     ) -> Exception:
         """Return the error for an unknown model.
 
-        With `is_other` another version of it is ready. Callers that may not see a model get the
-        same error, so that hidden and missing models look alike.
+        `is_other` says that another version of the model is ready. Callers who may not see a model
+        get the same error, so that hidden and missing models look alike.
         """
         row = self.row
         if not row.is_settled:
@@ -83,11 +84,11 @@ class Standing:
         return kind(model, version, detail=detail)
 
     def require_settled(self, model: str = "", version: str = "") -> None:
-        """Raise StillStarting while the loaded models may be incomplete."""
+        """Raise StillStarting if startup loading is not finished."""
         if not self.row.is_settled:
             raise StillStarting(model, version, self.row.says)
 
     def require_listed(self, place: str) -> None:
-        """Raise RepositoryUnreadable while the models are unknown."""
+        """Raise RepositoryUnreadable if the list of models is unknown."""
         if not self.row.is_listed:
             raise RepositoryUnreadable(place, self.row.says)

@@ -1,4 +1,4 @@
-"""Counts and durations of one model version, from which ModelStatistics and /metrics are read."""
+"""Counters and durations of a model version, shown in ModelStatistics and /metrics."""
 
 import asyncio
 from bisect import bisect_left
@@ -19,22 +19,23 @@ REQUEST_BOUNDS_NS = tuple(
         *(1000, 2500, 10_000),
     )
 )
-"""Upper bounds of the buckets of the request histogram; a last bucket has no bound."""
+"""Upper bounds of the request histogram's buckets; an additional last bucket has no bound."""
 
 EXACT_ROWS = 64
-"""Batches up to this size have statistics of their own; larger ones share those of the next power
-of two, so that no client can make these grow without end."""
+"""Batch sizes up to this have their own statistics; larger ones are rounded up to the next power of
+two, which bounds the memory that clients can make the server use.
+"""
 
 
 class FailureReason(StrEnum):
-    """Why a request for a model that answers was not answered."""
+    """Why a request for an existing model failed."""
 
     REJECTED = "rejected"
-    """A limit was reached, or the server drained."""
+    """A limit was reached, or the server was draining."""
     INVALID = "invalid"
-    """It does not match the model."""
+    """The request does not match the model."""
     CANCELLED = "cancelled"
-    """The client went away, or its deadline passed."""
+    """The client disconnected, or its deadline passed."""
     BACKEND = "backend"
     """The model failed."""
 
@@ -44,7 +45,7 @@ REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
         errors.Overloaded: FailureReason.REJECTED,
         errors.BudgetExhausted: FailureReason.REJECTED,
         errors.ShuttingDown: FailureReason.REJECTED,
-        # Only a step of an ensemble can be these: the model of the request was there.
+        # Only raised for steps of ensembles: the model of the request itself exists.
         errors.ModelNotFound: FailureReason.REJECTED,
         errors.ModelNotReady: FailureReason.REJECTED,
         errors.InvalidRequest: FailureReason.INVALID,
@@ -57,17 +58,17 @@ REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
         BaseException: FailureReason.BACKEND,
     }
 )
-"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+"""Looked up along the MRO: a subclass without a row has its parent's."""
 
 
 def reason_of(error: BaseException) -> FailureReason:
-    """Return the row of an error's class, or of its nearest ancestor with a row."""
+    """Return the reason of the error's class, or of its nearest ancestor that has one."""
     return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticDuration:
-    """A count of events, and the time that they took in all."""
+    """A number of events and their total time."""
 
     count: int = 0
     ns: int = 0
@@ -75,10 +76,10 @@ class StatisticDuration:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Times of executions of one batch size (InferBatchStatistics)."""
+    """Execution times of one batch size (InferBatchStatistics)."""
 
     batch_size: int
-    """Exact up to EXACT_ROWS, then a power of two that the batches did not exceed."""
+    """Exact up to EXACT_ROWS, then rounded up to a power of two."""
     compute_input: StatisticDuration
     compute_infer: StatisticDuration
     compute_output: StatisticDuration
@@ -89,13 +90,13 @@ class Offloads:
     """Batches of a model version offloaded to other workers."""
 
     batches: int = 0
-    """Batches executed there."""
+    """Batches executed by other workers."""
     bytes: int = 0
-    """Bytes of their tensors, in both directions."""
+    """Tensor bytes of those batches, in both directions."""
     refused: int = 0
-    """Refused batches, executed here."""
+    """Batches refused by other workers and executed locally."""
     lost: int = 0
-    """Batches whose worker died while it executed them."""
+    """Batches lost because the other worker died."""
 
     def __add__(self, other: "Offloads") -> "Offloads":
         return Offloads(
@@ -107,44 +108,43 @@ class Offloads:
 
 
 NO_OFFLOADS = Offloads()
-"""No batch was given to another worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The statistics of a model version at one moment (InferStatistics)."""
+    """Snapshot of a model version's statistics (InferStatistics)."""
 
     success: StatisticDuration
-    """Requests, from when their model was found until their answer was made."""
+    """Successful requests, timed from the lookup of the model to the response."""
     fail: StatisticDuration
     queue: StatisticDuration
-    """Waiting for a thread; of successful requests, as the following."""
+    """Queueing time; like the following fields, of successful requests only."""
     compute_input: StatisticDuration
-    """Checking and decoding the inputs."""
+    """Validating and decoding inputs."""
     compute_infer: StatisticDuration
-    """Executing the model, with the way to the device and back."""
+    """Execution, including transfers to and from the device."""
     compute_output: StatisticDuration
-    """Making the answer after that, with the way back to the event loop."""
+    """From the end of the execution to the response."""
     cache_hit: StatisticDuration
-    """Looking for an answer in the response cache, where it was; these are successful too."""
+    """Successful cache lookups; these requests count as successes too."""
     cache_miss: StatisticDuration
-    """Failed lookups, and storing the answers instead."""
+    """Failed cache lookups, including insertion of the answers."""
     inference_count: int
-    """Rows of requests that were executed; one of a model without batches is one."""
+    """Rows executed; a request to a model without batches counts as one."""
     execution_count: int
     last_inference_ms: int
-    """Since the epoch; 0 before the first."""
+    """Milliseconds since the epoch; 0 if there was none."""
     batches: tuple[BatchStatistics, ...]
-    """Totals by batch size, ascending."""
+    """Statistics by batch size, ascending."""
     failures: Mapping[FailureReason, int]
     request_buckets: tuple[int, ...]
-    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    """Successful requests per bucket of REQUEST_BOUNDS_NS; the last has no upper bound."""
     offloads: Offloads = NO_OFFLOADS
 
 
 @dataclass(slots=True)
 class _Executions:
-    """Sums over the requests of one batch size; the rest of `total_ns` is output time."""
+    """Sums over the requests of one batch size; `total_ns` minus the other times is output time."""
 
     count: int = 0
     total_ns: int = 0
@@ -152,7 +152,7 @@ class _Executions:
     input_ns: int = 0
     infer_ns: int = 0
     executions: int = 0
-    """Each stands for the requests that ran together."""
+    """Number of executions, each of which may serve several requests."""
     executed_ns: int = 0
 
     @property
@@ -161,68 +161,68 @@ class _Executions:
 
 
 class Timed(Protocol):
-    """A request that was executed."""
+    """An executed request, as seen by the statistics."""
 
     @property
     def rows(self) -> int:
-        """Return how many rows are its own."""
+        """Return the request's own rows."""
         ...
 
     @property
     def started_ns(self) -> int:
-        """Return when its model was found."""
+        """Return the time at which its model was found."""
         ...
 
     @property
     def submitted_ns(self) -> int:
-        """Return when its inputs were ready."""
+        """Return the time at which its inputs were ready."""
         ...
 
 
 class Run(Protocol):
-    """An execution, of one request or of several."""
+    """An execution of one or more requests."""
 
     @property
     def begun_ns(self) -> int:
-        """Return when it began."""
+        """Return its begin time."""
         ...
 
     @property
     def ended_ns(self) -> int:
-        """Return when it ended."""
+        """Return its end time."""
         ...
 
 
 class Outcome(Protocol):
-    """How a request was answered from the execution of another one."""
+    """How a request was answered from another request's execution."""
 
     @property
     def hit_ns(self) -> int | None:
-        """Return how long its answer was looked for in the response cache, where it was."""
+        """Return the duration of a successful cache lookup, or None."""
         ...
 
     @property
     def miss_ns(self) -> int | None:
-        """Return how long it was looked for, and kept in the end, where it was not."""
+        """Return the duration of a failed cache lookup plus the insertion, or None."""
         ...
 
 
 @dataclass(slots=True)
 class _Cached:
-    """The sums over the requests of a model with a response cache."""
+    """Response-cache sums of a model."""
 
     hits: int = 0
     hit_ns: int = 0
     total_ns: int = 0
-    """Time of the hits, from when their model was found."""
+    """Total request time of the hits, from the lookup of the model."""
     misses: int = 0
     miss_ns: int = 0
 
 
 class VersionStatistics:
-    """Counters of one model version. Used from the event loop only.
+    """Counters of one model version. Belongs to the event loop.
 
-    Its size does not depend on how many requests there were, nor on what was in them.
+    Its size does not depend on the number or contents of requests.
     """
 
     __slots__ = (
@@ -256,12 +256,12 @@ class VersionStatistics:
         self.load_failures = 0
         self.unloads = 0
         self.offloads = NO_OFFLOADS
-        """Offloaded batches, counted by the offloading runner."""
+        """Offloaded batches; updated by the offloading runner."""
         self.load_seconds = 0.0
-        """Time of the last successful load."""
+        """Duration of the last successful load."""
 
     def succeeded(self, request: Timed, run: Run, ended: int, now_ns: int) -> None:
-        """Count a request executed alone; `now_ns` is since the epoch."""
+        """Count a request that was executed alone; `now_ns` is the time since the epoch."""
         rows, started, submitted = request.rows, request.started_ns, request.submitted_ns
         begun = run.begun_ns
         infer_ns, total_ns = run.ended_ns - begun, ended - started
@@ -287,10 +287,10 @@ class VersionStatistics:
         *,
         executions: int = 1,
     ) -> None:
-        """Count requests that were answered by one execution.
+        """Count requests answered by one execution.
 
-        `batch_rows` has the rows of those, too, that went away meanwhile. `executions` is 0 for
-        the later ones of an execution that is counted.
+        `batch_rows` includes the rows of cancelled requests. `executions` is 0 if the execution has
+        already been counted.
         """
         count, begun_ns = len(requests), run.begun_ns
         infer_ns = run.ended_ns - begun_ns
@@ -315,15 +315,16 @@ class VersionStatistics:
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, ended - start)] += 1
 
     def executed(self, batch_rows: int, run: Run) -> None:
-        """Count an execution none of whose requests was answered so far."""
+        """Count an execution none of whose requests has been answered."""
         batch = self._executions(batch_rows)
         batch.executions += 1
         batch.executed_ns += run.ended_ns - run.begun_ns
 
     def relayed(self, request: Timed, how: Outcome, ended: int, now_ns: int) -> None:
-        """Count a request that was answered from the execution of another one.
+        """Count a request answered from another request's execution.
 
-        A miss is counted where it was executed, but for the time that the cache took.
+        For a cache miss only the cache time is counted; the execution is counted with the other
+        request.
         """
         cached = self._cached
         if how.miss_ns is not None:
@@ -344,7 +345,7 @@ class VersionStatistics:
 
     @property
     def exemplars(self) -> Mapping[int, Exemplar]:
-        """Return the last traced request of each bucket, by number."""
+        """Return the last traced request of each histogram bucket, by bucket index."""
         return self._exemplars
 
     def _executions(self, rows: int) -> _Executions:
@@ -352,24 +353,24 @@ class VersionStatistics:
         return self._batches.setdefault(size, _Executions())
 
     def failed(self, error: BaseException, total_ns: int) -> None:
-        """Count a request that was not answered."""
+        """Count a failed request."""
         self._failures[reason_of(error)] += 1
         self._fail_ns += total_ns
 
     def loaded(self, seconds: float, now_ns: int = 0) -> None:
-        """Count a load that succeeded."""
+        """Count a successful load."""
         self.loads += 1
         self.load_seconds = seconds
         self._loaded_ns = now_ns
 
     @property
     def last_use_ns(self) -> int:
-        """Return when it last answered or was loaded, since the epoch."""
+        """Return the time since the epoch at which it last answered a request or was loaded."""
         return max(self._last_ns, self._loaded_ns)
 
     @property
     def success(self) -> StatisticDuration:
-        """Return the count and the time of the requests that were answered."""
+        """Return the number and total time of successful requests."""
         batches, cached = self._batches.values(), self._cached
         return StatisticDuration(
             sum(b.count for b in batches) + cached.hits,
@@ -378,7 +379,7 @@ class VersionStatistics:
 
     @property
     def fail_count(self) -> int:
-        """Return how many requests were not answered."""
+        """Return the number of failed requests."""
         return sum(self._failures.values())
 
     @property
@@ -392,7 +393,7 @@ class VersionStatistics:
         return self._last_ns // 1_000_000
 
     def totals(self) -> Totals:
-        """Return everything as it is now."""
+        """Return a snapshot of all statistics."""
         batches = self._batches.values()
         cached = self._cached
         count = sum(b.count for b in batches)

@@ -1,4 +1,4 @@
-"""The models that made an answer, which may be kept while they are the same."""
+"""Models that a cached answer depends on: the answer is valid while they are unchanged."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -8,24 +8,24 @@ from xlaserve.errors import XlaserveError
 from xlaserve.serving.call import Call
 
 Use: TypeAlias = "tuple[str, str, weakref.ref[object] | None]"
-"""Name and asked version (empty for the newest) of a model, and the instance that was found.
+"""Model name, requested version (empty for the newest), and the instance found.
 
-None where none was: an answer made without it may be kept while there is none.
+The instance is None if the model was absent: the answer is then valid while it remains absent.
 """
 
 Resolve: TypeAlias = Callable[[str, str], tuple[object, object]]
-"""Returns the version of a model that answers and its instance; raises where none does."""
+"""Returns the version and the instance of a model; raises if it is unavailable."""
 
 
 def use_of(name: str, number: str, instance: object | None) -> Use:
-    """Return the use of a model, or of its absence."""
+    """Return the record that an answer used a model, or found it absent."""
     return name, number, None if instance is None else weakref.ref(instance)
 
 
 def note(call: Call | None, uses: Iterable[Use]) -> None:
-    """Note that the answer to a call, and to those that it is part of, is made with models.
+    """Record the models used for a call's answer, in the call and in its parents.
 
-    So are the answers to their companions: code that answers calls together asks once for all.
+    Its companions get the same record: code that answers calls together sends nested calls for all.
     """
     found = tuple(uses)
     if not found:
@@ -44,7 +44,7 @@ def note(call: Call | None, uses: Iterable[Use]) -> None:
 
 
 def are_current(uses: Iterable[Use], resolve: Resolve) -> bool:
-    """Tell whether all models are still the instances that were used, or as absent as then."""
+    """Tell whether all models are still the same instances, or still absent."""
     return all(_is_current(use, resolve) for use in uses)
 
 

@@ -1,1 +1,1 @@
-"""Permissions of callers: rules of one file, tokens, quotas, and the check of the gate."""
+"""Access control: the rules file, tokens, quotas, and the permission gate's check."""

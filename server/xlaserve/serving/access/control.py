@@ -28,11 +28,11 @@ from xlaserve.serving.standing import Standing, State
 from xlaserve.settings import Settings
 
 _AGAIN_SECONDS = 5.0
-"""Time between two attempts to read keys while none could be read."""
+"""Interval between attempts to read keys while there are none."""
 _KEYS_SECONDS = 1.0
-"""Time that a reload waits for keys; later ones are taken as well."""
+"""How long a reload waits for keys; keys that arrive later are still used."""
 _MAX_GRANTED = 16
-"""Tokens of one connection whose permissions are remembered; each is known, and short."""
+"""Limit of tokens cached per connection; only known and short ones are cached."""
 _MAX_CHARACTERS = 4096
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The contents of the files."""
+    """The contents of the rules file and of the key set."""
 
     rules: Rules
     keys: Sequence[IssuerKey]
@@ -53,7 +53,7 @@ _NO_FILES = _Files(Rules(), ())
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The rules, with what belongs to them; replaced as a whole."""
+    """The rules with their verifier; replaced as a whole."""
 
     files: _Files
     rules: Rules
@@ -62,38 +62,38 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Permission:
-    """The permission for one operation."""
+    """The permission of a connection and token for one operation."""
 
     found: Found
-    """The first caller that allows it; names it, and has its quotas."""
+    """The first caller that allows the operation; provides the principal and the quota."""
     sight: Sight | None
-    """Models of all callers that allow it; None for all models."""
+    """The combined models of all callers that allow it; None for all models."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Granted:
-    """The permissions of a connection with a token, as long as the state is the same."""
+    """The permissions of a connection with a token; valid while the state is the same object."""
 
     state: _State
     by_operation: Mapping[Operation, _Permission]
     is_known: bool
     until: float | None = None
-    """Expiry of its token; None for never."""
+    """Expiry of the token; None if it does not expire."""
 
 
 class Wait(Protocol):
-    """Runs disk I/O in a thread."""
+    """Runs blocking I/O on a thread."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
-        """Return the result of a call."""
+        """Run a function on a thread, and return its result."""
         ...
 
 
 class AccessControl:
-    """Permits calls by rules, of which there may be none; the check of the gate `permission`.
+    """Checks calls against the access rules, if there are any; the check of the gate `permission`.
 
-    Of the event loop, but for the files, which threads read. What is remembered for a connection is
-    forgotten with the rules that it follows from.
+    Belongs to the event loop, except for reading files, which threads do. Permissions cached for a
+    connection are discarded when the rules change.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class AccessControl:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidSettings for rules that cannot be used.
+        """Read the rules; raises InvalidSettings if they are unusable.
 
-        `quotas` are those of all processes; without them, this one has its own. `standing` is that
-        of the models which some callers may not see.
+        `quotas` is shared by all processes; None gives this process its own. `standing` decides the
+        error for hidden models.
         """
         self._path = path
         self._standing = standing or Standing(State.SETTLED)
@@ -119,7 +119,7 @@ class AccessControl:
         self._quotas = quotas or Quotas(max_principals, monotonic)
         self._state: _State | None = None
         self._reloading = asyncio.Lock()
-        """Held while rules are read, and never while keys are."""
+        """Held while rules are read, but not while keys are read."""
         self._reading_keys: set[asyncio.Task[None]] = set()
         if path is not None:
             self._take(self._read())
@@ -128,7 +128,7 @@ class AccessControl:
     def of(
         cls, settings: Settings, quotas: Admits | None = None, standing: Standing | None = None
     ) -> "AccessControl":
-        """Return the control for the settings; raises InvalidSettings."""
+        """Create the access control from the settings; raises InvalidSettings."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
@@ -144,16 +144,16 @@ class AccessControl:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether any rule or restriction exists."""
+        """Tell whether there are any rules or restrictions."""
         return self._state is not None or self._restrictions is not None
 
-    # --- the check ---
+    # --- checking calls ---
 
     def check(self, call: Call) -> None:
-        """Identify the caller; raise for a refused call, without revealing what exists.
+        """Identify the caller; raise if the call is refused, without revealing which models exist.
 
-        A part of another call is of the same client, which was permitted that; what nobody asked
-        for the server does by itself.
+        Nested calls are not checked, because their outermost call was permitted; nor are the
+        server's own.
         """
         peer = call.peer
         if call.parent is not None or peer is NOBODY or call.operation in OPEN:
@@ -176,7 +176,7 @@ class AccessControl:
             if not granted.is_known:
                 raise Unauthenticated
             first = next(iter(granted.by_operation.values()))
-            # For the record of the call: who was refused.
+            # Set for the access log, which names the refused caller.
             call.principal = first.found.principal
             raise NotPermitted(call.principal.name, call.operation.value)
         found = permission.found
@@ -188,9 +188,10 @@ class AccessControl:
             self._quotas.admit(call, found.principal, quota)
 
     def permits(self, call: Call, operation: Operation) -> Sees:
-        """Return with which models the client of a permitted call may do something, by all rules.
+        """Return the models on which a permitted call's client may perform another operation.
 
-        Those of Triton's groups count too. For a page, which offers nothing that is refused.
+        Considers restrictions as well as rules. Used by the status page to hide actions that would
+        fail.
         """
         if self._restrictions is not None:
             asked = Call()
@@ -202,7 +203,7 @@ class AccessControl:
         return self.sees(call, operation)
 
     def sees(self, call: Call | None, operation: Operation) -> Sees:
-        """Return the models for which the client of a permitted call also has another operation."""
+        """Return the models on which a call's client may perform another operation."""
         if self._state is None or call is None or call.peer is NOBODY:
             return everything
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
@@ -212,7 +213,7 @@ class AccessControl:
         return everything if permission.sight is None else permission.sight.shows
 
     def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
-        """Find the permissions of a connection with a token, and remember them if it is known."""
+        """Determine the permissions of a connection with a token; cache them for known tokens."""
         token = bearer(authorization)
         found: list[Found] = []
         until = None
@@ -237,16 +238,16 @@ class AccessControl:
             peer.granted[authorization] = granted
         return granted
 
-    # --- the files ---
+    # --- reading files ---
 
     def _read(self) -> _Files:
-        """Read the files; raises InvalidSettings for unusable ones."""
+        """Read rules and keys; raises InvalidSettings if they are unusable."""
         assert self._path is not None
         rules = read_rules(self._path)
         return _Files(rules, self._keys_of(rules))
 
     def _keys_of(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys of signed tokens; keys of a URL that does not answer are read later."""
+        """Return the keys of signed tokens, or the previous ones if their URL does not answer."""
         signed = rules.signed
         if signed is None:
             return ()
@@ -261,7 +262,7 @@ class AccessControl:
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the cached keys of rules with the same source."""
+        """Return the current keys if the new rules have the same key source."""
         old = _NO_FILES if self._state is None else self._state.files
         if rules.signed is None or old.rules.signed is None:
             return ()
@@ -274,10 +275,10 @@ class AccessControl:
         self._state = _State(files, files.rules, verifier)
 
     async def reload(self, wait: Wait) -> None:
-        """Read the rules again, then their keys; raises InvalidSettings for rules that are wrong.
+        """Read the rules again, then the keys; raises InvalidSettings for invalid rules.
 
-        What was revoked is refused from when the rules are read: keys that are damaged, or do not
-        come, hold nothing up. They are kept as they were.
+        Revocations take effect as soon as the rules are read: damaged or unavailable keys do not
+        delay them. The previous keys are then kept.
         """
         if self._path is None:
             return
@@ -289,11 +290,11 @@ class AccessControl:
         reading = asyncio.ensure_future(self._read_keys(wait))
         self._reading_keys.add(reading)
         reading.add_done_callback(self._reading_keys.discard)
-        # The next reload is not held up by a place of keys that does not answer.
+        # A key source that does not answer must not delay the next reload.
         await asyncio.wait([reading], timeout=_KEYS_SECONDS)
 
     async def _read_keys(self, wait: Wait) -> None:
-        """Read the keys of signed tokens again, for the current rules."""
+        """Read the keys again, for the current rules."""
         rules = self._rules
         if rules.signed is None:
             return
@@ -308,7 +309,7 @@ class AccessControl:
             self._take(_Files(now, keys))
 
     async def follow_keys(self, wait: Wait) -> None:
-        """Read the keys of signed tokens again and again, until cancelled."""
+        """Read the keys periodically until cancelled."""
         while True:
             files = _NO_FILES if self._state is None else self._state.files
             signed = files.rules.signed
@@ -322,7 +323,7 @@ class AccessControl:
 
 
 def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
-    """Return the combined permissions of callers, each with its own models."""
+    """Combine the permissions of all callers that apply, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
         for operation in one.caller.may:

@@ -1,4 +1,4 @@
-"""The keys of an issuer of signed tokens (JWKS, RFC 7517), each for one algorithm."""
+"""Key sets of signed-token issuers (JWKS, RFC 7517); each key has one algorithm."""
 
 import json
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ SETTING = "access_rules: signed_tokens.keys"
 MISSING = "PyJWT with cryptography, for signed tokens: pip install 'xlaserve[jwt]'"
 _SECONDS = 5.0
 _LEAST_RSA_BITS = 2048
-"""RFC 7518 3.3."""
+"""Minimum size of RSA keys (RFC 7518 3.3)."""
 
 _log = structlog.get_logger("access")
 
 
 @dataclass(frozen=True, slots=True)
 class IssuerKey:
-    """A public key with its one algorithm: a token cannot choose another."""
+    """A public key with its algorithm, which a token cannot choose."""
 
     id: str | None
     algorithm: str
@@ -33,7 +33,7 @@ class IssuerKey:
 
 
 def check_library() -> None:
-    """Raise InvalidSettings where the library for signed tokens is missing."""
+    """Raise InvalidSettings if PyJWT or cryptography is missing."""
     try:
         import cryptography as _cryptography
         import jwt as _jwt
@@ -43,9 +43,9 @@ def check_library() -> None:
 
 
 def is_url(keys: str) -> bool:
-    """Tell whether keys come from a URL; raises InvalidSettings for one of another machine.
+    """Tell whether keys come from a URL; raises InvalidSettings for a URL of another machine.
 
-    Over plain HTTP somebody on the path could replace the keys.
+    Over plain HTTP an attacker on the network could replace the keys.
     """
     if "://" not in keys:
         return False
@@ -65,13 +65,13 @@ class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(  # noqa: PLR0917, as it is called
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> None:
-        """Follow no redirect: it may lead to another machine."""
+        """Refuse redirects, which may lead to another machine."""
 
 
 def read_keys(keys: str) -> tuple[IssuerKey, ...]:
-    """Return the keys of a file or a URL; raises InvalidSettings where there are none to be used.
+    """Return the usable keys of a file or URL; raises InvalidSettings if there are none.
 
-    It waits for the disk or the network: not for the event loop.
+    Blocks on disk or network: never call it on the event loop.
     """
     try:
         if is_url(keys):
@@ -92,7 +92,7 @@ def read_keys(keys: str) -> tuple[IssuerKey, ...]:
 
 
 def parse_keys(data: bytes, name: str) -> tuple[IssuerKey, ...]:
-    """Return the keys that verify RS256 or ES256; the others are logged."""
+    """Return the keys for RS256 and ES256; log the others."""
     value = json.loads(data)
     entries = value.get("keys") if type(value) is dict else None
     if type(entries) is not list:
@@ -106,7 +106,7 @@ def parse_keys(data: bytes, name: str) -> tuple[IssuerKey, ...]:
 def _key(entry: Any, name: str) -> IssuerKey | None:
     try:
         return _read(entry)
-    except Exception as error:  # of what cryptography and PyJWT say of a key, there is no end
+    except Exception as error:  # cryptography and PyJWT raise many kinds of errors
         shown = entry.get("kid") if type(entry) is dict else None
         _log.warning("a key is not used", keys=name, kid=str(shown), reason=str(error))
         return None
@@ -119,8 +119,8 @@ def _read(entry: Any) -> IssuerKey:
 
     if entry.get("use", "sig") != "sig":
         raise ValueError("it is not for signatures")
-    # A private key is one that leaked: and a secret one ("oct") verifies what everybody signs who
-    # can read it.
+    # Refuse private keys, which must have leaked, and secret keys ("oct"), which would let
+    # everybody who can read the file sign tokens.
     if entry.get("kty") not in ("RSA", "EC") or "d" in entry:
         raise ValueError("expected a public key, RSA or EC")
     algorithm = "RS256" if entry["kty"] == "RSA" else "ES256"

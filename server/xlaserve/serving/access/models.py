@@ -1,4 +1,4 @@
-"""Sets of permitted models: exact names and patterns."""
+"""Sets of models that callers may use, as exact names and patterns."""
 
 import re
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ OF_MODELS = frozenset(
         Operation.PAGE,
     }
 )
-"""Operations that rules may allow for some models; health names none."""
+"""Operations that rules may limit to some models."""
 MOST_CHARACTERS = 1024
-"""Longer names are of no model. Patterns are not compared with them: that takes time."""
+"""Longer names match no pattern, because matching them takes too long."""
 _PATTERN = re.compile(r"[*?\[]")
 
 
 class ModelNames:
-    """Names of models, exact ones and patterns as of a shell (`*`, `?`, `[abc]`)."""
+    """Model names and shell patterns (`*`, `?`, `[abc]`)."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(texts)
@@ -40,7 +40,7 @@ class ModelNames:
 
 
 class CallerSight:
-    """The sight of a caller for one operation."""
+    """The model visibility of a caller for one operation."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class CallerSight:
         known: ModelNames,
         standing: Standing,
     ) -> None:
-        """`permitted` are models of the operation, `known` are those of any operation.
+        """`permitted` has the models of this operation, `known` those of any operation.
 
-        `standing` says how a model is answered that is nowhere.
+        `standing` decides the error for hidden models.
         """
         self._standing = standing
         self._principal = principal
@@ -61,9 +61,9 @@ class CallerSight:
         self._known = known
 
     def permits(self, model: str) -> bool:
-        """Tell whether the caller may do this with a model.
+        """Tell whether the caller may perform the operation on a model.
 
-        Raises NotPermitted for one that it knows, as it may do something else with it.
+        Raises NotPermitted if the caller may only perform other operations on it.
         """
         if model in self._permitted:
             return True
@@ -72,7 +72,7 @@ class CallerSight:
         return False
 
     def shows(self, model: str) -> bool:
-        """Tell whether a model is among those of this operation."""
+        """Tell whether the operation is permitted on a model."""
         return model in self._permitted
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
@@ -80,5 +80,5 @@ class CallerSight:
         return self._standing.absent(model, version, detail=detail)
 
     def refuse_server(self) -> None:
-        """Raise NotPermitted: its permissions are for some models alone."""
+        """Raise NotPermitted: the caller's permissions are limited to some models."""
         raise NotPermitted(self._principal, f"{self._operation.value} the whole server")

@@ -1,4 +1,4 @@
-"""Ownership of objects that callers reach, their APIs, and results per caller."""
+"""The access matrix: objects, their APIs, their owners, and results for each caller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from xlaserve.serving.call import Operation
 
 
 class Found(StrEnum):
-    """The outcome of a caller's access."""
+    """Result of a caller's access to an object."""
 
     WORKS = "works"
     ITS_OWN = "its own alone"
     NOT_THERE = "not there"
-    """The answer to an unknown name, given before a lookup."""
+    """Answered like an unknown name, before any lookup."""
     REFUSED = "refused"
     """PERMISSION_DENIED or 403."""
     UNKNOWN = "unknown"
-    """UNAUTHENTICATED or 401, with one text."""
+    """UNAUTHENTICATED or 401, always with the same text."""
 
 
 class Callers(NamedTuple):
-    """Results of an operation on a tenant's object for four kinds of callers."""
+    """Results of an operation on one tenant's object, for four kinds of callers."""
 
     nobody: Found
     """A caller without credentials."""
     owner: Found
-    """A caller of some models, the owner."""
+    """The tenant: a caller limited to some models, including this one."""
     other: Found
-    """A caller of other models."""
+    """A caller limited to other models."""
     operator: Found
     """A caller with every permission."""
 
 
 class Rule(StrEnum):
-    """Rules of ownership."""
+    """Kinds of ownership, which decide the results."""
 
     OF_A_MODEL = "of a model"
     LIST = "a list"
@@ -55,7 +55,7 @@ RULES: Mapping[Rule, Callers] = MappingProxyType(
         Rule.ONLY_ONE: Callers(Found.UNKNOWN, Found.ITS_OWN, Found.ITS_OWN, Found.WORKS),
         Rule.OF_THE_SERVER: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
         Rule.OF_OPERATORS: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
-        # Who may register memory manages everything: it is of an operator.
+        # Only operators may register shared memory, so its owner is an operator.
         Rule.OF_A_CALLER: Callers(Found.UNKNOWN, Found.NOT_THERE, Found.NOT_THERE, Found.WORKS),
         Rule.FOR_ALL: Callers(Found.UNKNOWN, Found.WORKS, Found.WORKS, Found.WORKS),
         Rule.OPEN: Callers(Found.WORKS, Found.WORKS, Found.WORKS, Found.WORKS),
@@ -65,7 +65,7 @@ RULES: Mapping[Rule, Callers] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The APIs for an operation on one kind of object."""
+    """The APIs of one operation on one kind of object."""
 
     thing: str
     """The object."""
@@ -74,7 +74,7 @@ class Doors:
     rule: Rule
     operation: Operation
     paths: tuple[str, ...]
-    """Methods of gRPC (`/package.Service/Method`), and routes (`GET /path`)."""
+    """gRPC methods (`/package.Service/Method`) and HTTP routes (`GET /path`)."""
 
 
 _V2 = "/inference.GRPCInferenceService/"
@@ -85,13 +85,13 @@ _VERSION = "/v2/models/{model}/versions/{version}"
 
 
 def _both(route: str) -> tuple[str, ...]:
-    """Return a route of a model, and that of its version."""
+    """Return a model's route without and with a version."""
     verb, _, rest = route.partition(" ")
     return f"{verb} {_MODEL}{rest}", f"{verb} {_VERSION}{rest}"
 
 
 def _openai(*routes: str) -> tuple[str, ...]:
-    """Return routes as OpenAI has them, and with a prefix."""
+    """Return OpenAI routes, also with the prefix /openai."""
     prefixed = [route.replace(" /v1", " /openai/v1") for route in routes]
     return (*routes, *prefixed)
 
@@ -348,14 +348,14 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
 )
-"""Every endpoint of the server, with its permission; custom gRPC services need `service`.
+"""All endpoints of the server with their permissions; custom gRPC services need `service`.
 
-An endpoint may reach several objects, depending on the request.
+An endpoint may appear several times, because the object depends on the request.
 """
 
 
 class Owner(StrEnum):
-    """Owner of an object without an API of its own."""
+    """Owner of an object that has no API."""
 
     CALLER = "the caller"
     MODEL = "its model"
@@ -363,12 +363,12 @@ class Owner(StrEnum):
 
 
 class Beside(NamedTuple):
-    """Side effect of requests, or object met by them, without an API of its own."""
+    """An object or side effect of requests that has no API."""
 
     thing: str
     owner: Owner
     others: str
-    """The result for another caller of the same model, or one without access to the model."""
+    """Result for another caller of the same model, or for one without access to the model."""
 
 
 BESIDE: tuple[Beside, ...] = (
@@ -385,4 +385,4 @@ BESIDE: tuple[Beside, ...] = (
     Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
     Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
 )
-"""Objects besides models, and their owners."""
+"""Objects without an API, with their owners."""

@@ -1,28 +1,28 @@
-"""The caller of a call, as the permission gate found it."""
+"""The authenticated caller of a call."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class KnownBy(Enum):
-    """Credentials that a caller can be known by."""
+    """Kinds of credentials that identify a caller."""
 
     NOTHING = "nothing"
-    """By nothing: the entry is for anybody."""
+    """No credentials; for entries that apply to everybody."""
     TOKEN = "token"
-    """A token of the rules, in `authorization`."""
+    """A token from the rules file, in the `authorization` header."""
     SIGNED_TOKEN = "signed token"
-    """A JSON Web Token that an issuer of the rules signed."""
+    """A JSON Web Token signed by an issuer named in the rules."""
     TLS = "tls"
-    """The verified certificate of its connection."""
+    """The verified client certificate of the connection."""
     UNIX_USER = "unix user"
     """The user of the process at the other end of a unix socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """One caller, as the log, the quotas and the models know it."""
+    """An identified caller, as used by logs, quotas and models."""
 
     name: str
-    """Its name in the rules, followed by the subject of a signed token."""
+    """Name in the rules, followed by the subject of a signed token."""
     known_by: KnownBy = KnownBy.NOTHING

@@ -1,8 +1,8 @@
-"""The use of quotas in memory that the processes of one server share.
+"""Quota usage in memory shared by all processes of a server.
 
-A row is a principal's: when it asked last, until when its rate is used up, and its requests in
-flight, one word for each process. Only its own process writes that word: what a process that dies
-had in flight is one column, which the parent clears.
+Each principal has a row: the time of its last request, the time until which its rate is used up,
+and one word per process for its requests in flight. Only that process writes the word; if it dies,
+the parent clears its column.
 """
 
 import fcntl
@@ -15,41 +15,41 @@ from hashlib import blake2b
 from struct import Struct
 
 _WAYS = 16
-"""Rows of a set: a principal has one of those of the set that its name chooses."""
+"""Rows per set (set-associative): the hash of a principal's name selects the set."""
 _SPARE = 2
-"""Rows per counted principal: hashed names do not fill all sets alike."""
+"""Rows allocated per principal, because hashing fills sets unevenly."""
 _WORD_BYTES = 8
 _KEY = Struct("=qq")
 _ASKED, _USED, _IN_FLIGHT = 2, 3, 4
-"""Words of a row after the two of its key; from the last on there is one per process."""
+"""Offsets in a row, after the two key words; from `_IN_FLIGHT` on there is one word per process."""
 _LOCK_SECONDS = 0.05
-"""Longest wait for another process, which holds a set for microseconds unless it is stopped."""
+"""Limit of waiting for a lock, which other processes hold for microseconds unless suspended."""
 _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class Contended(Exception):
-    """Another process does not release a set."""
+    """Another process does not release the lock of a set."""
 
 
 @dataclass(slots=True)
 class Place:
-    """The place of a principal in the table."""
+    """The location of a principal's row in the table."""
 
     key: tuple[int, int]
     set: int
     row: int
-    """Index of the first word of its row, as last seen."""
+    """Index of the row's first word when it was last found."""
 
 
 class QuotaTable:
-    """Rows in a file in memory, whose sets are locked one by one.
+    """Rows in a memory file whose sets are locked individually.
 
-    The locks are the file's (fcntl): those of a process that dies are released. Requests in flight
-    are counted under the lock and given back without it, which may only refuse too much.
+    The locks are fcntl locks, which the kernel releases when a process dies. Requests in flight are
+    added under the lock and removed without it; that race can only refuse too much.
     """
 
     def __init__(self, descriptor: int, processes: int, max_principals: int) -> None:
-        """Take a descriptor that `create` has returned, with the same numbers."""
+        """Map the file of `create`, with the same arguments."""
         self.descriptor = descriptor
         self._width = _IN_FLIGHT + processes
         self._sets = _sets(max_principals)
@@ -57,26 +57,26 @@ class QuotaTable:
 
     @classmethod
     def create(cls, processes: int, max_principals: int) -> "QuotaTable":
-        """Return an empty table, in the parent; raises OSError."""
+        """Create an empty table in the parent process; raises OSError."""
         descriptor = os.memfd_create("xlaserve-quotas")
         os.ftruncate(descriptor, _size(processes, max_principals))
         return cls(descriptor, processes, max_principals)
 
     def place_of(self, name: str) -> Place:
-        """Return the place of a principal, with or without a row."""
+        """Return the location of a principal's row, which may not exist."""
         key = _KEY.unpack(blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest())
         number = key[0] % self._sets
         return Place(key, number, number * _WAYS * self._width)
 
     def clear(self, process: int) -> None:
-        """Reset the requests in flight of a dead process."""
+        """Clear the requests in flight of a dead process."""
         column = self._words[_IN_FLIGHT + process :: self._width]
         column[:] = memoryview(array("q", bytes(len(column) * _WORD_BYTES)))
 
-    # --- a set ---
+    # --- locking a set ---
 
     def lock(self, number: int) -> None:
-        """Hold a set until `unlock`; raises Contended."""
+        """Lock a set; raises Contended."""
         end = 0.0
         while True:
             try:
@@ -91,15 +91,15 @@ class QuotaTable:
                 return
 
     def unlock(self, number: int) -> None:
-        """Release a set."""
+        """Unlock a set."""
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, number)
 
-    # --- a row, with the lock of its set held ---
+    # --- rows; the set must be locked ---
 
     def find(self, place: Place, now_ns: int) -> bool:
-        """Find the row of a principal, or give it one; false where all of the set are in use.
+        """Find or claim the row of a principal; return False if the set is full.
 
-        Of those with nothing in flight, the one that was asked for longest ago is evicted.
+        Claiming evicts the least recently used row without requests in flight.
         """
         words, width, key = self._words, self._width, place.key
         row = place.row
@@ -125,19 +125,19 @@ class QuotaTable:
         return row
 
     def in_flight(self, row: int) -> int:
-        """Return the requests in flight of a row, in all processes."""
+        """Return the requests in flight of a row, over all processes."""
         return sum(self._words[row + _IN_FLIGHT : row + self._width])
 
     def count(self, row: int, process: int, change: int) -> None:
-        """Count requests in flight of one process, more or fewer."""
+        """Add `change` to a process's requests in flight."""
         self._words[row + _IN_FLIGHT + process] += change
 
     def used_until(self, row: int) -> int:
-        """Return when a row's rate is unused again, in nanoseconds."""
+        """Return the time at which the row's rate is unused again, in nanoseconds."""
         return self._words[row + _USED]
 
     def use(self, row: int, until_ns: int) -> None:
-        """Set when a row's rate is unused again, in nanoseconds."""
+        """Set the time at which the row's rate is unused again, in nanoseconds."""
         self._words[row + _USED] = until_ns
 
 

@@ -1,4 +1,4 @@
-"""Quotas of principals: a rate, and requests in flight."""
+"""Per-principal quotas: request rate and concurrency."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from xlaserve.serving.call import Call
 BUSY_SECONDS = 1.0
 """Retry-After for callers with too many requests in flight."""
 _LOOKS = 16
-"""Least recently used principals considered for eviction."""
+"""Number of least recently used principals examined for eviction."""
 
 
 class Admits(Protocol):
-    """Counts requests of principals."""
+    """Enforces quotas of principals."""
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
+        """Count a call; raises QuotaExceeded, without counting it, if the quota is used up."""
         ...
 
 
 class _Usage:
-    """The use that a principal makes: tokens left in its bucket, and requests in flight."""
+    """Usage of one principal: remaining tokens of its bucket, and requests in flight."""
 
     __slots__ = ("at", "in_flight", "left")
 
@@ -34,15 +34,15 @@ class _Usage:
         self.in_flight = 0
 
     def ended(self) -> None:
-        """Count one request in flight less."""
+        """Count the end of a request."""
         self.in_flight -= 1
 
 
 class Quotas:
-    """Counts what principals ask, of so many at most; those that asked longest ago are evicted.
+    """Token buckets and in-flight counts of principals; evicts the least recently used.
 
-    One with requests in flight is kept: evicted, it could have as many again. They are told apart
-    by their names: a caller has one quota, whichever of its credentials it shows.
+    Principals with requests in flight are never evicted, which would reset their concurrency. They
+    are identified by name: a caller has one quota, whichever of its credentials it uses.
     """
 
     def __init__(self, max_principals: int, clock: Callable[[], float]) -> None:
@@ -54,7 +54,7 @@ class Quotas:
         return len(self._usage)
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
+        """Count a call; raises QuotaExceeded, without counting it, if the quota is used up."""
         now = self._clock()
         usage = self._usage.get(principal.name)
         if usage is None:

@@ -1,4 +1,4 @@
-"""Groups of requests that need a header with a value, as Triton restricts them."""
+"""Restricted APIs: groups of requests that require a secret header, as in Triton."""
 
 import hmac
 import re
@@ -25,8 +25,10 @@ _OF_OPERATION: Mapping[Operation, Api] = MappingProxyType(
         Operation.RUNTIME: Api.MODEL_REPOSITORY,
     }
 )
-"""The group of what says none: SageMaker, pages, a mesh and custom services are restricted
-with what does the same, so that no other way leads past a restriction. Metrics are in no group."""
+"""Groups of operations without an explicit one. SageMaker, the status page, ModelMesh and custom
+services are in the group with the same effect, so that they cannot bypass a restriction. Metrics
+are in none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class _Key:
 
 
 class Restrictions:
-    """The groups that need a header, for gRPC and for HTTP."""
+    """The required headers by group, for gRPC and HTTP."""
 
     def __init__(self, grpc: Mapping[Api, _Key], http: Mapping[Api, _Key]) -> None:
         self._of_listener = {
@@ -49,16 +51,16 @@ class Restrictions:
 
     @classmethod
     def of(cls, grpc: Iterable[str], http: Iterable[str]) -> "Restrictions | None":
-        """Read the values of both settings; None where nothing is restricted.
+        """Parse the values of both settings; return None if nothing is restricted.
 
-        Raises InvalidSettings for what is not `groups:key=value`, and for a group in two of them.
+        Raises InvalidSettings for values other than `groups:key=value`, and for repeated groups.
         """
         of_grpc = _read("grpc_restricted_protocol", grpc, _GRPC_PREFIX, "protocol")
         of_http = _read("http_restricted_api", http, "", "API")
         return cls(of_grpc, of_http) if of_grpc or of_http else None
 
     def check(self, call: Call) -> None:
-        """Raise Restricted for a call that lacks the header of its group."""
+        """Raise Restricted if a call lacks the header that its group requires."""
         keys = self._of_listener.get(call.peer.listener)
         if not keys:
             return
@@ -78,7 +80,7 @@ def _read(setting: str, texts: Iterable[str], prefix: str, kind: str) -> dict[Ap
         groups, colon, rest = text.partition(":")
         waiting += [group.strip() for group in groups.split(",")]
         if not colon:
-            continue  # an environment variable is cut at its commas: the rest of the groups follows
+            continue  # environment variables are split at commas, so more groups follow
         name, equals, value = rest.partition("=")
         if not equals or not value or not _NAME.fullmatch(name):
             raise InvalidSettings(setting, "groups:key=value", _hidden(text))
@@ -96,5 +98,5 @@ def _read(setting: str, texts: Iterable[str], prefix: str, kind: str) -> dict[Ap
 
 
 def _hidden(text: str) -> str:
-    """Return a text without the value, which is a secret."""
+    """Return the text without its secret value."""
     return text.partition("=")[0]

@@ -1,4 +1,4 @@
-"""Rules: how callers are recognised, and their permissions."""
+"""Access rules: identification of callers, and their permissions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,49 +11,49 @@ from xlaserve.serving.call import Operation, Peer
 IMPLIED: Mapping[Operation, frozenset[Operation]] = MappingProxyType(
     dict.fromkeys((Operation.INFER, Operation.METADATA), frozenset((Operation.READINESS,)))
 )
-"""Operations that a permission includes: using or reading a model includes its readiness."""
+"""Operations implied by others: using a model or reading its metadata includes its readiness."""
 
 ANY_SUBJECT = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quota of a principal; None is unlimited."""
+    """The quota of a principal; None means unlimited."""
 
     requests_per_second: float | None = None
     burst: float = 1.0
-    """Requests admitted at once after an idle time."""
+    """Requests admitted immediately after an idle period."""
     concurrent_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One entry of the rules: a caller, or several treated alike."""
+    """An entry of the rules: one caller, or several with equal permissions."""
 
     name: str
     allow: frozenset[Operation]
     tokens: frozenset[str] = frozenset()
     """Digests of its tokens."""
     tls: frozenset[str] = frozenset()
-    """Subjects and alternative names of its certificates."""
+    """Subjects and alternative names of its client certificates."""
     unix_users: frozenset[int] = frozenset()
     subjects: frozenset[str] = frozenset()
     """Subjects of its signed tokens."""
     models: frozenset[str] | None = None
     """Names and patterns of its permitted models; None for all."""
     anyone: bool = False
-    """Whether everybody is this caller."""
+    """Whether the entry applies to everybody."""
     listeners: frozenset[str] = frozenset()
-    """Its allowed endpoints; empty for all."""
+    """Endpoints that it may use; empty for all."""
     quota: Quota | None = None
 
     @property
     def may(self) -> frozenset[Operation]:
-        """Return every operation that it may do: the allowed ones, and those that they include."""
+        """Return all permitted operations, including implied ones."""
         return self.allow.union(*(IMPLIED.get(one, ()) for one in self.allow))
 
     def known_by_peer(self, peer: Peer) -> KnownBy | None:
-        """Return which property of a connection identifies this caller; None for none."""
+        """Return how the connection identifies this caller, or None if it does not."""
         if peer.tls_identity is not None and not self.tls.isdisjoint(
             (f"subject:{peer.tls_identity}", *peer.tls_names)
         ):
@@ -68,18 +68,18 @@ class SignedTokens:
     """An issuer of signed tokens, and required claims."""
 
     keys: str
-    """File of the issuer's keys (RFC 7517), or a URL of this machine."""
+    """Key set of the issuer (RFC 7517): a file, or a URL on this machine."""
     issuer: str
     audience: str
     leeway_seconds: float = 30.0
-    """Allowed difference between the clocks of issuer and server."""
+    """Tolerated clock difference between issuer and server."""
     refresh_seconds: float = 300.0
-    """Time after which the keys are read again."""
+    """Interval at which the keys are read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A caller identified for a call."""
+    """A caller that applies to a call, with the resulting principal."""
 
     caller: Caller
     principal: Principal
@@ -87,7 +87,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All entries of a file of rules."""
+    """The contents of a rules file."""
 
     callers: tuple[Caller, ...] = ()
     signed: SignedTokens | None = None
@@ -101,17 +101,16 @@ class Rules:
         object.__setattr__(self, "by_token", by_token)
 
     def of_token(self, token: str, peer: Peer) -> Iterator[Found]:
-        """Find the callers that a token is of.
+        """Yield the callers with this token.
 
-        It is looked up by its digest, which nobody can choose: how long that takes says nothing of
-        the tokens there are.
+        The lookup is by digest, so its timing reveals nothing about existing tokens.
         """
         for caller in self.by_token.get(digest_of(token), ()):
             if _listens(caller, peer):
                 yield Found(caller, Principal(caller.name, KnownBy.TOKEN))
 
     def of_subject(self, subject: str, peer: Peer) -> Iterator[Found]:
-        """Find the callers that the subject of a signed token is."""
+        """Yield the callers with this subject of a signed token."""
         for caller in self.callers:
             is_it = subject in caller.subjects or ANY_SUBJECT in caller.subjects
             if is_it and _listens(caller, peer):
@@ -119,7 +118,7 @@ class Rules:
                 yield Found(caller, Principal(name, KnownBy.SIGNED_TOKEN))
 
     def of_peer(self, peer: Peer) -> Iterator[Found]:
-        """Find the callers of a connection, with those for anybody at the end."""
+        """Yield the callers identified by the connection, then those that apply to everybody."""
         found = [
             Found(caller, Principal(caller.name, known_by))
             for caller in self.callers

@@ -1,7 +1,6 @@
-"""The rules file, TOML or JSON, read strictly so that no mistake grants access.
+"""Strict parser of the rules file (TOML or JSON): no mistake may grant access.
 
-A key that is not known, a value of another type or an entry without credentials is an error that
-says where it is.
+Unknown keys, wrong types and entries without credentials are errors that name their location.
 """
 
 import json
@@ -20,13 +19,13 @@ from xlaserve.serving.call import OPEN, Operation
 
 SETTING = "access_rules"
 MAX_BYTES = 1 << 20
-"""Largest file of rules, or of keys."""
+"""Maximum size of a rules file or key set."""
 LISTENERS = ("grpc_endpoint", "grpc_data_endpoint", "http_endpoint", "metrics_endpoint")
 _TLS = ("subject:", "DNS:", "URI:", "email:", "IP Address:")
 _SHOWN, _SHOWN_OF_TOKEN = 80, 8
 
 Read: TypeAlias = Callable[[str, Any], Any]
-"""Returns the value of a key; raises `_Wrong`."""
+"""Validates and converts the value of a key; raises `_Wrong`."""
 
 
 class _Wrong(Exception):
@@ -36,7 +35,7 @@ class _Wrong(Exception):
 
 
 def read_rules(path: Path) -> Rules:
-    """Return the rules of a file; raises InvalidSettings that names the line or the key."""
+    """Return the rules of a file; raises InvalidSettings, which names the line or key."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -47,20 +46,20 @@ def read_rules(path: Path) -> Rules:
         raise InvalidSettings(SETTING, f"a file of at most {MAX_BYTES} bytes", got)
     try:
         return parse_rules(data, is_json=path.suffix == ".json")
-    except ValueError as error:  # of both parsers, with line and column; and of the decoder
+    except ValueError as error:  # raised by both parsers, with line and column, and by the decoder
         got = f"{path}: {error}"
         raise InvalidSettings(SETTING, "rules in TOML, or JSON in *.json", got) from error
     except RecursionError:
         raise InvalidSettings(SETTING, "rules that are less deep", str(path)) from None
     except _Wrong as wrong:
-        # Who pastes the token itself finds no more of it in the log.
+        # Show only the beginning: the user may have pasted the token itself.
         shown = _SHOWN_OF_TOKEN if wrong.where.endswith(".token") else _SHOWN
         got = f"{str(wrong.got)[:shown]} ({path})"
         raise InvalidSettings(f"{SETTING}: {wrong.where}", wrong.expected, got) from None
 
 
 def parse_rules(data: bytes, *, is_json: bool) -> Rules:
-    """Return the rules in the bytes of a file."""
+    """Parse the bytes of a rules file."""
     text = data.decode()
     value = json.loads(text, object_pairs_hook=_once) if is_json else tomllib.loads(text)
     found = _table("", value, _FILE)
@@ -77,14 +76,14 @@ def parse_rules(data: bytes, *, is_json: bool) -> Rules:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object without duplicate keys, which JSON allows."""
+    """Return a JSON object, refusing the duplicate keys that the parser would accept."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"a key is there twice in {', '.join(key for key, _ in pairs)}"[:_SHOWN])
     return found
 
 
-# --- values ------------------------------------------------------------------------------------
+# --- value parsers -------------------------------------------------------------------------------
 
 
 def _table(where: str, value: Any, keys: Mapping[str, Read]) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def _text(where: str, value: Any) -> str:
 
 
 def _name(where: str, value: Any) -> str:
-    if "/" in _text(where, value):  # it stands before the subject of a signed token
+    if "/" in _text(where, value):  # a slash separates it from the subject of a signed token
         raise _Wrong(where, "a name without /", value)
     return str(value)
 
@@ -139,7 +138,7 @@ def _count(where: str, value: Any) -> int:
 
 
 def _many(expected: str, check: Callable[[Any], bool]) -> Read:
-    """Return a reader of one value or a non-empty list."""
+    """Return a parser of one value or a non-empty list of values."""
 
     def read(where: str, value: Any) -> frozenset[Any]:
         values = value if type(value) is list else [value]

@@ -1,4 +1,4 @@
-"""Quotas of principals that hold over all processes of a server."""
+"""Quotas of principals, enforced across all processes of a server."""
 
 import time
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from xlaserve.serving.call import Call
 
 _SECOND_NS = 1e9
 _LONGEST_NS = 1 << 62
-"""The time of a burst, at most: 146 years. Times are words of 63 bits."""
+"""Limit of a burst's duration (146 years), because times are 63-bit words."""
 _MOST_PLACES = 1024
-"""Cached places of principals: finding one takes a digest of its name."""
+"""Limit of cached row locations, each of which takes a hash to compute."""
 
 
 class SharedQuotas:
-    """Counts what principals ask of all processes; those that asked longest ago are evicted.
+    """Enforces quotas over all processes; evicts the least recently used principals.
 
-    One with requests in flight is kept. A process that is stopped while it counts has others
-    refuse the callers that share its set (`QuotaTable`) rather than wait for it.
+    Principals with requests in flight are not evicted. If a process is suspended while it holds the
+    lock of a set (`QuotaTable`), the others refuse that set's callers instead of waiting.
     """
 
     def __init__(
         self, table: QuotaTable, process: int, now_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """The clock is common to all processes."""
+        """The clock must be common to all processes."""
         self._table = table
         self._process = process
         self._now_ns = now_ns
         self._places: dict[str, Place] = {}
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
+        """Count a call; raises QuotaExceeded, without counting it, if the quota is used up."""
         table, name = self._table, principal.name
         place = self._places.get(name) or self._remember(name)
         try:

@@ -1,8 +1,7 @@
-"""Model visibility: the models that a call may see, and the error for others.
+"""Model visibility: which models a call may see, and the errors for hidden ones.
 
-The permission gate gives a call its sight. Whatever looks up a model by a name that a client chose
-asks here first, so that a model out of sight is answered as one that is not there: before anything
-is looked up that would tell the two apart, in bytes or in time.
+The permission gate sets `Call.sight`. Every lookup of a client-supplied model name checks it first,
+so that hidden and missing models cannot be told apart, neither by the answer nor by its timing.
 """
 
 import re
@@ -16,27 +15,27 @@ Sees: TypeAlias = Callable[[str], bool]
 """Tells whether a model is visible."""
 
 NOT_IN_REPOSITORY = "is not in the model repository, failed to load it"
-"""Detail of ModelNotFound for a load."""
+"""Detail of ModelNotFound for load requests."""
 
 
 def everything(model: str) -> bool:
-    """See every model."""
+    """Return True for every model."""
     return True
 
 
 def nothing(model: str) -> bool:
-    """See no model."""
+    """Return False for every model."""
     return False
 
 
 def require_seen(
     call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
 ) -> None:
-    """Raise the error of a missing model, for one hidden from a call.
+    """Raise the error for a missing model if the model is hidden from the call.
 
-    A call of nobody sees all. While models may still come, that is StillStarting, else
-    ModelNotFound.
-    Raises NotPermitted where its caller sees the model, and may not do this with it.
+    The error is StillStarting while models may still appear, else ModelNotFound. Raises
+    NotPermitted if the caller may see the model but not perform this operation. Calls without a
+    sight see all models.
     """
     if call is not None and call.sight is not None and not call.sight.permits(model):
         raise call.sight.absent(model, version, detail=detail)
@@ -48,27 +47,27 @@ def require_seen_now(model: str, version: str = "", *, detail: str = "is not fou
 
 
 def require_all_seen() -> None:
-    """Raise NotPermitted for a caller of some models that changes something of the whole server."""
+    """Raise NotPermitted for a server-wide change by a caller limited to some models."""
     call = current_call.get()
     if call is not None and call.sight is not None:
         call.sight.refuse_server()
 
 
 def step_now(model: str) -> str:
-    """Return the name of a step for the current caller, without a hidden name."""
+    """Return a step's quoted name, or a placeholder if it is hidden from the current caller."""
     return f"'{model}'" if seen_now()(model) else HIDDEN
 
 
 _NAMED = re.compile(r"\b(?:models?:?|step|failed to load) '([^']*)'")
-"""The places of texts that name a model."""
+"""Matches model names in error texts."""
 _FREE = re.compile(r" on [a-z]+:[0-9]+, where [0-9]+ of [0-9]+ are free")
-"""What a text tells of a device, that is of all models together."""
+"""Matches the free device memory in error texts, which depends on all models."""
 
 
 def without_names(text: str, sees: Sees) -> str:
-    """Return a text that was made for anybody, without names of models that may not be seen.
+    """Return a text without the names of hidden models.
 
-    Nor how much memory all models together leave.
+    The free device memory is removed too, because it depends on all models.
     """
     if sees is everything:
         return text
@@ -82,11 +81,10 @@ def without_names(text: str, sees: Sees) -> str:
 
 
 def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> BaseException:
-    """Return an error of parts of a call, without names of models that its client may not see.
+    """Return an error of nested calls without the names of models hidden from the client.
 
-    It is of the same class, so that its status stays. `models` are parts of the call; others that
-    the text names, such as parts of those, are known by their places in it. The model that the
-    client asked for it has named itself.
+    The class stays the same, and with it the status. `models` are the models of nested calls;
+    further names are found by the text around them. Names that the client itself sent are kept.
     """
     root = call.root
     sight = root.sight

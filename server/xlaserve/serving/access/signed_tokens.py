@@ -1,4 +1,4 @@
-"""Signed tokens (JWT, RFC 7519): whose they are, by the keys of one issuer."""
+"""Verification of signed tokens (JWT, RFC 7519) with the keys of one issuer."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from xlaserve.serving.access.key_set import IssuerKey
 from xlaserve.serving.access.rules import SignedTokens
 
 _MAX_CHARACTERS = 8192
-"""Longer tokens are not read."""
+"""Limit of a token's length."""
 _MAX_CACHED = 1024
-"""Limit of cached subjects of verified tokens."""
+"""Number of verified tokens whose subjects are cached."""
 _SUBJECT_CHARACTERS = 256
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
@@ -20,13 +20,13 @@ class Subject(NamedTuple):
 
     name: str
     until: float
-    """Expiry of the token in wall-clock time, leeway included."""
+    """Expiry of the token as wall-clock time, including the leeway."""
 
 
 class Verifier:
     """Verifies the tokens of one issuer.
 
-    The algorithm is that of the key, never that which a token names (RFC 8725 3.1).
+    The algorithm is the key's, never the one that the token names (RFC 8725 3.1).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Verifier:
         self._known: dict[str, Subject] = {}
 
     def subject_of(self, token: str) -> Subject | None:
-        """Return the subject of a token; None for an invalid one."""
+        """Return the subject of a token, or None if the token is invalid."""
         known = self._known.get(token)
         if known is not None:
             return known if self._clock() < known.until else None
@@ -75,9 +75,10 @@ class Verifier:
         return subject if is_usual else None
 
     def _key_for(self, header: dict[str, Any]) -> IssuerKey | None:
-        """Return the one key that may have signed a token; None if it is ambiguous."""
+        """Return the key that signed the token, or None if there is not exactly one candidate."""
         if "crit" in header:
-            # RFC 7515 4.1.11: extensions that are not understood; old libraries pass over them.
+            # RFC 7515 4.1.11: critical extensions, none of which are supported; old PyJWT ignores
+            # them.
             return None
         identifier = header.get("kid")
         keys = [

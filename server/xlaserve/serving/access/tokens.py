@@ -1,4 +1,4 @@
-"""Tokens: made with high entropy, and kept as their digests alone."""
+"""Random bearer tokens, of which only digests are stored."""
 
 import hashlib
 import re
@@ -6,18 +6,18 @@ import secrets
 
 PREFIX = "sha256:"
 _BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]+)")
-"""The value of `authorization` with a token (RFC 6750 2.1); the scheme in any case."""
+"""An `authorization` header with a bearer token (RFC 6750 2.1); the scheme is case-insensitive."""
 _TOKEN_BYTES = 32
 _DIGEST = re.compile(f"{PREFIX}[0-9a-f]{{64}}")
 
 
 def new_token() -> str:
-    """Return a random token of 256 bits."""
+    """Return a new random token of 256 bits."""
     return f"xla_{secrets.token_urlsafe(_TOKEN_BYTES)}"
 
 
 def digest_of(token: str) -> str:
-    """Return the digest kept in rules; of 256 random bits a plain one reveals nothing."""
+    """Return the digest stored in rules; for 256 random bits an unsalted hash is safe."""
     return PREFIX + hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -27,6 +27,6 @@ def is_digest(text: str) -> bool:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the bearer token of a request; None for a missing or different scheme."""
+    """Return the bearer token of an `authorization` header, or None if it has none."""
     found = None if authorization is None else _BEARER.fullmatch(authorization)
     return None if found is None else found[1]

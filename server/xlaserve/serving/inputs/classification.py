@@ -1,4 +1,4 @@
-"""The classification extension: the best classes of an output, as texts `value:index[:label]`."""
+"""Classification extension: the best classes of an output, as texts `value:index[:label]`."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from xlaserve.serving.inference import InferOutput
 from xlaserve.tensors import BYTES, Tensor, TensorSpec
 
 MOST_ELEMENTS = 1_000_000
-"""Limit of elements of a classified output: some 10 ms on the event loop."""
+"""Limit of elements in a classified output: about 10 ms on the event loop."""
 MOST_CLASSES = 16_384
-"""Limit of classes of all rows together, for the same reason."""
+"""Limit of returned classes over all rows, for the same reason."""
 
 
 def check_classes(model: str, spec: TensorSpec) -> None:
-    """Raise InvalidTensor for an output without scores."""
+    """Raise InvalidTensor for outputs that are not numeric."""
     if not spec.datatype.is_number:
         got = f"{spec.datatype}"
         raise InvalidTensor(model, "output", spec.name, "numbers to be classified", got)
@@ -24,10 +24,10 @@ def check_classes(model: str, spec: TensorSpec) -> None:
 def classified(
     model: str, output: InferOutput, count: int, labels: Sequence[bytes], *, batched: bool
 ) -> InferOutput:
-    """Return the best classes of an output, or of each of its rows in a batch, the best first.
+    """Return the best classes of an output, or of each row in a batch, in descending order.
 
-    Of equal scores the first comes first, and NaN is the worst. `labels` are by class. Raises
-    InvalidTensor for more than can be classified at once.
+    Ties are in index order, and NaN is last. `labels` are by class index. Raises InvalidTensor for
+    outputs too large to classify on the event loop.
     """
     scores = output.data
     rows = scores.shape[0] if batched and scores.ndim else 0
@@ -59,14 +59,14 @@ def _best(scores: Tensor, count: int, labels: Sequence[bytes]) -> list[bytes]:
 
 
 def _order(numbers: Tensor, count: int) -> list[int]:
-    """Return the indices of the best, without sorting a long rest."""
+    """Return the indices of the best scores without sorting all of them."""
     if numbers.dtype.kind == "f":
         numbers = np.where(np.isnan(numbers), -np.inf, numbers)
     candidates = np.arange(len(numbers))
     if 0 < count < len(numbers) // 8:
         least = np.partition(numbers, len(numbers) - count)[len(numbers) - count]
         candidates = np.flatnonzero(numbers >= least)
-    # From behind, sorted upwards, and turned round: of equals the first comes first.
+    # Stable sort of the reversed array, reversed again: descending, with ties in index order.
     ascending = np.argsort(numbers[candidates][::-1], kind="stable")
     order = candidates[::-1][ascending][::-1]
     return [int(index) for index in order[:count]]

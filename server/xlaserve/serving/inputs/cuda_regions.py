@@ -1,6 +1,6 @@
-"""CUDA memory that clients registered by its handle: regions as those of system shared memory.
+"""CUDA memory that clients register by IPC handle, used like system shared memory.
 
-Tensors are copied to and from the host: what the core hands on are arrays there.
+Tensors are copied to and from the host: models get host arrays.
 """
 
 import weakref
@@ -28,12 +28,13 @@ CLIENT_FAULTS: Mapping[int, str] = MappingProxyType(
         400: "a handle of memory that its process has not freed",
     }
 )
-"""Errors of the driver that say something of a handle, by what was expected of it. Others are the
-server's own."""
+"""Driver errors caused by a client's handle, with what was expected. All others are internal
+errors.
+"""
 
 
 class Driver(Protocol):
-    """CUDA's driver; raises CudaFailure."""
+    """The CUDA driver; methods raise CudaFailure."""
 
     @property
     def device_count(self) -> int:
@@ -49,20 +50,20 @@ class Driver(Protocol):
         ...
 
     def read(self, device: int, address: int, memory: Octets) -> None:
-        """Fill memory of the host."""
+        """Copy device memory to the host, filling `memory`."""
         ...
 
     def write(self, device: int, address: int, data: Buffer) -> None:
-        """Copy bytes of the host to a device."""
+        """Copy host bytes to the device."""
         ...
 
     def close(self, device: int, address: int) -> None:
-        """Unmap the memory."""
+        """Unmap memory."""
         ...
 
 
 class CudaRegion:
-    """Device memory, mapped while there are references."""
+    """Mapped device memory, unmapped with the last reference."""
 
     kind = KIND
     can_map = False
@@ -71,7 +72,7 @@ class CudaRegion:
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int
     ) -> None:
-        """`address` is opened memory, closed at the end of the region."""
+        """`address` is mapped memory, which the region unmaps when it is garbage collected."""
         self.name = name
         self.device = device
         self.byte_size = byte_size
@@ -80,20 +81,20 @@ class CudaRegion:
         weakref.finalize(self, driver.close, device, address).atexit = False
 
     def check(self, offset: int, size: int) -> None:
-        """Raise InvalidRegion unless the range is within the region."""
+        """Raise InvalidRegion if the range exceeds the region."""
         check_within(self.name, self.byte_size, offset, size)
 
     def read(self, offset: int, memory: Octets) -> None:
-        """Fill memory with the bytes at an offset; raises InvalidRegion."""
+        """Copy bytes at an offset to `memory`; raises InvalidRegion."""
         self.check(offset, memory.nbytes)
         self._driver.read(self.device, self._address + offset, memory)
 
     def view(self, offset: int, size: int) -> Octets:
-        """Refuse: the host sees no memory of a device."""
+        """Raise NotImplementedError: the host cannot view device memory."""
         raise NotImplementedError
 
     def write(self, offset: int, parts: Iterable[Buffer]) -> None:
-        """Write bytes to an offset; raises InvalidRegion."""
+        """Write bytes at an offset; raises InvalidRegion."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         self.check(offset, sum(map(len, views)))
         at = self._address + offset
@@ -102,14 +103,14 @@ class CudaRegion:
             at += len(view)
 
     def shares_memory_with(self, array: Tensor) -> bool:
-        """Return False: arrays are on the host."""
+        """Return False, because arrays are on the host."""
         return False
 
 
 class CudaRegions:
     """Registers, lists and unregisters CUDA memory of clients.
 
-    `regions` holds it beside system shared memory.
+    `regions` stores these regions together with those in system shared memory.
     """
 
     def __init__(self, regions: Regions) -> None:
@@ -118,9 +119,10 @@ class CudaRegions:
     def register(
         self, peer: Peer, name: str, raw_handle: bytes, device: int, byte_size: int
     ) -> None:
-        """Open a handle (cudaIpcMemHandle_t) and know its memory by a name.
+        """Map an IPC handle (cudaIpcMemHandle_t), and register its memory under a name.
 
-        Raises Unsupported where JAX does not run on CUDA; else as for system shared memory.
+        Raises Unsupported if JAX does not run on CUDA; other errors are as for system shared
+        memory.
         """
         require_all_seen()
         driver = self._regions.driver
@@ -130,11 +132,11 @@ class CudaRegions:
         self._regions.keep(self._opened(driver, name, raw_handle, device, byte_size), name)
 
     def status(self, name: str = "") -> list[CudaRegion]:
-        """Return the region of a name, or all without one; raises RegionNotFound."""
+        """Return the region with a name, or all if the name is empty; raises RegionNotFound."""
         return [r for r in self._regions.of_kind(KIND, name) if isinstance(r, CudaRegion)]
 
     def unregister(self, peer: Peer, name: str = "") -> None:
-        """Forget the region of a name, or all; unknown names are ignored."""
+        """Unregister the region with a name, or all if it is empty; unknown names are ignored."""
         self._regions.drop(peer, KIND, name)
 
     def _opened(
@@ -153,7 +155,7 @@ class CudaRegions:
             if not expected:
                 raise
             raise InvalidRegion(shown(name), expected, error.name) from error
-        region = CudaRegion(name, device, byte_size, driver, address)  # which closes it from here
+        region = CudaRegion(name, device, byte_size, driver, address)  # unmaps it when collected
         there = driver.size(device, address)
         if byte_size > there:
             raise InvalidRegion(shown(name), f"{byte_size} bytes of CUDA memory", f"{there}")

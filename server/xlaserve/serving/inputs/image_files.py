@@ -1,4 +1,4 @@
-"""JPEG and PNG files: detected, bounded, and decoded from their essential parts alone."""
+"""JPEG and PNG files: detection, limits, and decoding without metadata."""
 
 import io
 import re
@@ -17,21 +17,25 @@ from xlaserve.serving.inputs.image_orientation import SIDEWAYS, TURNS, orientati
 from xlaserve.tensors import Buffer, TensorDataError
 
 LONGEST_SIDE = 65_535
-"""Most pixels of a side: all that JPEG has, and a bound on the weights of a resize."""
+"""Limit of a side in pixels: the maximum of JPEG, which also bounds the weights of a resize."""
 
 _MOST_PARTS = 1 << 16
 _MOST_SCANS = 100
-"""A progressive JPEG has about ten; each costs a pass over the whole image, for a few bytes."""
+"""Limit of scans in a progressive JPEG, which usually has about ten: each costs a pass over the
+image for only a few bytes.
+"""
 
 _DRAFT = 3
-"""The least factor between the sizes of a decoded JPEG and its target, so that it stays sharp."""
+"""Minimum ratio of a JPEG's reduced decoding size to the target, which keeps the result sharp."""
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xfe]", re.DOTALL)
 _JPEG_SCAN = 0xDA
 _JPEG_WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _JPEG_LEFT_OUT = frozenset((*range(0xE1, 0xEE), 0xEF, 0xFE))
-"""Comments and application data, except JFIF (E0) and Adobe (EE), which define the colours."""
+"""Removed segments: comments and application data except JFIF (E0) and Adobe (EE), which define
+colors.
+"""
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK = struct.Struct(">I4s")
@@ -43,58 +47,58 @@ _SHOWN_ERROR = 100
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits of an image, before it is decoded."""
+    """Limits of images, enforced before decoding."""
 
     max_bytes: int = 32 << 20
-    """Largest file."""
+    """Maximum size of a file."""
     max_pixels: int = 1 << 24
-    """Most pixels of one image, and of a tensor where the model does not bound it."""
+    """Maximum pixels of one image, and of an input tensor that the model does not bound."""
 
 
 DEFAULT_LIMITS = ImageLimits()
 
 
 def is_image(data: Buffer) -> bool:
-    """Tell whether bytes begin as a JPEG or a PNG does."""
+    """Tell whether data starts like a JPEG or PNG file."""
     return bytes(memoryview(data)[: len(_PNG_MAGIC)]).startswith(_MAGICS)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image file whose header is read; its pixels are not."""
+    """An image whose header has been read, but not its pixels."""
 
     file: ImageFile
     orientation: int = 1
-    """The orientation of its EXIF data; 1 is upright."""
+    """EXIF orientation; 1 is upright."""
 
     @property
     def width(self) -> int:
-        """Return the pixels of a row."""
+        """Return the width in pixels, before orientation."""
         return self.file.size[0]
 
     @property
     def height(self) -> int:
-        """Return the number of rows."""
+        """Return the height in pixels, before orientation."""
         return self.file.size[1]
 
     def seen(self, fit: Fit) -> tuple[int, int]:
-        """Return width and height after the EXIF orientation."""
+        """Return width and height after applying the EXIF orientation."""
         return (self.height, self.width) if self._is_sideways(fit) else (self.width, self.height)
 
     def _is_sideways(self, fit: Fit) -> bool:
         return fit.is_oriented and self.orientation in SIDEWAYS
 
     def decode(self, mode: str, width: int, height: int, fit: Fit = STRETCHED) -> Image.Image:
-        """Return the pixels in a mode of Pillow, resized. Blocks; to be called once.
+        """Decode, resize and return the image in a Pillow mode. Blocks; may be called once.
 
-        Raises TensorDataError where the file is broken.
+        Raises TensorDataError if the file is broken.
         """
         turn = TURNS.get(self.orientation) if fit.is_oriented else None
         if self._is_sideways(fit):
             width, height = height, width
         with _refusing():
             if mode != "RGBA":
-                # A transparent colour would only make the conversion complain.
+                # A transparent color would only cause a warning in the conversion.
                 self.file.info.pop("transparency", None)
             across, down = fit.resized(self.width, self.height, width, height)
             drafted = self.file.draft(None, (across * _DRAFT, down * _DRAFT))
@@ -107,9 +111,9 @@ class Picture:
 
 
 def open_image(data: bytes, limits: ImageLimits) -> Picture:
-    """Read the header of a JPEG or PNG, and nothing else, so that memory does not grow.
+    """Open a JPEG or PNG file, reading only its header.
 
-    Raises TensorDataError for anything else, and for what exceeds the limits.
+    Raises TensorDataError for other data, and for images that exceed the limits.
     """
     if len(data) > limits.max_bytes:
         expected = f"an image of at most {limits.max_bytes} bytes (max_image_bytes)"
@@ -139,12 +143,12 @@ def _refusing() -> Iterator[None]:
     except (MemoryError, TensorDataError):
         raise
     except Exception as error:
-        # Pillow says nowhere what it raises for a broken file, and it raises nearly everything.
+        # Pillow does not document its errors for broken files, and raises almost anything.
         text = str(error)[:_SHOWN_ERROR]
         raise TensorDataError("an image that can be decoded", f"a broken one: {text}") from error
 
 
-# --- essential parts: metadata costs memory and time, and is where decoders have their faults ---
+# --- essential parts: metadata costs memory and time, and triggers decoder bugs ---
 
 
 def _bare_png(data: bytes) -> bytes:
@@ -182,7 +186,7 @@ def _bare_jpeg(data: bytes) -> bytes:
 
 
 def _check_scans(data: bytes, start: int) -> None:
-    # Within compressed data FF is followed by 00, so that this finds scans only.
+    # In compressed data FF is always followed by 00, so this only counts scans.
     scans = data.count(bytes((0xFF, _JPEG_SCAN)), start)
     if scans > _MOST_SCANS:
         raise TensorDataError(f"a JPEG of at most {_MOST_SCANS} scans", str(scans))
@@ -192,10 +196,10 @@ _KINDS: tuple[tuple[bytes, Callable[[bytes], bytes], Callable[[io.BytesIO], Imag
     (_JPEG_MAGIC, _bare_jpeg, JpegImageFile),
     (_PNG_MAGIC, _bare_png, PngImageFile),
 )
-"""Kinds of files: magic bytes, what of a file is kept, and its reader.
+"""File formats: magic bytes, the function that removes metadata, and the reader.
 
-The plugins are called without Image.open, whose warnings of large images are for all of the
-process, and which looks into further formats that a JPEG may hold.
+The plugins are called directly: Image.open emits process-wide warnings about large images, and
+tries further formats embedded in a JPEG.
 """
 
 
@@ -204,6 +208,6 @@ process, and which looks into further formats that a JPEG may hold.
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I"):
-        # Sixteen bits: Pillow would make white of all above 255.
+        # 16-bit pixels: Pillow's conversion would turn all values above 255 into white.
         image = image.point(lambda level: level * (1 / 256)).convert("L")
     return image if image.mode == mode else image.convert(mode)

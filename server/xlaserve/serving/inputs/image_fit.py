@@ -1,4 +1,4 @@
-"""How images become as large as a model wants them: stretched, cut or framed."""
+"""Resizing of images to a model's input: stretch, crop or pad."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class Resize(Enum):
     """Methods of resizing an image to a model's input."""
 
     STRETCH = "stretch"
-    """Height and width by themselves."""
+    """Scale height and width independently."""
     CROP = "crop"
     """Resize the shorter side to a length, then crop the middle."""
     PAD = "pad"
-    """Until it fits, with a border around it."""
+    """Scale until it fits, and add a border."""
 
 
 SAMPLINGS: Mapping[str, Image.Resampling] = MappingProxyType(
@@ -29,7 +29,7 @@ SAMPLINGS: Mapping[str, Image.Resampling] = MappingProxyType(
         "lanczos": Image.Resampling.LANCZOS,
     }
 )
-"""Ways to calculate the pixels of a resized image, by name."""
+"""Resampling filters by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Fit:
 
     resize: Resize = Resize.STRETCH
     shorter: int = 0
-    """Pixels of the shorter side before a crop."""
+    """Length of the shorter side before cropping."""
     sampling: Image.Resampling = Image.Resampling.BILINEAR
     pad: int = 0
-    """Level of the border."""
+    """Pixel value of the border."""
     is_oriented: bool = False
-    """Whether it is turned as its EXIF data says."""
+    """Whether the EXIF orientation is applied."""
 
     def resized(self, across: int, down: int, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height that an image has before it is cut, or gets a border."""
+        """Return width and height after scaling, before cropping or padding."""
         if self.resize is Resize.CROP:
             if across <= down:
                 return self.shorter, int(self.shorter * down / across)
@@ -67,7 +67,7 @@ def fitted(
     end: tuple[float, float],
     fit: Fit,
 ) -> Image.Image:
-    """Resize what precedes `end` to `size`, and crop or pad it."""
+    """Scale the part of an image before `end` to `size`, then crop or pad it to `wanted`."""
     if fit.resize is Resize.CROP:
         return _cropped(image, size, wanted, end, fit.sampling)
     found = _resized(image, size, end, fit.sampling)
@@ -85,9 +85,9 @@ def _cropped(
     end: tuple[float, float],
     sampling: Image.Resampling,
 ) -> Image.Image:
-    """Return the middle of the resized image; nothing else of it is calculated.
+    """Return the middle of the scaled image without computing the rest.
 
-    Pillow weighs in what lies around a box, so that its edge is that of the whole image.
+    Pillow includes the surroundings of a box, so edge pixels are as in the whole scaled image.
     """
     box = []
     for whole, part, length in zip(size, wanted, end, strict=True):
@@ -103,10 +103,11 @@ def _resized(
     end: tuple[float, float],
     sampling: Image.Resampling,
 ) -> Image.Image:
-    """Resize what precedes `end`."""
+    """Scale the part of an image before `end` to `size`."""
     (width, height), (right, bottom) = size, end
     if image.width * height < width * image.height:
-        # Pillow before 13 resizes the rows first, which makes a narrow, high image very large.
+        # Pillow before 13 scales rows first, which makes narrow, high images very large: scale
+        # columns here.
         box = (0, 0, image.width, bottom)
         image, bottom = image.resize((image.width, height), sampling, box), height
     if (image.width, image.height, right, bottom) == (width, height, width, height):

@@ -12,7 +12,7 @@ from xlaserve.serving.inputs.image_fit import SAMPLINGS, Fit, Resize
 from xlaserve.tensors import Tensor, TensorSpec
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Mode of Pillow by the number of channels."""
+"""Pillow mode by the number of channels."""
 
 RANKS = {3: 1, 4: 1, 5: 2}
 """Leading dimensions that count images, by the rank of a model's input."""
@@ -26,37 +26,37 @@ _LEVELS = 256
 _EXACT = 2**53
 _MOST_SIDE = 16384
 _GREY = 114
-"""The level that detectors are trained with around an image."""
+"""Gray border that object detectors are trained with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of images for one input of a model."""
+    """How images are converted to one input of a model."""
 
     spec: TensorSpec
     channels: int
     height: int
-    """-1 for the image's own, as for the width."""
+    """Height in pixels; -1 for the image's own, also in `width`."""
     width: int
     channels_first: bool
-    """Whether a tensor has [C,H,W] for each image, else [H,W,C] or, in grey, [H,W]."""
+    """Whether images have the layout [C,H,W]; otherwise [H,W,C], or [H,W] in gray."""
     bounded: bool
-    """Whether the model says how large a tensor can become."""
+    """Whether the model's shape bounds the size of a tensor."""
     order: Sequence[int]
-    """Source channel of each channel."""
+    """Index of the image's channel for each channel of the input."""
     levels: Sequence[Tensor]
-    """Input of the model for each of the values 0 to 255, by channel; one where all are alike."""
+    """Lookup tables from pixel values 0..255 to input values, by channel; one if all are equal."""
     fit: Fit
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of one image."""
+        """Return the shape of one image in the tensor."""
         if self.channels_first:
             return (self.channels, height, width)
         dimensions = len(self.spec.shape) - RANKS[len(self.spec.shape)]
         return (height, width, self.channels)[:dimensions]
 
     def fill(self, image: Tensor, pixels: Tensor) -> None:
-        """Write pixels of 8 bits, [H,W] or [H,W,C], as the model wants them."""
+        """Convert 8-bit pixels, [H,W] or [H,W,C], and write them to `image`."""
         if len(self.levels) == 1 and not self.channels_first:
             if self.order != tuple(range(self.channels)):
                 pixels = pixels[..., list(self.order)]
@@ -70,10 +70,10 @@ class Form:
 
 
 def form_of(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) -> Form:
-    """Return the form of an input.
+    """Return the image form of an input.
 
-    Raises InvalidTensor where the input takes no images, InvalidParameter where a parameter makes
-    no sense.
+    Raises InvalidTensor if the input cannot take images, and InvalidParameter if a parameter of the
+    configuration is invalid.
     """
     sizes = spec.shape[RANKS[len(spec.shape)] :]
     channels_first = _is_channels_first(sizes, _format(spec, config))
@@ -104,7 +104,7 @@ def _format(spec: TensorSpec, config: ModelConfig) -> str:
 
 
 def _is_channels_first(sizes: Sequence[int], said: str) -> bool:
-    """Tell where the channels are: as the configuration says, else where only one can be it."""
+    """Tell whether channels come first, by the configuration, or else by the dimensions."""
     if len(sizes) < len("CHW") or said == _CHANNELS_LAST:
         return False
     return said == _CHANNELS_FIRST or (sizes[-1] not in MODES and sizes[0] in MODES)
@@ -120,20 +120,20 @@ def _split(sizes: Sequence[int], *, channels_first: bool) -> tuple[int, int, int
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """The parameters of a configuration, with errors that name them and the model."""
+    """Image parameters of a configuration; errors name the parameter and the model."""
 
     model: str
     given: Mapping[str, str]
 
     def one_of(self, name: str, known: Sequence[str]) -> str:
-        """Return a keyword; the first known one is the default."""
+        """Return the keyword of a parameter; the first known one is the default."""
         word = self.given.get(name, known[0])
         if word not in known:
             raise self.bad(name, " or ".join(known), word)
         return word
 
     def numbers(self, name: str, default: float, channels: int) -> list[float]:
-        """Return a number for each channel; one is for all."""
+        """Return one number per channel; a single number applies to all."""
         text = self.given.get(name, str(default))
         try:
             found = [float(part) for part in text.split(",")]
@@ -145,14 +145,14 @@ class _Parameters:
         return found * (channels // len(found))
 
     def integer(self, name: str, default: int, most: int) -> int:
-        """Return a number of pixels, or a level."""
+        """Return an integer parameter between 0 and `most`."""
         text = self.given.get(name, str(default)).strip()
         if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text) <= most):
             raise self.bad(name, f"a number from 0 to {most}", text)
         return int(text)
 
     def bad(self, name: str, expected: str, got: str) -> InvalidParameter:
-        """Return the error of a parameter."""
+        """Create the error for an invalid parameter."""
         said = f"{got!r} in the configuration of model '{self.model}'"
         return InvalidParameter(name, expected, said)
 
@@ -176,7 +176,7 @@ def _fit(read: _Parameters, height: int, width: int) -> Fit:
 
 
 def _levels(read: _Parameters, spec: TensorSpec, channels: int) -> Sequence[Tensor]:
-    """Return (level * scale - mean) / std for each level."""
+    """Return lookup tables of (level * scale - mean) / std."""
     scales = read.numbers("image_scale", 1.0, channels)
     means = read.numbers("image_mean", 0.0, channels)
     deviations = read.numbers("image_std", 1.0, channels)
@@ -202,7 +202,7 @@ def _table(
 
 
 def _culprit(read: _Parameters, mean: float, deviation: float) -> tuple[str, str]:
-    """Return the parameter that makes pixels infinite, as given."""
+    """Return the name and value of the parameter that makes pixels infinite."""
     name = "image_scale"
     if not np.isfinite(mean):
         name = "image_mean"

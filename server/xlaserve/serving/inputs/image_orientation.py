@@ -1,4 +1,4 @@
-"""The orientation of a JPEG, from its EXIF data."""
+"""The EXIF orientation of JPEG files."""
 
 import struct
 
@@ -23,14 +23,14 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Rotations and flips by EXIF orientation (EXIF 4.6.4)."""
+"""Transpositions by EXIF orientation (EXIF 4.6.4)."""
 SIDEWAYS = frozenset((5, 6, 7, 8))
 
 
 def orientation_of(data: bytes) -> int:
-    """Return the orientation of a JPEG, 1 where it has none that can be read.
+    """Return the EXIF orientation of a JPEG, or 1 if it has no valid one.
 
-    Looks at the segments before the first one that has pixels, and in the first directory alone.
+    Only considers segments before the first scan, and the first EXIF directory.
     """
     position = 2
     if not data.startswith(_MAGIC):

@@ -1,4 +1,4 @@
-"""Encoded images as the tensors that a model takes (OVMS, binary inputs)."""
+"""Encoded images as model inputs (OVMS binary inputs)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,16 +26,18 @@ from xlaserve.tensors import (
 )
 
 AT_NO_COST_BYTES = 4 << 20
-"""Image bytes that need no check of the memory budget."""
+"""Decoded size up to which images are decoded before their memory is charged."""
 _PIXEL_BYTES = 12
-"""Bytes while an image is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
+"""Memory per pixel while decoding: 4 bytes each for Pillow's image, its conversion, and the
+result.
+"""
 
 
 def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
-    """Split BYTES data as `unpack_bytes` does; one bare JPEG or PNG is also one element.
+    """Parse BYTES data like `unpack_bytes`; accept a bare JPEG or PNG as a single element.
 
-    Clients of OVMS send a single image without its length.
-    Raises TensorDataError as `unpack_bytes` does.
+    OVMS clients send a single image without a length prefix. Raises TensorDataError like
+    `unpack_bytes`.
     """
     try:
         return unpack_bytes(shape, data)
@@ -50,10 +52,10 @@ def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
 def find_images(
     request: InferRequest, info: ModelInfo, config: ModelConfig, limits: ImageLimits
 ) -> "EncodedImages | None":
-    """Return the inputs of a request that hold images to decode, or None.
+    """Return the encoded images in a request, or None if there are none.
 
-    Raises InvalidTensor where the model's input takes no images, InvalidParameter where a parameter
-    of its configuration for images makes no sense.
+    Raises InvalidTensor if the model's input cannot take images, and InvalidParameter if an image
+    parameter of its configuration is invalid.
     """
     for tensor in request.inputs:
         if tensor.datatype is BYTES:
@@ -80,7 +82,7 @@ def _may_be_image(spec: TensorSpec) -> bool:
 
 
 def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
-    """Give the elements the leading dimensions of the model's input, None if they do not fit."""
+    """Reshape the elements to the input's leading dimensions; None if they do not fit."""
     leading = spec.shape[: RANKS[len(spec.shape)]]
     if elements.shape == (1,):
         elements = elements.reshape((1,) * len(leading))
@@ -89,18 +91,18 @@ def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
 
 
 class EncodedImages:
-    """The images of one request, validated first and then decoded."""
+    """The encoded images of one request: validated first, then decoded."""
 
     def __init__(self, request: InferRequest, images: "Mapping[str, _Images]") -> None:
         self._request = request
         self._images = images
         self.is_wanted: Callable[[], bool] = lambda: True
-        """Whether somebody waits for them: what a client has left is not decoded to its end."""
+        """Tells whether the call still waits; if not, decoding stops."""
 
     def promised(self) -> InferRequest:
-        """Return the request with tensors of what will be decoded, which take no memory.
+        """Return the request with placeholders of the decoded shapes, which take no memory.
 
-        With it everything else about a request is checked before an image is opened.
+        It allows validating the rest of a request before an image is opened.
         """
         inputs = tuple(
             self._images[tensor.name].promised(tensor)
@@ -111,17 +113,14 @@ class EncodedImages:
         return structs.replace(self._request, inputs=inputs)
 
     def decode(self) -> dict[str, Tensor]:
-        """Decode every image. Blocks, for a thread; the request was checked as promised.
+        """Decode all images. Blocks, so call it on a thread, after validating `promised()`.
 
-        Raises InvalidTensor that names the input and the element, or OutOfMemory.
+        Raises InvalidTensor, which names the input and the element, or OutOfMemory.
         """
         return {name: images.decode(self.is_wanted) for name, images in self._images.items()}
 
     def decode_within(self, most: int) -> dict[str, Tensor] | int:
-        """Decode every image as `decode` does, if that takes no more than this many bytes.
-
-        Else return how many it takes, and decode nothing.
-        """
+        """Decode all images if they need at most `most` bytes; else return that number."""
         size = sum(images.decoded_bytes() for images in self._images.values())
         return size if size > most else self.decode()
 
@@ -134,16 +133,16 @@ class _Images:
     limits: ImageLimits
 
     def promised(self, tensor: InferInput) -> InferInput:
-        """Return the input with a tensor of the shape to come; sizes not known yet are 1."""
+        """Return the input with a placeholder of the decoded shape; unknown dimensions are 1."""
         spec = self.form.spec
         shape = self._shape(max(1, self.form.height), max(1, self.form.width))
         nothing = np.broadcast_to(np.zeros((), spec.datatype.dtype), shape)
         return structs.replace(tensor, datatype=spec.datatype, data=nothing)
 
     def decoded_bytes(self) -> int:
-        """Return what the tensor takes, and the largest image while it is decoded.
+        """Return the bytes of the tensor plus the memory for decoding the largest image.
 
-        Only the headers of the images are read. Images that differ in size are refused later.
+        Reads only the headers; images of different sizes are refused later.
         """
         tensor = largest = 0
         for index, element in np.ndenumerate(self.elements):
@@ -156,7 +155,7 @@ class _Images:
         return tensor * self.form.spec.datatype.itemsize + largest * _PIXEL_BYTES
 
     def decode(self, is_wanted: Callable[[], bool]) -> Tensor:
-        """Decode images into one tensor while they are wanted; open sizes must agree."""
+        """Decode the images into one tensor while `is_wanted`; open dimensions must be equal."""
         tensor: Tensor | None = None
         first = (0, 0)
         for index, element in np.ndenumerate(self.elements):

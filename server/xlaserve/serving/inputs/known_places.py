@@ -1,4 +1,4 @@
-"""Where requests of one form have their tensors in shared memory, found once."""
+"""Cached locations of a form's tensors in shared memory."""
 
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ from xlaserve.serving.stations.station import Served
 from xlaserve.tensors import Shape, Tensor, TensorSpec, aligned_bytes
 
 _DECODED = "bO"
-"""Kinds of dtype whose elements are looked at before they are a tensor: of BOOL and BYTES."""
+"""Dtype kinds whose elements must be checked for each request: BOOL and BYTES."""
 
 
 class _Known(NamedTuple):
-    """One input, and where it is."""
+    """One input and its location."""
 
     region: SharedRegion
     offset: int
@@ -28,10 +28,10 @@ class _Known(NamedTuple):
 
 
 class KnownPlaces:
-    """What the rules have found for a request of a form, for another of it to be read at once.
+    """Validation results of a request, reused for later requests of the same form.
 
-    Regions keep it and forget it with every change of theirs: what it refers to is registered. It
-    says nothing about who may ask, which depends on the call.
+    `Regions` caches it, and clears the cache whenever regions change, so its regions are
+    registered. It holds no permission: that depends on each call.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class KnownPlaces:
         forms: OutputForms | None,
     ) -> None:
         self.checked_by = checked_by
-        """The check of the model that has accepted the form."""
+        """The `QuickCheck` that has accepted the form."""
         self.copied_bytes = 0 if shared is None else shared.copied_bytes
-        """Bytes of memory that it takes to read the inputs."""
+        """Bytes of memory needed to read the inputs."""
         self.is_shared = shared is not None
-        """Whether there are inputs in shared memory."""
+        """Whether any inputs are in shared memory."""
         self.has_views = shared is not None and shared.has_views
         self.rows: int = call.rows
         self.key: ShapeKey = call.key
@@ -72,9 +72,10 @@ class KnownPlaces:
         call: InferCall,
         shared: SharedInputs | None,
     ) -> None:
-        """Have regions keep what is known of a request, which was checked and read in this turn.
+        """Cache the locations of a request's tensors, if later requests of its form can reuse them.
 
-        Not where more than the elements of the inputs of another one has to be looked at.
+        The request must have been validated and read in this event-loop iteration. Skipped if later
+        requests need more checks than reading their inputs.
         """
         form, forms, info = request.form, call.shaping, instance.info
         if form is None or (shared is None and forms is None):
@@ -87,7 +88,7 @@ class KnownPlaces:
             return
         places = {} if shared is None else shared.places
         for index, tensor in enumerate(request.inputs):
-            # What a thread has read is not found in this turn: its region may be gone by now.
+            # If a thread has read it, the region may have been unregistered in the meantime.
             if REGION in tensor.parameters and (
                 index not in places or tensor.data.dtype.kind in _DECODED
             ):
@@ -95,7 +96,7 @@ class KnownPlaces:
         regions.known.keep(form, cls(instance.quick, request, call, shared, forms))
 
     def read(self, request: InferRequest) -> Tensors:
-        """Return the inputs as they are now; raises InvalidRegion where a file was truncated."""
+        """Return the current inputs; raises InvalidRegion if a file was truncated."""
         inputs: dict[str, Tensor] = {}
         for tensor, known in zip(request.inputs, self._inputs, strict=True):
             if known is None:

@@ -1,4 +1,4 @@
-"""The requested forms of outputs: shared memory, or classes."""
+"""Output forms that a request may ask for: shared memory, or classes."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -12,14 +12,14 @@ from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
 from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
 
 CLASSES = "classification"
-"""Parameter of an output: number of best classes wanted instead of scores."""
+"""Output parameter: return this many best classes instead of scores."""
 
 Labels: TypeAlias = Callable[[str], Sequence[bytes]]
-"""Returns the class names of an output, by index; empty without labels."""
+"""Returns the class labels of an output, by index; empty if it has none."""
 
 
 def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:
-    """Tell whether an output is wanted otherwise than as it is computed."""
+    """Tell whether any output must be converted."""
     for output in outputs:
         parameters = output.parameters
         if parameters and (REGION in parameters or parameters.get(CLASSES)):
@@ -28,7 +28,7 @@ def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:
 
 
 class OutputForms:
-    """Puts the outputs of one request into their forms."""
+    """Converts the outputs of one request to the requested forms."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class OutputForms:
         regions: Regions,
         call: Call,
     ) -> None:
-        """Raises an InvalidRequest for a form that an output cannot have.
+        """Raises an InvalidRequest if an output cannot have the requested form.
 
-        The parameters of the outputs, and their names, were checked before.
+        Names and parameters of the outputs must have been validated.
         """
         self._model = model
         self._is_batched = bool(info.max_batch_size)
@@ -63,16 +63,16 @@ class OutputForms:
 
     @property
     def are_places(self) -> bool:
-        """Tell whether places in shared memory are all that they are, which do not vary."""
+        """Tell whether outputs are only placed in shared memory, the same way for every request."""
         return not self._classes
 
     @property
     def regions(self) -> list[SharedRegion]:
-        """Return the regions that outputs are written to."""
+        """Return the shared memory regions of the outputs."""
         return self._places.regions
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
-        """Return outputs in their forms; raises an InvalidRequest for one that has no room."""
+        """Convert outputs; raises an InvalidRequest if one exceeds its shared memory."""
         if self._classes:
             outputs = [self._classified(output) for output in outputs]
         return self._places.write(outputs)

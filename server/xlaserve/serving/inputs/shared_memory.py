@@ -1,9 +1,9 @@
-"""System shared memory that clients registered: regions by name, read and written within bounds.
+"""System shared memory that clients registered: named regions, read and written within bounds.
 
-A mapping dies with what it maps: to touch a page of a file that was truncated is SIGBUS, which ends
-the process, and no check before the access is early enough. POSIX shared memory cannot be sealed
-against that. So the server reads and writes through the file descriptor, where a file that is too
-short is a short count; `in_place` maps inputs instead, for clients that are trusted.
+Touching a mapped page of a truncated file raises SIGBUS, which kills the process; a check before
+the access cannot prevent that, and POSIX shared memory cannot be sealed. So the server reads and
+writes through the file descriptor, where truncation only causes a short count. For trusted clients,
+`in_place` maps inputs instead.
 """
 
 import ipaddress
@@ -39,40 +39,40 @@ from xlaserve.tensors import Buffer, Octets, Tensor
 KIND = "system"
 
 DIRECTORY = Path("/dev/shm")
-"""Directory of the files of POSIX shared memory."""
+"""Directory of POSIX shared memory files."""
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Links are not followed; special files open without blocking, and are refused then."""
+"""Do not follow links; open special files without blocking, to refuse them afterwards."""
 _LONGEST_NAME = 255
 _SEMAPHORE = "sem."
-"""Name prefix of POSIX semaphores, which lie in the same directory."""
+"""Name prefix of POSIX semaphores, which are in the same directory."""
 _SHOWN_CHARACTERS = 80
 _LARGEST = 2**63 - 1
-"""The largest offset that a system call takes."""
+"""The largest file offset."""
 _LOOPBACK = "127."
 _THE_SERVER = Peer(address=UNIX)
-"""Peer of requests that another process of the server has admitted."""
+"""Peer of requests that another server process has already admitted."""
 MOST_KNOWN = 1024
-"""Forms of requests whose places are known."""
+"""Number of request forms whose tensor locations are cached."""
 _MOST_BUFFERS = 512
-"""Buffers of one system call; POSIX allows 1024 on Linux."""
+"""Buffers per system call; Linux allows 1024."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryPolicy:
-    """The settings of shared memory."""
+    """Settings of shared memory."""
 
     clients: SharedMemoryClients = SharedMemoryClients.LOCAL
     in_place: bool = False
-    """Whether inputs are read in place."""
+    """Whether inputs are used in place, without a copy."""
     max_regions: int = 256
     max_bytes: int = 64 << 30
-    """Most bytes of all regions together."""
+    """Limit of the bytes of all regions together."""
     directory: Path = DIRECTORY
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return the policy of the settings."""
+        """Return the policy from the settings."""
         return cls(
             settings.shared_memory,
             settings.shared_memory_in_place,
@@ -82,16 +82,16 @@ class SharedMemoryPolicy:
 
 
 class SharedRegion(Protocol):
-    """Memory that a client shares, of whatever kind."""
+    """A region of client memory of any kind."""
 
     name: str
     byte_size: int
     owner: str
-    """The principal that registered it; empty where the server knows none."""
+    """The principal that registered it; empty for anonymous callers."""
 
     @property
     def kind(self) -> str:
-        """Return the kind of memory, as the protocol calls it."""
+        """Return the kind of memory, as in the protocol."""
         ...
 
     @property
@@ -100,19 +100,19 @@ class SharedRegion(Protocol):
         ...
 
     def check(self, offset: int, size: int) -> None:
-        """Raise InvalidRegion unless the range is within the region."""
+        """Raise InvalidRegion if the range exceeds the region."""
         ...
 
     def read(self, offset: int, memory: Octets) -> None:
-        """Fill memory with the bytes at an offset; raises InvalidRegion."""
+        """Copy bytes at an offset to `memory`; raises InvalidRegion."""
         ...
 
     def view(self, offset: int, size: int) -> Octets:
-        """Return a view of bytes in place; raises InvalidRegion."""
+        """Return a view of the bytes without a copy; raises InvalidRegion."""
         ...
 
     def write(self, offset: int, parts: Iterable[Buffer]) -> None:
-        """Write bytes to an offset; raises InvalidRegion."""
+        """Write bytes at an offset; raises InvalidRegion."""
         ...
 
     def shares_memory_with(self, array: Tensor) -> bool:
@@ -121,17 +121,17 @@ class SharedRegion(Protocol):
 
 
 class Region:
-    """A part of a shared memory file, which stays open while there are references."""
+    """A part of a shared memory file, closed with the last reference."""
 
     kind = KIND
     can_map = True
     owner: str = ""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
-        """`file` is a descriptor, closed at the end of the region."""
+        """`file` is a descriptor, which the region closes when it is garbage collected."""
         self.name = name
         self.key = key
-        """The name of the file as the client gave it."""
+        """The file's key, as the client gave it."""
         self.offset = offset
         self.byte_size = byte_size
         self._file = file
@@ -139,12 +139,12 @@ class Region:
         weakref.finalize(self, os.close, file).atexit = False
 
     def check(self, offset: int, size: int) -> None:
-        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        """Raise InvalidRegion if the range exceeds the region."""
         if offset + size > self.byte_size:
             check_within(self.name, self.byte_size, offset, size)
 
     def read(self, offset: int, memory: Octets) -> None:
-        """Fill memory with the bytes at an offset; raises InvalidRegion where some are missing."""
+        """Copy bytes at an offset to `memory`; raises InvalidRegion if the file was truncated."""
         view, done = memory.data, 0
         while done < len(view):
             count = os.preadv(self._file, [view[done:]], self.offset + offset + done)
@@ -153,10 +153,10 @@ class Region:
             done += count
 
     def view(self, offset: int, size: int) -> Octets:
-        """Return a view of bytes in place, which nobody can write through.
+        """Return a read-only view of the mapped file.
 
-        Raises InvalidRegion where the file is too short by now. If it is truncated later, to read
-        the view ends the process.
+        Raises InvalidRegion if the file has been truncated. If it is truncated later, reading the
+        view kills the process (SIGBUS).
         """
         if os.fstat(self._file).st_size < self.offset + offset + size:
             raise self._truncated(offset, size)
@@ -167,11 +167,11 @@ class Region:
         return self._mapped[offset : offset + size]
 
     def write(self, offset: int, parts: Iterable[Buffer]) -> None:
-        """Write bytes to an offset; raises InvalidRegion where the file is too short by now."""
+        """Write bytes at an offset; raises InvalidRegion if the file was truncated."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         size = sum(map(len, views))
         self.check(offset, size)
-        # A write beyond its end would make the file longer.
+        # Writing beyond the end would extend the file.
         if os.fstat(self._file).st_size < self.offset + offset + size:
             raise self._truncated(offset, size)
         at = self.offset + offset
@@ -200,7 +200,7 @@ class Region:
 
 
 class Regions:
-    """The regions that clients registered, by their names. Of the event loop."""
+    """The registered regions by name. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -208,18 +208,19 @@ class Regions:
         plane: ControlPlane | None = None,
         sees: Callable[[Call, Operation], Sees] = lambda call, operation: everything,
     ) -> None:
-        """`sees` returns the models for which the client of a call has a permission."""
+        """`sees` returns the models on which a call's client may perform an operation."""
         self._sees = sees
         self.policy = policy or SharedMemoryPolicy()
         self._plane = plane or OneProcess()
         self._plane.handle(ChangeKind.REGISTER, self._register_change)
         self._plane.handle(ChangeKind.UNREGISTER, self._unregister_change)
         self.driver: Any = None
-        """CUDA's driver (a `cuda_regions.Driver`); None where JAX does not run on CUDA."""
+        """The CUDA driver (a `cuda_regions.Driver`); None if JAX does not run on CUDA."""
         self._regions: dict[str, SharedRegion] = {}
         self.known: BoundedCache[Form, Any] = BoundedCache(MOST_KNOWN)
-        """Where requests of a form have their tensors, by the form: a `KnownPlaces`. Forgotten
-        with every change of the regions."""
+        """Cached tensor locations (`KnownPlaces`) by request form; cleared whenever regions
+        change.
+        """
 
     @property
     def is_on(self) -> bool:
@@ -229,7 +230,7 @@ class Regions:
     async def register_everywhere(
         self, peer: Peer, name: str, key: str, offset: int, byte_size: int
     ) -> None:
-        """Do as `register`, in every process of the server."""
+        """Register a region in every process of the server."""
 
         async def here() -> None:
             self.register(peer, name, key, offset, byte_size)
@@ -238,7 +239,7 @@ class Regions:
         await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
 
     async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
-        """Do as `unregister`, in every process of the server."""
+        """Unregister a region, or all, in every process of the server."""
 
         async def here() -> None:
             self.unregister(peer, name)
@@ -255,21 +256,21 @@ class Regions:
         self.unregister(_THE_SERVER, change.subject)
 
     def register(self, peer: Peer, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open the file of a key, and know a part of it by a name (shared memory extension).
+        """Open the file with a key, and register a part of it (shared memory extension).
 
-        Raises RegionExists for a name that is taken, InvalidRegion for what cannot be opened or is
-        shorter than it is said to be, TooManyRegions, NotLocal or SwitchedOff.
+        Raises RegionExists, InvalidRegion if the file cannot be opened or is too short,
+        TooManyRegions, NotLocal or SwitchedOff.
         """
         self.admit(peer, name, offset=offset, byte_size=byte_size)
         self.keep(_opened(self.policy.directory, name, key, offset, byte_size), name)
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Return the protocol extensions, which depend on the device."""
+        """Return the available protocol extensions, which depend on the device."""
         return () if self.driver is None or not self.is_on else ("cuda_shared_memory",)
 
     def admit(self, peer: Peer, name: str, *, byte_size: int, offset: int = 0) -> None:
-        """Raise like `register`, before anything is opened."""
+        """Check that a region may be registered, before opening it; raises like `register`."""
         require_all_seen()
         self._permit(peer)
         if not name:
@@ -286,7 +287,7 @@ class Regions:
             raise TooManyRegions(most, "regions", "max_shared_memory_regions")
 
     def keep(self, region: SharedRegion, name: str) -> None:
-        """Know an open region by a name; raises TooManyRegions."""
+        """Register an open region under a name; raises TooManyRegions."""
         most = self.policy.max_bytes
         if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
             raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
@@ -295,13 +296,13 @@ class Regions:
         self._regions[name] = region
 
     def status(self, name: str = "") -> list[Region]:
-        """Return the region of a name, or all without one; raises RegionNotFound."""
+        """Return the region with a name, or all if the name is empty; raises RegionNotFound."""
         return [r for r in self.of_kind(KIND, name) if isinstance(r, Region)]
 
     def of_kind(self, kind: str, name: str = "") -> list[SharedRegion]:
-        """Return the region of a kind and a name, or all of the kind, as far as they are seen.
+        """Return the visible regions of a kind: the one with a name, or all if the name is empty.
 
-        Raises RegionNotFound.
+        Raises RegionNotFound if there is none with the name.
         """
         call = current_call.get()
         found = [
@@ -314,18 +315,18 @@ class Regions:
         return found
 
     def count(self, kind: str) -> int:
-        """Count the regions of a kind, of all callers."""
+        """Return the number of regions of a kind, over all callers."""
         return sum(region.kind == kind for region in self._regions.values())
 
     def unregister(self, peer: Peer, name: str = "") -> None:
-        """Forget the region of a name, or all; one that is not there is no error.
+        """Unregister the region with a name, or all; unknown names are ignored.
 
-        Requests that have begun go on with it, and its file is closed after the last of them.
+        Requests in progress continue to use it; its file is closed after the last of them.
         """
         self.drop(peer, KIND, name)
 
     def drop(self, peer: Peer, kind: str, name: str = "") -> None:
-        """Forget the region of a kind and a name, or all of the kind, as `unregister` does."""
+        """Unregister regions of a kind: the one with a name, or all if the name is empty."""
         require_all_seen()
         if not self._regions:
             return
@@ -338,10 +339,10 @@ class Regions:
         }
 
     def find(self, peer: Peer, name: str, call: Call | None = None) -> SharedRegion:
-        """Return the region of a name for a request.
+        """Return the region that a request names.
 
-        Raises InvalidRegion where there is none, and so where it is not of the caller of the
-        `call`: memory of one client is no business of another, whatever model they share.
+        Raises InvalidRegion if there is none, or if it belongs to another caller: clients may not
+        access each other's memory, even if they share a model.
         """
         self._permit(peer, call)
         region = self._regions.get(name)
@@ -350,31 +351,31 @@ class Regions:
         return region
 
     def may_use_again(self, call: Call, regions: Iterable[SharedRegion]) -> bool:
-        """Tell whether `find` would return regions, which are registered, for a call.
+        """Quickly tell whether `find` would return these registered regions for a call.
 
-        False where it might raise, or has to look closer.
+        False if it might raise or needs the general path.
         """
         clients = self.policy.clients
         if clients is SharedMemoryClients.NONE:
             return False
         if clients is SharedMemoryClients.LOCAL and not _is_local(call.peer, call):
             return False
-        # A generator would be a call for each of them.
+        # A list comprehension: a generator would cost a call for each region.
         return not [one for one in regions if one.owner and one.owner != call.owner]
 
     def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
-        """Tell whether a region is of the caller of a call, or the caller manages everything."""
+        """Tell whether the caller owns the region or manages the whole server."""
         if not region.owner or call is None or call.owner == region.owner:
             return True
         return self._sees(call.root, Operation.MANAGE) is everything
 
     def close(self) -> None:
-        """Forget all regions: the server ends."""
+        """Drop all regions at shutdown."""
         self.known.clear()
         self._regions.clear()
 
     def _permit(self, peer: Peer, call: Call | None = None) -> None:
-        """Raise NotLocal or SwitchedOff; the call is by default `current_call`."""
+        """Raise NotLocal or SwitchedOff if the peer may not use shared memory."""
         if self.policy.clients is SharedMemoryClients.NONE:
             raise SwitchedOff("shared memory", "shared_memory")
         if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(
@@ -384,27 +385,27 @@ class Regions:
 
 
 def check_within(name: str, byte_size: int, offset: int, size: int) -> None:
-    """Raise InvalidRegion unless the range is within a region."""
+    """Raise InvalidRegion if the range exceeds the region."""
     if offset + size > byte_size:
         expected = f"offset and size within its {byte_size} bytes"
         raise InvalidRegion(name, expected, f"{size} bytes at {offset}")
 
 
 def shown(name: str) -> str:
-    """Return as much of a name as an error says."""
+    """Return the part of a name that is shown in errors."""
     return name[:_SHOWN_CHARACTERS]
 
 
 def _is_local(peer: Peer, call: Call | None) -> bool:
     """Tell whether a client is on this machine, and not behind a proxy."""
     if not peer.listener:
-        return True  # inside the process there is none
+        return True  # a call from inside the process
     if peer.proxy or (call is not None and came_through_a_proxy(call.root.headers)):
         return False
     if peer.address == UNIX:
         return True
     if peer.address.startswith(_LOOPBACK):
-        return True  # the kernel says so; most addresses, and to parse one takes long
+        return True  # fast path: parsing an address is slow
     host = peer.address.rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
@@ -442,7 +443,7 @@ def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -
 
 
 def _file_name(region: str, key: str) -> str:
-    """Return the file name of a key: one leading slash is optional, others are refused."""
+    """Return the file name for a key; only a single leading slash is allowed."""
     name = key.removeprefix("/")
     is_wrong = not name or "/" in name or "\0" in name or name in (".", "..")
     try:

@@ -1,4 +1,4 @@
-"""Request inputs and outputs in shared memory."""
+"""Tensors of requests in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ _OFFSET = "shared_memory_offset"
 _SIZE = "shared_memory_byte_size"
 
 AT_ONCE_BYTES = 256 << 10
-"""Size of inputs up to which they are read on the event loop."""
+"""Inputs up to this size are read on the event loop, larger ones on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Some bytes of a region."""
+    """A byte range of a region."""
 
     region: SharedRegion
     offset: int
@@ -48,7 +48,7 @@ class Place:
 
 
 class _Finder:
-    """Finds the places that the tensors of one request name."""
+    """Resolves the byte ranges that a request's tensors refer to."""
 
     def __init__(self, model: str, regions: Regions, call: Call) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class _Finder:
         self._call = call
 
     def find(self, kind: str, tensor: str, given: Mapping[str, Parameter]) -> Place:
-        """Return the bytes that the parameters of a tensor name; raises an InvalidRequest."""
+        """Return the byte range given by a tensor's parameters; raises an InvalidRequest."""
         table = parameters.INPUT if kind == "input" else parameters.OUTPUT
         parameters.check_tensor(self._model, kind, tensor, table, given)
         if _SIZE not in given:
@@ -69,23 +69,23 @@ class _Finder:
 
 
 class SharedInputs:
-    """Inputs of a request in shared memory, located and not yet read."""
+    """Shared-memory inputs of a request, located but not yet read."""
 
     def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
-        """Raises an InvalidRequest for a range outside of a region, or of a wrong size."""
+        """Raises an InvalidRequest if a range exceeds its region or has the wrong size."""
         self._request = request
         self.places: dict[int, tuple[Place, bool]] = {}
-        """Where each input is, and whether it is read in place."""
+        """Byte range of each input by index, and whether it is used in place."""
         self.copied_bytes = 0
-        """Bytes of memory that it takes to read them."""
+        """Bytes of memory needed to copy the inputs."""
         self.has_views = False
-        """Whether some are read in place, where their client may change them."""
+        """Whether any inputs are used in place, where the client may change them."""
         finder, in_place = _Finder(request.model_name, regions, call), regions.policy.in_place
         for index, tensor in enumerate(request.inputs):
             if isinstance(tensor, SharedInput):
                 place = finder.find("input", tensor.name, tensor.parameters)
                 self._check_size(tensor, place.size)
-                # Elements of BYTES are copied from the whole of them, which may not change then.
+                # BYTES elements are parsed from a copy, which must not change meanwhile.
                 is_view = in_place and place.region.can_map and tensor.datatype is not BYTES
                 self.places[index] = place, is_view
                 if is_view:
@@ -94,10 +94,10 @@ class SharedInputs:
                     self.copied_bytes += place.size
 
     def read(self) -> InferRequest:
-        """Return the request with the tensors that are in shared memory now; for any thread.
+        """Return the request with its inputs read from shared memory; thread-safe.
 
-        Raises InvalidRegion for a region that was truncated, InvalidTensor for bytes that are no
-        such tensor.
+        Raises InvalidRegion if a file was truncated, and InvalidTensor if the bytes are not a valid
+        tensor.
         """
         inputs = [*self._request.inputs]
         for index, (place, is_view) in self.places.items():
@@ -123,7 +123,7 @@ class SharedInputs:
 
     def _check_size(self, tensor: SharedInput, size: int) -> None:
         if tensor.datatype is BYTES:
-            return  # its elements say it
+            return  # the size follows from the elements
         try:
             expected = element_count(tensor.shape) * tensor.datatype.itemsize
         except TensorDataError as error:
@@ -138,12 +138,12 @@ class SharedInputs:
 
 
 class OutputPlaces:
-    """The places in shared memory of the outputs of one request."""
+    """Shared-memory locations of one request's outputs."""
 
     def __init__(
         self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, call: Call
     ) -> None:
-        """Raises an InvalidRequest for a place outside of a region."""
+        """Raises an InvalidRequest if a range exceeds its region."""
         self._model = model
         finder = _Finder(model, regions, call)
         self._places = {
@@ -154,14 +154,14 @@ class OutputPlaces:
 
     @property
     def regions(self) -> list[SharedRegion]:
-        """Return the regions that they are in."""
+        """Return the regions of the outputs."""
         return [place.region for place in self._places.values()]
 
     def write(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
-        """Write the outputs that have a place, and return all as they are to be answered.
+        """Write outputs to shared memory if requested, and return all outputs for the response.
 
-        Raises InvalidTensor where one is longer than its place, InvalidRegion where the file is too
-        short by now.
+        Raises InvalidTensor if an output exceeds its range, and InvalidRegion if the file was
+        truncated.
         """
         places = self._places
         return tuple(
@@ -182,6 +182,6 @@ class OutputPlaces:
                 f"{place.size} bytes",
             )
         if place.region.shares_memory_with(output.data):
-            raw = bytes(raw)  # an input that the model handed back, where it may overlap
+            raw = bytes(raw)  # a view of the same region, which may overlap
         place.region.write(place.offset, [raw])
         return PlacedOutput(output.name, output.datatype, output.data)

@@ -1,1 +1,1 @@
-"""Observability of requests: logs, traces, spans, failures."""
+"""Observability: access log, traces, spans, events, and failure counts."""

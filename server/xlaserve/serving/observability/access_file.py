@@ -1,4 +1,4 @@
-"""The destination of access records: a file that may be rotated, or a descriptor."""
+"""Output of the access log: a file that may be rotated, or a descriptor."""
 
 import os
 import select
@@ -15,14 +15,14 @@ _STANDARD = {"stdout": 1, "stderr": 2}
 _DESCRIPTOR = "fd:"
 _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
-"""Atomic write size of a pipe."""
+"""Maximum size of an atomic write to a pipe."""
 _PATIENCE_MS = 1000
 _LOOK_SECONDS = 1.0
-"""Seconds between two looks whether the file was renamed or removed, as log rotation does it."""
+"""Interval between checks whether the file was rotated."""
 
 
 class AccessFile:
-    """Writes whole lines. For one thread at a time; it blocks."""
+    """Writes whole lines. Blocks; use from one thread at a time."""
 
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the target; raises InvalidSettings if that fails."""
@@ -30,7 +30,7 @@ class AccessFile:
         self._looked = clock()
         self._path: Path | None = None
         self._torn = False
-        """Whether the file ends in half a line, which the next write must not complete."""
+        """Whether the file ends with a partial line, which the next write must not continue."""
         if target in _STANDARD or target.startswith(_DESCRIPTOR):
             self._descriptor = _descriptor(target)
             return
@@ -43,17 +43,17 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Return what is written at once: all lines, or the whole ones that a pipe takes."""
+        """Split lines into writes: one for a file, whole lines up to PIPE_BUF for a pipe."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
-            cut = cut or lines.index(b"\n", start) + 1  # a line that is longer
+            cut = cut or lines.index(b"\n", start) + 1  # a single line that is longer
             yield lines[start:cut]
             start = cut
         yield lines[start:]
 
     def write(self, line: bytes) -> bool:
-        """Write lines; false after a failed or partial write."""
+        """Write lines; return False if they could not be written completely."""
         data = memoryview(b"\n" + line if self._torn else line)
         rest = data
         while rest and self._takes_more():
@@ -70,7 +70,7 @@ class AccessFile:
         return not rest
 
     def look(self) -> None:
-        """Reopen the file if it was renamed or removed; checks once a second."""
+        """Reopen the file if it was renamed or removed; checks at most once a second."""
         now = self._clock()
         if self._path is None or now - self._looked < _LOOK_SECONDS:
             return
@@ -84,7 +84,7 @@ class AccessFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Reopen the file by its name; raises OSError, keeping the old one."""
+        """Reopen the file by name; raises OSError and keeps the old one if that fails."""
         if self._path is not None:
             opened = _open(self._path)
             os.close(self._descriptor)
@@ -92,12 +92,12 @@ class AccessFile:
             self._torn = False
 
     def close(self) -> None:
-        """Close the file; a given descriptor stays open."""
+        """Close the file; descriptors passed by number stay open."""
         if self._path is not None:
             os.close(self._descriptor)
 
     def _took_back(self, written: int) -> bool:
-        """Cut what was written last off the file, unless another process has written since."""
+        """Truncate a partial write; return False if another process has written since."""
         if self._path is None:
             return False
         with suppress(OSError):
@@ -112,7 +112,7 @@ class AccessFile:
             return True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
-        # Also true where the write will fail: that is for the write to say.
+        # Also true if the write will fail, which the caller then handles.
         return bool(poll.poll(_PATIENCE_MS))
 
 

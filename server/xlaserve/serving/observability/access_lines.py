@@ -1,7 +1,7 @@
-"""Lines of the access log: the fields of a finished call, and their encoding.
+"""Formatting of the access log's lines.
 
-An inference that was executed has a line like that of the inference before it, but for its
-numbers: all else is formatted once for its connection and its version, and not once a line.
+Lines of executed inferences differ mainly in their numbers: the other members are formatted once
+per connection and model version, not once per line.
 """
 
 import json
@@ -18,22 +18,22 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.infer_call import ServedVersion
 
 MAX_RECORD_BYTES = 8192
-"""Limit of a line: ids and texts of errors come from clients."""
+"""Limit of a line, since clients choose ids and error texts."""
 MAX_NAME = 128
-"""Kept characters of an id and of a name."""
+"""Ids and names are truncated to this many characters."""
 
 _MAX_ERROR = 512
 _MAX_KNOWN = 1024
-"""Pairs of connections and versions whose constant members are kept."""
+"""Limit of connection and version pairs whose constant members are cached."""
 _MILLISECOND_NS = 1_000_000
 
 StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]
-"""Returns the client's status from the error, its listener, and an HTTP status."""
+"""Returns the status shown to the client, from the error, the listener, and an HTTP status."""
 
 
-# Entries refer to nothing that refers to them, and thousands wait: the collector need not look.
+# gc=False: entries cannot be part of a reference cycle, and thousands are queued.
 class ExecutedEntry(msgspec.Struct, gc=False):
-    """An executed inference to be written; made for most calls."""
+    """An executed inference to be logged: the common case."""
 
     record: CallRecord
     found: ServedVersion
@@ -41,7 +41,7 @@ class ExecutedEntry(msgspec.Struct, gc=False):
     principal: Principal | None
     id: str
     submitted_ns: int
-    """These are read from the clock of the engine."""
+    """This and the following times are by the engine's clock."""
     begun_ns: int
     ended_ns: int
     rows: int
@@ -49,7 +49,7 @@ class ExecutedEntry(msgspec.Struct, gc=False):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Any other ended call to be written."""
+    """Any other ended call to be logged."""
 
     record: CallRecord
     ended_ns: int
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """A line of the log."""
+    """A line of the access log."""
 
     time: str
     operation: str
@@ -77,7 +77,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     total_us: int
     bytes_in: int
     bytes_out: int | None = None
-    """None where no answer was written."""
+    """None if no answer was written."""
     id: str = ""
     model: str = ""
     version: str = ""
@@ -85,30 +85,30 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_us: int | None = None
     execute_us: int | None = None
     batch: int | None = None
-    """Rows of its execution, with those of other calls."""
+    """Rows of its execution, including other calls."""
     error: str | None = None
 
 
-# Constant members are one raw value: of a line, only numbers are formatted.
+# Constant members are pre-encoded (Raw), so that only numbers are formatted per line.
 class _ExecutedLine(msgspec.Struct, gc=False):
     """The line of an executed inference."""
 
     time: str
     operation: msgspec.Raw
-    """Followed by `status`, `peer` and `listener`."""
+    """Also contains `status`, `peer` and `listener`."""
     total_us: int
     bytes_in: int
     bytes_out: int
     id: str | msgspec.UnsetType
     model: msgspec.Raw
-    """Followed by `version` and `principal`."""
+    """Also contains `version` and `principal`."""
     queue_us: int
     execute_us: int
     batch: int
 
 
 class _Constants(msgspec.Struct, gc=False):
-    """The members that lines of one connection, version and principal have in common."""
+    """Encoded members shared by the lines of one connection, version and principal."""
 
     peer: Peer
     found: ServedVersion | None
@@ -123,24 +123,24 @@ _NO_CONSTANTS = _Constants(Peer(), None, None, msgspec.Raw(), msgspec.Raw())
 
 
 class Lines:
-    """Writes entries as lines: ASCII, without control characters, of a bounded length.
+    """Formats entries as lines in ASCII, without control characters, of bounded length.
 
-    Of the event loop, as those who make the entries.
+    Belongs to the event loop.
     """
 
     def __init__(
         self, status_of: StatusOf, clock: Callable[[], int], now: Callable[[], int]
     ) -> None:
-        """`clock` is the engine's, `now` the time since the epoch."""
+        """`clock` is the engine's clock; `now` returns nanoseconds since the epoch."""
         self._status_of = status_of
         self._clock = clock
         self._now = now
         self._known: dict[tuple[int, int], _Constants] = {}
-        """The key is the identity of connection and version, which the value keeps alive."""
+        """Keyed by the ids of connection and version, which the value keeps alive."""
 
     def of(self, entries: Sequence[Entry | ExecutedEntry]) -> bytes:
-        """Return a line of each entry, in their order."""
-        # Looked at anew for each batch: the clock of the wall is set now and then.
+        """Return one line per entry, in order."""
+        # Computed for each batch, because the wall clock may be adjusted.
         offset = self._now() - self._clock()
         lines: list[_ExecutedLine | msgspec.Raw] = []
         millisecond, text, constants = 0, "", _NO_CONSTANTS
@@ -187,7 +187,7 @@ class Lines:
         return _encoder.encode_lines(lines)
 
     def of_dropped(self, count: int) -> bytes:
-        """Return the line in place of dropped records."""
+        """Return a line that reports dropped records."""
         return json.dumps({"time": _iso(self._now()), "dropped": count}).encode() + b"\n"
 
     def _constants(
@@ -231,25 +231,25 @@ class Lines:
 
 
 def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
-    """Return members of an object, without the first name: they are written as its value."""
+    """Encode members without the first name, to be written as the value of that field."""
     text = json.dumps(dict(zip(names, values, strict=False)), separators=(",", ":"))
     return msgspec.Raw(text.partition(":")[2][:-1].encode())
 
 
 def shortened(text: str, most: int = MAX_NAME) -> str:
-    """Return a text cut to a number of characters."""
+    """Truncate a text."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def text_of(error: BaseException) -> str:
-    """Return the class and the text of an error, of a bounded length."""
+    """Return class and text of an error, truncated."""
     kind = type(error).__name__
     text = str(error)[:_MAX_ERROR]
     return f"{kind}: {text}" if text else kind
 
 
 def written(entry: Entry, offset: int) -> bytes:
-    """Return the line of an entry; `offset` is the time since the epoch where the clock is 0."""
+    """Return the line of an entry; `offset` converts the engine's clock to time since the epoch."""
     record, peer = entry.record, entry.peer
     ended = max(entry.ended_ns, record.written_ns)
     line = Line(
@@ -273,14 +273,14 @@ def written(entry: Entry, offset: int) -> bytes:
     try:
         data = _encoder.encode(line)
     except UnicodeEncodeError:
-        data = b"\xff"  # a surrogate, which stands for a byte that is not UTF-8
+        data = b"\xff"  # a lone surrogate, from a byte that was not UTF-8
     if data.isascii() and b"\x7f" not in data and len(data) <= MAX_RECORD_BYTES:
         return data
     return _escaped(msgspec.structs.asdict(line))
 
 
 def _escaped(line: Mapping[str, object]) -> bytes:
-    """Write a line in ASCII: no character of a client then moves a cursor or ends a record."""
+    """Encode a line in ASCII, so that client data cannot inject control characters."""
     most = _MAX_ERROR
     shown = {name: value for name, value in line.items() if value not in (None, "")}
     while len(data := json.dumps(shown).encode()) > MAX_RECORD_BYTES:

@@ -1,9 +1,8 @@
-"""The access log: a sampled record of each client call, written off the request path.
+"""The access log: a record of each sampled client call, written off the request path.
 
-An observer of calls makes entries, and lines of JSON of them a moment later, both on the event
-loop; a thread writes the lines. To make them there too would cost more: threads that compute take
-the interpreter from one another. Nothing of it waits: what does not fit into the queue is dropped,
-and the log says how many were.
+As an observer it queues entries, which are formatted shortly afterwards on the event loop; a thread
+writes them. Formatting on the thread would be slower because of GIL contention. Nothing ever waits:
+if the queue is full, records are dropped, and the log reports their number.
 """
 
 import asyncio
@@ -34,16 +33,16 @@ from xlaserve.serving.observability.access_lines import (
 
 _FLUSH_SECONDS = 0.05
 _WRITTEN_SECONDS = 5.0
-"""Seconds within which the bytes of an answer are waited for: large ones are written later."""
+"""How long a record waits for the byte count of an answer that is still being written."""
 _BATCH = 128
-"""Lines that are made in one pass of the event loop: some 50 us, and 2 ms of the most hostile.
+"""Number of lines formatted per iteration: about 50 us, and 2 ms in the worst case.
 
-So many are made at once, while their calls are in the caches of the processor: 50 ms later it takes
-four times as long.
+Formatting starts as soon as this many are queued, while their data is in the CPU cache: 50 ms later
+it takes four times as long.
 """
 _CLOSING_SECONDS = 2.0
 _TOLD_SECONDS = 10.0
-"""Seconds between two warnings of the log that records were dropped."""
+"""Minimum interval between warnings about dropped records."""
 _ERROR_STATUS = 400
 
 InThread: TypeAlias = Callable[[Callable[[], bool]], Awaitable[bool]]
@@ -53,20 +52,20 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling of calls for the log; failed calls are always logged."""
+    """Which calls are logged; failed calls always are."""
 
     rate: float = 1.0
-    """Part of the others that has one.
+    """Fraction of the remaining calls that are logged.
 
-    Chance decides how many are left out before the next that has one, so that a random number is
-    drawn for each record and not for each call.
+    The number of calls to skip is drawn at random, so a random number is needed per record, not per
+    call.
     """
     slow_ns: int = 1_000_000_000
-    """Slower calls are always logged."""
+    """Calls slower than this are always logged."""
 
 
 class AccessLog:
-    """Observes calls, and has records of them written."""
+    """Observer that logs calls."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class AccessLog:
         now: Callable[[], int] = time.time_ns,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """At most `max_pending` records are queued."""
+        """`max_pending` limits the queued records."""
         self._file = file
         self._status_of = status_of
         self._rate = sampling.rate
@@ -87,7 +86,7 @@ class AccessLog:
         self._clock = clock
         self._chance = chance
         self._left_out: float = self._next_gap()
-        """Unlogged calls before the next sampled one."""
+        """Number of calls to skip before the next sampled one."""
         self._max_pending = max_pending
         self._pending: list[Entry | ExecutedEntry] = []
         self._lines = Lines(status_of, clock, now)
@@ -98,24 +97,26 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self._dropped = 0
         self._unwritten = 0
-        """Records that the file did not take; counted by the thread alone."""
+        """Records that could not be written; counted by the thread."""
         self._untold = 0
-        """Dropped records that no line of the log reports yet."""
+        """Dropped records not yet reported by a line in the file."""
         self._told_at = -_TOLD_SECONDS
         self._told = 0
 
     @property
     def dropped(self) -> int:
-        """Return how many records were dropped since the start, or could not be written."""
+        """Return the number of records dropped or unwritten since the start."""
         return self._dropped + self._unwritten
 
     # --- on the event loop ---
 
     began = None
-    """The gates make the records of calls, and transports complete them."""
+    """No callback is needed: the gates create the records of calls, and transports
+    complete them.
+    """
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Have those of the calls written that the rule picks."""
+        """Queue the sampled calls among those ended."""
         if type(outcome) is not Executed:
             self._ended_otherwise(calls, outcome)
             return
@@ -132,7 +133,7 @@ class AccessLog:
             if waiting >= self._max_pending:
                 self._drop(1)
                 continue
-            # Not the call itself, nor what it was answered with: these hold tensors.
+            # Neither the call nor its answer, because they hold tensors.
             pending.append(
                 ExecutedEntry(
                     record,
@@ -149,7 +150,7 @@ class AccessLog:
             if not waiting:
                 self._await_flush()
             elif waiting == _BATCH - 1:
-                # Behind this pass, in which their answers are written.
+                # After this iteration, in which the answers are written.
                 asyncio.get_running_loop().call_soon(self._make_some, context=outside_call())
 
     def _ended_otherwise(self, calls: Sequence[Call], outcome: Outcome) -> None:
@@ -158,7 +159,7 @@ class AccessLog:
         for call in calls:
             record = call.record
             if record is None or call.parent is not None:
-                continue  # it began before, or is a part of a call that has a record
+                continue  # began before the log was enabled, or is a nested call
             if (
                 error is not None
                 or record.status >= _ERROR_STATUS
@@ -175,7 +176,7 @@ class AccessLog:
         return True
 
     def _next_gap(self) -> float:
-        """Return the number of calls to skip, geometrically distributed."""
+        """Return the number of calls to skip (geometric distribution)."""
         if self._rate >= 1.0:
             return 0
         if self._rate <= 0.0:
@@ -215,7 +216,7 @@ class AccessLog:
             self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
 
     def _flush(self) -> None:
-        """Hand over lines whose answers were written, or need not wait for that."""
+        """Format and hand over entries, except those whose answers are still being written."""
         self._timer = None
         if self._make_some():
             loop = asyncio.get_running_loop()
@@ -227,10 +228,10 @@ class AccessLog:
         self._warn()
 
     def _make_some(self) -> bool:
-        """Format the next entries; tell whether more are queued."""
+        """Format the next entries; return whether more are queued."""
         ready, rest = self._pending[:_BATCH], self._pending[_BATCH:]
         self._pending = rest
-        # A list is made in half the time of a generator.
+        # A list comprehension takes half the time of a generator here.
         if any([entry.record.bytes_out < 0 for entry in ready]):  # noqa: C419
             due = self._clock() - int(_WRITTEN_SECONDS * 1e9)
             self._pending = rest + [entry for entry in ready if _is_early(entry, due)]
@@ -267,11 +268,11 @@ class AccessLog:
             self._told_at, self._told = now, dropped
 
     def reopen(self) -> None:
-        """Reopen the file by its name, after log rotation."""
+        """Reopen the file by name, after log rotation."""
         self._thread.call(self._reopen)
 
     async def close(self, in_thread: InThread) -> None:
-        """Write pending records within a time limit; `in_thread` runs the wait."""
+        """Write pending records within a time limit; `in_thread` runs a blocking function."""
         if self._timer is not None:
             self._timer.cancel()
         self._make(self._pending)
@@ -284,7 +285,7 @@ class AccessLog:
         self._told_at = -_TOLD_SECONDS
         self._warn()
 
-    # --- in the thread ---
+    # --- on the thread ---
 
     def _write(self, blocks: Sequence[bytes]) -> None:
         self._file.look()
@@ -301,5 +302,5 @@ class AccessLog:
 
 
 def _is_early(entry: Entry | ExecutedEntry, due: int) -> bool:
-    """Tell whether a call's answer may still be unwritten, so that its record waits."""
+    """Tell whether the answer may still be unwritten, so that the record must wait."""
     return entry.record.bytes_out < 0 and entry.error is None and entry.ended_ns > due

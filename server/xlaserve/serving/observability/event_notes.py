@@ -1,4 +1,4 @@
-"""Records changes of this process as events, with the caller."""
+"""Records model changes in this process as events, with caller and cause."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +26,7 @@ from xlaserve.serving.observability.events import (
 _log = structlog.get_logger("loading")
 
 _MAX_FAILED = 1000
-"""Models whose failed loads are counted by name: clients choose names."""
+"""Limit of models whose failed loads are counted by name, because clients choose the names."""
 OTHER_MODELS = "other"
 _MESH = "ModelMesh"
 
@@ -40,7 +40,7 @@ def cause_now() -> Cause:
 
 @contextmanager
 def because(cause: Cause) -> Iterator[None]:
-    """Set the cause of changes within a block, new tasks included."""
+    """Set the cause of changes within a block, including tasks started in it."""
     token = _cause.set(cause)
     try:
         yield
@@ -49,7 +49,7 @@ def because(cause: Cause) -> Iterator[None]:
 
 
 def asker_now() -> Asker:
-    """Return the caller of the current change; NOBODY for the server's own."""
+    """Return the client that requested the current change; NOBODY if none did."""
     call = current_call.get()
     if call is None:
         return NOBODY
@@ -58,12 +58,12 @@ def asker_now() -> Asker:
 
 
 def origin_now() -> Origin:
-    """Return caller and cause of the current change."""
+    """Return time, caller and cause of the current change."""
     return Origin(time.time_ns(), asker_now(), _cause.get())
 
 
 class EventNotes:
-    """Makes the events of one process, without those that another one records."""
+    """Creates the events of one process, except those that another process records."""
 
     def __init__(
         self,
@@ -72,15 +72,17 @@ class EventNotes:
         *,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`worker` is the number of the process, where the server is several."""
+        """`worker` is the number of this process; None if the server has only one."""
         self._events = events or EventLog(0)
         self._worker = worker
         self._now = now
         self.failed_loads: dict[str, int] = {}
-        """Failed loads by model without a version; names beyond a limit share a count."""
+        """Failed loads per model, before a version was known; models beyond a limit share
+        a count.
+        """
 
     async def load(self, model: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model, and record a failure without a version; raises like `load`."""
+        """Run a load, and record a failure; raises like `load`."""
         try:
             await load()
         except XlaserveError as error:
@@ -90,7 +92,7 @@ class EventNotes:
             raise
 
     def _count_failed(self, model: str, reason: str) -> None:
-        """Count and log a load that failed before a version was known."""
+        """Count and log a load that failed before its version was known."""
         counted = model
         if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
             counted = OTHER_MODELS
@@ -98,13 +100,13 @@ class EventNotes:
         _log.warning("model not loaded", model=model, version="", reason=reason)
 
     def loaded(self, model: str, version: str, *, again: bool) -> None:
-        """Note that a version was loaded, or loaded again while it answered."""
+        """Record the load of a version, or its reload."""
         self._note(EventKind.RELOAD if again else EventKind.LOAD, model, version)
 
     def load_failed(
         self, model: str, version: str, error: BaseException, reason: str, *, again: bool
     ) -> None:
-        """Note that a version could not be loaded; an error is noted once."""
+        """Record a failed load; each error is recorded once."""
         if isinstance(error, XlaserveError):
             if error.is_noted:
                 return
@@ -113,12 +115,12 @@ class EventNotes:
         self._note(kind, model, version, failed=True, text=reason)
 
     def unloaded(self, model: str, version: str, *, for_model: str = "") -> None:
-        """Record an unload; `for_model` is the model that it was evicted for."""
+        """Record an unload; `for_model` is the model that needed the memory."""
         kind = EventKind.EVICTION if for_model else EventKind.UNLOAD
         self._note(kind, model, version, for_model=for_model)
 
     def read_again(self, subject: str, because_of: str, error: str = "") -> None:
-        """Note that files of the server were read again, or could not be."""
+        """Record that files of the server were reread, or could not be."""
         with because(Cause.FILES):
             self._note(
                 EventKind.READ_AGAIN, subject=subject, failed=bool(error), text=error or because_of
@@ -155,7 +157,7 @@ class EventNotes:
         )
 
     def _is_of_another(self, cause: Cause) -> bool:
-        """Tell whether another process records this change for both."""
+        """Tell whether another process records this change for all processes."""
         if cause is Cause.OTHER_WORKER:
             return True
         return cause in (Cause.START, Cause.FILES) and self._worker != 0

@@ -1,4 +1,4 @@
-"""The event log: changes of the server with their callers, in bounded memory."""
+"""The event log: recent changes of the server with their callers, in bounded memory."""
 
 import time
 from collections import deque
@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 MAX_NAME = 256
-"""Kept characters of the name of a model or a caller."""
+"""Limit of characters in model and caller names."""
 MAX_TEXT = 1024
-"""Kept characters of a text."""
+"""Limit of characters in texts."""
 
 
 class EventKind(StrEnum):
@@ -19,33 +19,35 @@ class EventKind(StrEnum):
 
     LOAD = "load"
     RELOAD = "reload"
-    """A load of a version that answers already."""
+    """A load of a version that is already serving."""
     UNLOAD = "unload"
     EVICTION = "eviction"
-    """An unload that a load needed the memory of."""
+    """An unload to free memory for another model's load."""
     READ_AGAIN = "read again"
-    """Files of the server: access rules, certificates, logs. Their name is the subject."""
+    """Rereading of the server's files, such as access rules, certificates or logs; see
+    `subject`.
+    """
     WORKER_STARTED = "worker started"
     WORKER_DIED = "worker died"
 
 
 class Cause(StrEnum):
-    """Reasons for an event that no client asked for, or not this process."""
+    """Why a change was made."""
 
     NONE = ""
-    """A client asked for it."""
+    """A client requested it."""
     START = "start"
-    """Part of the start."""
+    """Loading at server start."""
     REPOSITORY = "repository"
-    """The files of the repository have changed."""
+    """The files in the model repository changed."""
     FILES = "files"
-    """Changed files of the server, or a request to read them again."""
+    """The server's own files changed, or SIGHUP asked to reread them."""
     OTHER_WORKER = "other worker"
-    """Another process of the server was asked for it, and this one follows."""
+    """A client requested it from another worker, and this one follows."""
 
 
 class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The caller of a change; empty for the server itself."""
+    """The client that requested a change; all empty for the server itself."""
 
     principal: str = ""
     """Its name in the access rules."""
@@ -55,7 +57,7 @@ class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
     """gRPC, gRPC-Web, REST, ModelMesh or SageMaker."""
 
     def seen_by(self, owner: str) -> "Asker":
-        """Return it for itself, and nobody for other callers."""
+        """Return the caller if it is `owner`, otherwise NOBODY."""
         return self if self.principal == owner else NOBODY
 
 
@@ -63,64 +65,64 @@ NOBODY = Asker()
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Time and caller of a load."""
+    """Time, caller and cause of a load."""
 
     at_ns: int
-    """Since the epoch."""
+    """Nanoseconds since the epoch."""
     asker: Asker = NOBODY
     cause: Cause = Cause.NONE
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of the server, done or failed."""
+    """A change of the server, successful or failed."""
 
     kind: EventKind
     at_ns: int
-    """Since the epoch."""
+    """Nanoseconds since the epoch."""
     number: int = 0
-    """Place in the log, from 1 on, without gaps."""
+    """Sequence number in the log, from 1, without gaps."""
     model: str = ""
     version: str = ""
     subject: str = ""
-    """The affected file, worker or rule, if it is no model."""
+    """The file, worker or rule affected, if it is not a model."""
     failed: bool = False
     text: str = ""
-    """Why it failed, or why it was done."""
+    """Reason of the failure or of the change."""
     for_model: str = ""
-    """The model whose load needed it."""
+    """The model whose load required the eviction."""
     asker: Asker = NOBODY
     cause: Cause = Cause.NONE
     worker: int | None = None
-    """Its process; None for a single one, or the parent."""
+    """Number of the process; None for a single process or the parent."""
 
 
 class Events(Protocol):
-    """The event log of the server, wherever it is kept."""
+    """The server's event log, in this process or in the parent."""
 
     def note(self, event: Event) -> None:
-        """Keep an event, and number it."""
+        """Store an event, and assign its number."""
 
     async def read(self) -> "Kept":
-        """Return the kept events."""
+        """Return the stored events."""
         ...
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The content of the log at one moment."""
+    """Snapshot of the event log."""
 
     began_ns: int
-    """Start of the log, since the epoch; numbers restart with it."""
+    """Creation time of the log in nanoseconds since the epoch; numbers start again with it."""
     events: Sequence[Event]
-    """The oldest first."""
+    """Oldest first."""
     dropped: int
-    """Events dropped for newer ones."""
+    """Number of old events dropped."""
 
 
 class EventLog:
-    """Keeps the last events, up to a size in JSON. Belongs to the event loop."""
+    """Stores the most recent events, up to a total JSON size. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int, *, now: Callable[[], int] = time.time_ns) -> None:
-        """`now` is the time since the epoch; with 0 bytes none is kept."""
+        """`max_bytes` of 0 stores nothing; `now` returns nanoseconds since the epoch."""
         self._max_bytes = max_bytes
         self._began_ns = now()
         self._kept: deque[tuple[Event, int]] = deque()
@@ -130,11 +132,11 @@ class EventLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the kept events in JSON."""
+        """Return the JSON size of the stored events."""
         return self._bytes
 
     def note(self, event: Event) -> None:
-        """Keep an event, and drop the oldest ones beyond the limit."""
+        """Store an event, and drop the oldest ones beyond the limit."""
         self._number += 1
         event = msgspec.structs.replace(event, number=self._number)
         size = len(msgspec.json.encode(event))
@@ -146,18 +148,18 @@ class EventLog:
             self._dropped += 1
 
     async def read(self) -> Kept:
-        """Return the kept events."""
+        """Return the stored events."""
         return self.kept()
 
     def kept(self) -> Kept:
-        """Return the kept events."""
+        """Return the stored events."""
         return Kept(self._began_ns, tuple(event for event, _ in self._kept), self._dropped)
 
 
 def chosen(
     events: Iterable[Event], *, search: str = "", failed: bool = False, model: str = ""
 ) -> list[Event]:
-    """Return the events that hold a text in any of their parts, in their order."""
+    """Filter events by text in any field (case-insensitive), failure, and model."""
     needle = search.casefold()
     return [
         event
@@ -175,6 +177,6 @@ def _parts(event: Event) -> Sequence[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text cut to a number of characters, without invalid ones."""
+    """Truncate a text, and replace invalid characters."""
     kept = text if len(text) <= most else f"{text[:most]}…"
     return kept.encode(errors="replace").decode()

@@ -1,12 +1,12 @@
-"""A traced request as the exemplar of a histogram bucket (OpenMetrics, Exemplars)."""
+"""Exemplars: traced requests attached to histogram buckets (OpenMetrics, Exemplars)."""
 
 from typing import NamedTuple
 
 
 class Exemplar(NamedTuple):
-    """One request."""
+    """A traced request."""
 
     trace_id: int
     seconds: float
     at: float
-    """End of the request, in seconds since the epoch."""
+    """End of the request in seconds since the epoch."""

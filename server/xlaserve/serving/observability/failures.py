@@ -1,4 +1,4 @@
-"""Failed calls: counts by reason, and the latest."""
+"""Failed calls: counts by reason, and the most recent ones."""
 
 import asyncio
 from collections import deque
@@ -12,21 +12,21 @@ from xlaserve.errors import XlaserveError
 from xlaserve.serving.call import Call
 
 KEPT = 50
-"""Limit of kept failures."""
+"""Number of recent failures stored."""
 
 MAX_REASONS = 256
-"""Reasons counted by name: more than there are classes of errors."""
+"""Limit of reasons counted by name; exceeds the number of error classes."""
 
 OTHER = "Other"
 CANCELLED = "Cancelled"
 UNEXPECTED = "Unexpected"
-"""The log has the traceback of each."""
+"""Reason of unexpected exceptions, whose tracebacks are in the server log."""
 _MAX_TEXT = 256
 _MAX_NAME = 128
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """One call that failed, as pages show it."""
+    """A failed call, as shown on the status page."""
 
     at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
     reason: str
@@ -35,27 +35,27 @@ class FailedCall(msgspec.Struct, frozen=True):
     version: str
     id: str
     text: Annotated[str, msgspec.Meta(description="As its client was told.")]
-    """Empty if it was told nothing."""
+    """Empty if the client got no text."""
 
 
 def of_anybody(failure: FailedCall) -> FailedCall:
-    """Return a failure without what its client sent or was told: that may be another caller."""
+    """Return a failure without client data, to show to other callers."""
     return msgspec.structs.replace(failure, version="", id="", text="")
 
 
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]
-"""Names the reason of a call's error at an endpoint."""
+"""Returns the reason of an error at a listener."""
 
 
 def reason_name(error: BaseException, listener: str = "") -> str:
-    """Name the reason of a failure without a transport."""
+    """Return the reason of an error, independent of any transport."""
     if isinstance(error, XlaserveError):
         return type(error).__name__
     return CANCELLED if isinstance(error, asyncio.CancelledError) else UNEXPECTED
 
 
 class Failures:
-    """Counts failures by their reason. Of the event loop; its size does not grow with them."""
+    """Counts failures by reason, in bounded memory. Belongs to the event loop."""
 
     def __init__(self, reason_of: ReasonOf = reason_name) -> None:
         self._reason_of = reason_of
@@ -69,18 +69,18 @@ class Failures:
 
     @property
     def last(self) -> Sequence[FailedCall]:
-        """Return the last of them, the newest first."""
+        """Return the most recent failures, newest first."""
         return tuple(reversed(self._last))
 
     def note(self, call: Call, error: BaseException, now_ns: int) -> None:
-        """Count a failed call; a nested one counts with its parent only."""
+        """Count a failed call; nested calls count only through their parent."""
         if call.parent is not None:
             return
         reason = self._reason_of(error, call.peer.listener)
         if reason not in self._counts and len(self._counts) >= MAX_REASONS:
             reason = OTHER
         self._counts[reason] = self._counts.get(reason, 0) + 1
-        # One that its caller may not see is of no model: those who may see that read its failures.
+        # If the model is hidden from the caller, omit its name: others may see this failure.
         is_seen = call.sight is None or call.sight.shows(call.model)
         model, version = (call.model, call.version) if is_seen else ("", "")
         self._last.append(

@@ -1,4 +1,4 @@
-"""GPU readings from NVML, polled at an interval."""
+"""GPU metrics from NVML, polled at an interval."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ _log = structlog.get_logger("gpus")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST = 3
-"""Intervals after which a reading is stale: the driver does not answer."""
+"""Number of intervals after which a reading is stale, because the driver does not respond."""
 
 
 def _utilization(nvml: Any, device: Any) -> float:
@@ -58,12 +58,12 @@ QUANTITIES: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
         "temperature_celsius": _temperature,
     }
 )
-"""How each quantity is asked for, in SI units; the utilization is between 0 and 1."""
+"""NVML queries by metric, in SI units; utilization is between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU, or an instance of MIG, at one time, with its supported quantities."""
+    """One reading of a GPU or MIG instance, with the metrics that it supports."""
 
     uuid: str
     values: Mapping[str, float]
@@ -71,32 +71,32 @@ class GpuReading:
 
 @dataclass(slots=True)
 class Gpus:
-    """Queries NVML in its own thread, since a faulty driver answers late or never.
+    """Polls NVML on a separate thread, because a faulty driver may respond late or never.
 
     A reading is reported until it is `OLDEST` intervals old.
     """
 
     interval_seconds: float
-    """0 never asks."""
+    """0 disables polling."""
     is_expected: bool = False
-    """Whether the log reports a missing NVML: the settings ask for a GPU."""
+    """Whether a missing NVML is logged at info level, because the settings request a GPU."""
     clock: Callable[[], float] = time.monotonic
     _read: tuple[float, Sequence[GpuReading]] = (0.0, ())
     _over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def readings(self) -> Sequence[GpuReading]:
-        """Return the last readings, none if stale."""
+        """Return the latest readings; none if they are stale."""
         at, found = self._read
         return found if self.clock() - at <= OLDEST * self.interval_seconds else ()
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Ask at the interval within."""
+        """Poll while the block runs."""
         if not self.interval_seconds:
             yield
             return
-        # Nobody waits for it: a call to a driver may never come back.
+        # A daemon thread that is never joined: a driver call may never return.
         threading.Thread(target=self._ask, name="gpus", daemon=True).start()
         try:
             yield
@@ -107,7 +107,7 @@ class Gpus:
         try:
             nvml = import_module("pynvml")
             nvml.nvmlInit()
-        # NVML's own class of errors is in the module that may be missing.
+        # NVML's error class cannot be named, because its module may be missing.
         except Exception as error:
             level = _log.info if self.is_expected else _log.debug
             level("metrics of GPUs are left out: NVML does not answer", reason=str(error))
@@ -117,7 +117,7 @@ class Gpus:
             try:
                 self._read = (self.clock(), list(_readings(nvml)))
                 problem = ""
-            # As above; the next time it may answer again.
+            # As above; the next poll may succeed.
             except Exception as error:
                 if str(error) != problem:
                     problem = str(error)
@@ -131,18 +131,18 @@ def _readings(nvml: Any) -> Iterator[GpuReading]:
     for device in visible(nvml, os.environ.get(VISIBLE)):
         values = {}
         for name, ask in QUANTITIES.items():
-            # An instance of MIG has no utilization, an older GPU no energy.
+            # MIG instances have no utilization, older GPUs no energy counter.
             with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 values[name] = ask(nvml, device)
         yield GpuReading(str(nvml.nvmlDeviceGetUUID(device)), values)
 
 
 def visible(nvml: Any, asked: str | None) -> Iterator[Any]:
-    """Yield the devices that CUDA shows a process of this variable, in its order.
+    """Yield the devices that CUDA_VISIBLE_DEVICES selects, in its order.
 
-    As CUDA does: by index or by UUID, also an abbreviated one, up to the first that is not there.
-    Indices are those of the bus, which differ from CUDA's own where a machine has GPUs of several
-    kinds, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    Like CUDA, accepts indices and (abbreviated) UUIDs up to the first invalid one. Indices are in
+    PCI bus order, which differs from CUDA's default on machines with different GPUs unless
+    CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
     if asked is None:

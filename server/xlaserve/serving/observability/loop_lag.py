@@ -1,17 +1,17 @@
-"""The lag of the event loop."""
+"""Measurement of event loop lag."""
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper bounds of the buckets, in seconds; a last bucket has the rest."""
+"""Upper bounds of the histogram's buckets, in seconds; an additional last bucket has no bound."""
 
 _EVERY_SECONDS = 0.1
 
 
 class LoopLag:
-    """Looks ten times a second how late it is called."""
+    """Measures ten times a second how late the event loop runs a timer."""
 
     def __init__(self) -> None:
         self._buckets = [0] * (len(LAG_BOUNDS) + 1)
@@ -20,17 +20,17 @@ class LoopLag:
 
     @property
     def buckets(self) -> Sequence[int]:
-        """Return how many lags lie below each bound, and above the last."""
+        """Return the number of lags in each bucket."""
         return tuple(self._buckets)
 
     def note(self, seconds: float) -> None:
-        """Count a lag."""
+        """Record a lag in seconds."""
         lag = max(0.0, seconds)
         self._buckets[bisect_left(LAG_BOUNDS, lag)] += 1
         self.seconds += lag
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _EVERY_SECONDS

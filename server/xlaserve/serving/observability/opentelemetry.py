@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, made and exported in the background (`xlaserve[otel]`)."""
+"""OpenTelemetry spans, created and exported in the background (`xlaserve[otel]`)."""
 
 import importlib
 import random
@@ -26,18 +26,18 @@ _EXPORTERS: Mapping[str, str] = {
     _HTTP: "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
 }
-"""Value of OTEL_EXPORTER_OTLP_PROTOCOL -> the module of its exporter."""
+"""Exporter modules by the value of OTEL_EXPORTER_OTLP_PROTOCOL."""
 _PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NAME = "xlaserve"
 _MOST_QUEUED = "OTEL_BSP_MAX_QUEUE_SIZE"
 _SDK_QUEUED = 2048
-"""The SDK's own default of that variable."""
+"""The SDK's default for OTEL_BSP_MAX_QUEUE_SIZE."""
 
 
 class OpenTelemetry:
-    """Makes spans of calls in a thread of its own, and has the SDK export them.
+    """Creates spans of calls on a background thread, and exports them with the SDK.
 
-    Address, headers, batches and resource are those of the variables OTEL_*, as the SDK reads them.
+    Endpoint, headers, batching and resource come from the OTEL_* variables, which the SDK reads.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class OpenTelemetry:
         clock: Callable[[], int] = time.perf_counter_ns,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Raises InvalidSettings where the SDK, or the exporter that is asked for, is missing.
+        """Raises InvalidSettings if the SDK or the requested exporter is not installed.
 
-        At most `max_pending` calls may wait until their spans are made.
+        `max_pending` limits the calls waiting for their spans to be created.
         """
         sdk = _imported("opentelemetry.sdk.trace")
         processors = _imported("opentelemetry.sdk.trace.export")
@@ -63,7 +63,7 @@ class OpenTelemetry:
         given = {"service.version": version}
         if not _names_service(environment):
             given["service.name"] = _NAME
-        # It would wait for its collector at the end of the interpreter; `close` does, for a time.
+        # At exit the SDK would wait for the collector; `close` does that with a time limit.
         self._provider = sdk.TracerProvider(
             resource=resources.Resource.create(given),
             id_generator=self._ids,
@@ -73,7 +73,7 @@ class OpenTelemetry:
             exporter = _exporter(environment)
         self._exporter: Any = exporter
         most = environment.get(_MOST_QUEUED, "")
-        # The SDK has its default in place of what is no number, too.
+        # Like the SDK, use the default if the value is not a number.
         self._losses = Losses(int(most) if most.isdecimal() else _SDK_QUEUED)
         processor = self._losses.watching(processors.BatchSpanProcessor, exporter)
         self._provider.add_span_processor(processor)
@@ -82,40 +82,40 @@ class OpenTelemetry:
 
     @property
     def dropped(self) -> int:
-        """Return how many spans were lost by now, wherever."""
+        """Return the number of spans lost so far, at any stage."""
         return self._losses.count
 
     def keep(self, spans: Sequence[CallSpan]) -> None:
-        """Have spans made and exported; never waits. On the event loop."""
+        """Queue spans for export. Never blocks; call it on the event loop."""
         free = max(0, self._thread.free)
         self.drop(spans[free:])
         if free:
             self._thread.put(spans[:free])
 
     def drop(self, calls: Sequence[CallSpan]) -> None:
-        """Count the spans that calls would have had."""
+        """Count calls whose spans are lost."""
         self._losses.add(sum(map(_spans_of, calls)))
 
     def close(self, seconds: float) -> bool:
-        """Export pending spans, within a time limit; return whether all were. Blocks."""
+        """Export pending spans within a time limit; return whether all were exported. Blocks."""
         self._thread.call(self._provider.shutdown)
         if self._thread.close(seconds):
             return True
         self._losses.give_up()
-        # A thread of the SDK would go on to try, for up to OTEL_EXPORTER_OTLP_TIMEOUT.
+        # Otherwise an SDK thread would retry for up to OTEL_EXPORTER_OTLP_TIMEOUT.
         self._exporter.shutdown()
         return False
 
-    # --- in the thread ---
+    # --- on the thread ---
 
     def _make_all(self, spans: Sequence[CallSpan]) -> None:
-        # Looked at anew for each batch: the clock of the wall is set now and then.
+        # Computed for each batch, because the wall clock may be adjusted.
         offset = self._now() - self._clock()
         for span in spans:
             self._make(span, offset, None)
 
     def _make(self, call: CallSpan, offset: int, whole: Any) -> None:
-        """Make the span of a call, and those within it."""
+        """Create the span of a call and its child spans."""
         api, is_step = self._api, whole is not None
         context = whole if is_step else self._context_of(call)
         self._ids.next_trace_id = call.trace_id
@@ -166,7 +166,7 @@ def _spans_of(call: CallSpan) -> int:
 
 
 def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, int]]:
-    """Return the parts of a call in time: receive, queue, execute, encode."""
+    """Return the phases of a call with begin and end: receive, queue, execute, encode."""
     if not call.submitted:
         return [("receive", begun, call.record.received_ns or ended)]
     received = ("receive", begun, call.submitted)
@@ -181,13 +181,13 @@ def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, 
 
 
 def _ids(module: Any) -> Any:
-    """Return a generator of ids that gives a trace the id which was chosen for it."""
+    """Return an id generator whose next trace id can be set."""
 
     class Ids(module.RandomIdGenerator):  # type: ignore[misc]
         next_trace_id = 0
 
         def generate_trace_id(self) -> int:
-            """Return the chosen id, or another one."""
+            """Return the id that was set, or a random one."""
             chosen, self.next_trace_id = self.next_trace_id, 0
             return chosen or int(super().generate_trace_id())
 

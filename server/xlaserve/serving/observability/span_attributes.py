@@ -1,4 +1,4 @@
-"""Attributes of spans, by OpenTelemetry's semantic conventions and by names of our own."""
+"""Attributes of spans: OpenTelemetry's semantic conventions, and `xlaserve.*`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
@@ -9,7 +9,7 @@ from xlaserve.serving.call import UNIX, host_of
 from xlaserve.serving.observability.spans import CallSpan
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-"""The version of the conventions with all of these names."""
+"""The version of the semantic conventions that all attributes follow."""
 GRPC = "grpc"
 PROVIDER = "xlaserve"
 CHAT, TEXT, EMBEDDINGS = "chat", "text_completion", "embeddings"
@@ -20,7 +20,9 @@ _OPERATIONS: Mapping[str, str] = {
     "/completions": TEXT,
     "/embeddings": EMBEDDINGS,
 }
-"""Suffix of a route -> its operation; any other request of a generator continues a text."""
+"""Generative AI operations by the suffix of the route; other requests to generators are
+text_completion.
+"""
 
 _CLIENTS_FAULTS = frozenset(
     {
@@ -37,23 +39,24 @@ _CLIENTS_FAULTS = frozenset(
         *map(str, range(400, 500)),
     }
 )
-"""Statuses of gRPC and HTTP that are no error of the server: the conventions want the span of a
-server that answered with one of them to have no status."""
+"""gRPC and HTTP statuses that are not server errors: the conventions leave the status of such
+server spans unset.
+"""
 
 Value: TypeAlias = str | int | float
 
 
 class Of(Enum):
-    """Spans with an attribute."""
+    """Kinds of spans, which determine their attributes."""
 
     EVERY = auto()
-    """Spans of requests and of steps."""
+    """Every span of a request or step."""
     RPC = auto()
     HTTP = auto()
     ASKED = auto()
-    """Requests of clients, by either."""
+    """Client requests over gRPC or HTTP."""
     GENERATED = auto()
-    """The span of a generation or of embeddings."""
+    """Spans of text generation and embeddings."""
 
 
 class Row(NamedTuple):
@@ -62,18 +65,18 @@ class Row(NamedTuple):
     name: str
     of: Of
     value: Callable[[CallSpan], Value | None]
-    """Its value; None and an empty text omit the attribute."""
+    """Computes the value; None and empty strings omit the attribute."""
     since: str
-    """First version of the conventions with that name, empty for one of ours."""
+    """First version of the conventions that has the name; empty for `xlaserve.*`."""
 
 
 def is_rpc(call: CallSpan) -> bool:
-    """Tell from its method whether a call came over gRPC or gRPC-Web."""
+    """Tell whether a call came over gRPC or gRPC-Web, by its method."""
     return call.method.startswith("/")
 
 
 def operation(call: CallSpan) -> str:
-    """Return the operation of generative models that a call is, empty for none."""
+    """Return the generative AI operation of a call, or an empty string if it is none."""
     for end, name in _OPERATIONS.items():
         if call.method.endswith(end):
             return name
@@ -81,33 +84,33 @@ def operation(call: CallSpan) -> str:
 
 
 def name(call: CallSpan, *, is_step: bool) -> str:
-    """Return the name of the span of a call: of few values, as the conventions want it."""
+    """Return the name of a call's span, with low cardinality as the conventions require."""
     if not is_step and call.method:
         return call.method.lstrip("/")
     return f"{'step' if is_step else call.operation} {call.name}".strip()
 
 
 def attributes(call: CallSpan, kinds: Sequence[Of]) -> dict[str, Value]:
-    """Return the attributes of a span."""
+    """Return the attributes of a span, given its kinds."""
     found = {row.name: row.value(call) for row in ROWS if row.of in kinds}
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def of_request(call: CallSpan) -> Sequence[Of]:
-    """Return the kinds of attributes that the span of a request has."""
+    """Return the kinds of a request's span."""
     if not call.method:
         return (Of.EVERY,)
     return (Of.EVERY, Of.ASKED, Of.RPC if is_rpc(call) else Of.HTTP)
 
 
 def is_error(call: CallSpan, *, is_step: bool) -> bool:
-    """Tell whether the span of a call has the status ERROR."""
+    """Tell whether a call's span has the status ERROR."""
     if call.error is None:
         return False
     return is_step or call.status not in _CLIENTS_FAULTS
 
 
-# --- what the rows read ---
+# --- values of attributes ---
 
 
 def _status_code(call: CallSpan) -> int | None:
@@ -115,7 +118,7 @@ def _status_code(call: CallSpan) -> int | None:
 
 
 def _path(call: CallSpan) -> str:
-    """Return the requested path, with model and version filled in."""
+    """Return the request path, with model and version filled in."""
     path = call.method.partition(" ")[2]
     for place, named in (("{model}", call.asked), ("{version}", call.version)):
         path = path.replace(place, quote(named, safe=""))
@@ -123,7 +126,7 @@ def _path(call: CallSpan) -> str:
 
 
 def _host(address: str) -> str:
-    """Return an address without its port and brackets; empty for a unix socket."""
+    """Return an address without port and brackets, or an empty string for a unix socket."""
     return "" if address == UNIX else host_of(address).strip("[]")
 
 

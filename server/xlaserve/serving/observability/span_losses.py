@@ -1,4 +1,4 @@
-"""Counts spans that are lost before they reach a collector."""
+"""Accounting of spans lost before they reach a collector."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,42 +6,42 @@ from typing import Any
 
 
 class Losses:
-    """Spans that were lost: for a full queue, a collector that takes none, or the end.
+    """Counts lost spans: the queue was full, the collector refused them, or the server ended.
 
-    The SDK's own queue drops the oldest span without a word. So that it never has to, a span that
-    would not fit there is dropped here.
+    The SDK's queue silently drops its oldest span when it is full; so spans that would not fit are
+    dropped and counted here.
     """
 
     def __init__(self, max_queued: int) -> None:
-        """The SDK queues at most `max_queued` spans."""
+        """`max_queued` is the size of the SDK's queue."""
         self._max_queued = max_queued
         self._lock = threading.Lock()
         self._queued = 0
-        """Spans that the SDK has, and has not given to the exporter."""
+        """Spans in the SDK's queue."""
         self._sending = 0
         self._is_over = False
         self.count = 0
-        """Lost spans so far."""
+        """Number of spans lost so far."""
 
     def add(self, count: int) -> None:
-        """Count unmade spans."""
+        """Count spans lost before they were created."""
         with self._lock:
             self.count += count
 
     def give_up(self) -> None:
-        """Count queued and unsent spans as lost."""
+        """Count as lost all spans that have not been sent."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
                 self.count += self._queued + self._sending
 
     def watching(self, processor: Callable[[Any], Any], exporter: Any) -> Any:
-        """Return the SDK's span processor, counting its and its exporter's losses."""
+        """Return the SDK's span processor, wrapped so that its losses are counted."""
         inner = processor(_Exporter(self, exporter))
         queue = inner.on_end
 
         def on_end(span: Any) -> None:
-            # The SDK passes over what is recorded and not sampled.
+            # The SDK ignores spans that are not sampled.
             if not span.context.trace_flags.sampled or self._queues():
                 queue(span)
 
@@ -57,13 +57,13 @@ class Losses:
             return True
 
     def begin(self, count: int) -> None:
-        """Note that spans have left the queue for the collector."""
+        """Record that spans left the queue for the exporter."""
         with self._lock:
             self._queued -= count
             self._sending += count
 
     def end(self, count: int, *, is_sent: bool) -> None:
-        """Note how that went."""
+        """Record the result of an export."""
         with self._lock:
             self._sending -= count
             if not is_sent and not self._is_over:
@@ -71,14 +71,14 @@ class Losses:
 
 
 class _Exporter:
-    """An exporter of the SDK whose failures are counted."""
+    """Wraps an exporter to count its failures."""
 
     def __init__(self, losses: Losses, exporter: Any) -> None:
         self._losses = losses
         self._exporter = exporter
 
     def export(self, spans: Sequence[Any]) -> Any:
-        """Send spans; return the SDK's result, whose value is 0 for success."""
+        """Export spans; return the SDK's result, whose value is 0 for success."""
         self._losses.begin(len(spans))
         result = None
         try:
@@ -89,9 +89,9 @@ class _Exporter:
             self._losses.end(len(spans), is_sent=is_sent)
 
     def shutdown(self) -> None:
-        """End it: later requests fail."""
+        """Shut down; later exports fail."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Return whether nothing waits in it."""
+        """Flush the exporter; return whether everything was sent."""
         return bool(self._exporter.force_flush(timeout_millis))

@@ -1,4 +1,4 @@
-"""Spans of calls: the data that a tracer needs of a finished call."""
+"""Span data of calls, collected when they end."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,16 @@ from xlaserve.serving.infer_call import Executed, InferCall
 from xlaserve.tensors import Parameter
 
 MAX_PARTS = 256
-"""Nested calls with spans per call: a model's code may make any number."""
+"""Limit of nested spans per call, because a model's code may make any number of calls."""
 
 TRACEPARENT = "traceparent"
-"""The header that names the span of a client (W3C Trace Context, 3.2)."""
+"""Request header with the client's span (W3C Trace Context, 3.2)."""
 
 SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
-"""Parameters of requests to generators that spans tell."""
+"""Generation parameters recorded in spans."""
 _MAX_TEXT = 256
 _MAX_STATE = 512
-"""Forwarded characters of a tracestate (W3C Trace Context, 3.3.1.5)."""
+"""Limit of a forwarded tracestate (W3C Trace Context, 3.3.1.5)."""
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
     re.ASCII,
@@ -30,22 +30,24 @@ _SAMPLED = 1
 
 
 class Telling(NamedTuple):
-    """Status codes that clients get, by listener."""
+    """How the status sent to a client is determined."""
 
     status_of: Callable[[BaseException | None, str, int], str]
-    """Names the status for an error, if any, a listener, and the HTTP status of an answer."""
+    """Returns the status from the error (or None), the listener, and the HTTP status of an
+    answer.
+    """
     scheme: str
-    """The scheme of its URLs over HTTP."""
+    """Scheme of the HTTP listener's URLs."""
 
 
 class TraceParent(NamedTuple):
-    """The span of a client that a call is part of."""
+    """The client's span that a call belongs to."""
 
     trace_id: int
     span_id: int
     sampled: bool
     state: str = ""
-    """Its `tracestate`, passed on."""
+    """The `tracestate` header, which is forwarded."""
 
 
 def _not_counted() -> Tokens:
@@ -57,16 +59,16 @@ def _untold(_record: CallRecord) -> str:
 
 
 class CallSpan(NamedTuple):
-    """Times of a call, by the clock of the engine; unknown ones are 0."""
+    """Data of one span; times are by the engine's clock, 0 if unknown."""
 
     name: str
-    """Its model."""
+    """Name of the model."""
     version: str
     id: str
     operation: str
     peer: Peer
     record: CallRecord
-    """Knows when it began, and when its answer was written."""
+    """The call's record, with its begin and write times."""
     submitted: int
     execute_begun: int
     execute_ended: int
@@ -75,37 +77,37 @@ class CallSpan(NamedTuple):
     error: str | None
     parent: TraceParent | None
     parts: "Sequence[CallSpan]"
-    """Nested calls: steps of an ensemble, and calls of a model's code."""
+    """Spans of nested calls: ensemble steps, and calls made by a model's code."""
     trace_id: int = 0
-    """Its trace; 0 for a nested call, which shares its parent's."""
+    """Trace id; 0 for a nested call, which is in its parent's trace."""
     method: str = ""
-    """The method or route, as `Call.method`."""
+    """Method or route, as in `Call.method`."""
     asked: str = ""
-    """The model that the client named."""
+    """The model name that the client sent."""
     told: Callable[[CallRecord], str] = _untold
-    """Names the client's status, after the answer was written."""
+    """Returns the status sent to the client, once the answer has been written."""
     host: str = ""
-    """The authority that its client asked."""
+    """Authority (host) of the request."""
     user_agent: str = ""
     scheme: str = ""
-    """Of its listener; a proxy's is that of its peer."""
+    """Scheme of the listener; that of a proxy is in `peer`."""
     generates: bool = False
-    """Whether its model generates texts."""
+    """Whether its model generates text."""
     said: Mapping[str, Parameter] = MappingProxyType({})
-    """Parameters of a request to a model that generates texts."""
+    """Generation parameters of the request."""
     count_tokens: Callable[[], Tokens] = _not_counted
-    """Counts tokens of prompt and answer, after the answer was written."""
+    """Returns the token counts, once the answer has been written."""
 
     @property
     def status(self) -> str:
-        """Return the client's status, by name or number."""
+        """Return the status sent to the client, as a name or number."""
         return self.told(self.record)
 
 
 def trace_parent(headers: Headers) -> TraceParent | None:
-    """Return the span that headers name, None where they name none (W3C Trace Context, 3.2).
+    """Return the client's span from the request headers, or None (W3C Trace Context, 3.2).
 
-    One that is malformed is none, and so are two.
+    Malformed and duplicate headers are ignored.
     """
     text = headers.get(TRACEPARENT)
     found = None if text is None else _TRACEPARENT.fullmatch(text)
@@ -133,14 +135,14 @@ def span_of(
     trace_id: int = 0,
     told_by: Telling | None = None,
 ) -> CallSpan:
-    """Return the span of an ended call; `told_by` is for calls of clients."""
+    """Return the span of an ended call; `told_by` is given for client calls."""
     executed = outcome if type(outcome) is Executed else None
     inference = call if isinstance(call, InferCall) else None
     found = inference.found if inference is not None and inference.is_found else None
     parts = cast("Sequence[CallSpan]", record.trace or ())
     submitted = rows = 0
     if inference is not None:
-        # Of a call that another process executed, only that one knows when it was submitted.
+        # If another process executed the call, only that process knows the submission time.
         submitted = inference.submitted_ns or (0 if executed is None else inference.started_ns)
         rows = inference.rows if executed is None else executed.rows or inference.rows
     span = CallSpan(
@@ -164,8 +166,8 @@ def span_of(
 
 
 def _asked(span: CallSpan, call: Call, outcome: Outcome, told_by: Telling) -> CallSpan:
-    """Add what is known of a client's request."""
-    # gRPC-Web comes to a listener of HTTP, and its clients are told the status of gRPC.
+    """Add the attributes of a client request."""
+    # gRPC-Web arrives at an HTTP listener, but its clients get gRPC statuses.
     listener = "" if call.method.startswith("/") else call.peer.listener
     headers = call.headers
     status = ""
@@ -193,7 +195,7 @@ def _told(status: str, told_by: Telling, listener: str, record: CallRecord) -> s
 
 
 def add_part(whole: Call, part: CallSpan) -> None:
-    """Add the span of a nested call to its parent, which ends later."""
+    """Add the span of a nested call to its parent."""
     record = whole.record
     if record is not None and record.trace is not None and len(record.trace) < MAX_PARTS:
         record.trace.append(part)

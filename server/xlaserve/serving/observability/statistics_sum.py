@@ -1,4 +1,4 @@
-"""The statistics of several model versions together."""
+"""Summation of model version statistics."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,7 +12,7 @@ from xlaserve.serving.statistics import (
 
 
 def sum_of(readings: Sequence[Totals]) -> Totals:
-    """Return the statistics of several versions together."""
+    """Return the sum of several versions' statistics."""
 
     def whole(read: Callable[[Totals], StatisticDuration]) -> StatisticDuration:
         found = [read(each) for each in readings]

@@ -1,4 +1,4 @@
-"""The trace file: a JSON array, complete after each write, as Triton's tools read it."""
+"""The trace file in Triton's format: a JSON array that is complete after each write."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Trace: TypeAlias = Sequence[Mapping[str, Any]]
-"""The objects of one request: its description and its times."""
+"""The JSON objects of one request: its description and its timestamps."""
 
 
 class TraceFile:
-    """Writes traces to a file, or to numbered files. For one thread at a time; it blocks.
+    """Writes traces to one file or to numbered files. Blocks; use from one thread at a time.
 
-    Raises OSError where nothing can be written.
+    Methods raise OSError if nothing can be written.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        """Most bytes of all files together."""
+        """Limit of the bytes of all files together."""
         self._written = 0
         self._bytes: dict[Path, int] = {}
-        """Bytes of each file that this process has begun."""
+        """Size of each file that this process has created."""
         self._index = 0
 
     def write(self, traces: Sequence[Trace], each: int) -> bool:
-        """Write traces, `each` to a file with a number behind its name; 0 for all to one file.
+        """Write traces: `each` per numbered file, or all to one file if `each` is 0.
 
-        Return false, and leave the rest out, where they would take more than they may.
+        Return False, and skip the remaining traces, if they would exceed the size limit.
         """
         if not each:
             return self._append(self._path, traces)
@@ -48,7 +48,7 @@ class TraceFile:
         try:
             with path.open("r+b" if begun else "wb") as file:
                 if begun:
-                    file.seek(self._bytes[path] - 1)  # over the bracket at its end
+                    file.seek(self._bytes[path] - 1)  # overwrite the closing bracket
                 file.write((b"," if begun else b"[") + data + b"]")
                 after = file.tell()
         except OSError:
@@ -59,9 +59,9 @@ class TraceFile:
         return True
 
     def _restore(self, path: Path) -> None:
-        """Have a file end as before a write that failed: with a full disk half of it may be there.
+        """Restore a file after a failed write, which may have left partial data on a full disk.
 
-        The bracket is written over a byte that the file has, which takes no space.
+        The closing bracket overwrites an existing byte, which needs no disk space.
         """
         size = self._bytes.get(path, 0)
         with suppress(OSError), path.open("r+b", buffering=0) as file:

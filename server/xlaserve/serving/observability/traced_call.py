@@ -11,7 +11,7 @@ from xlaserve.serving.observability.trace_file import Trace
 
 
 class _Stamps(NamedTuple):
-    """The names that Triton has for the times of a transport."""
+    """Triton's names of a transport's timestamps."""
 
     receive_start: str
     receive_end: str
@@ -29,11 +29,11 @@ _STAMPS: Mapping[str, _Stamps] = MappingProxyType(
         ),
     }
 )
-"""Keyed by listener."""
+"""Timestamp names by listener."""
 
 
 class TracedCall(NamedTuple):
-    """A traced call; its transport may still report when the answer was written."""
+    """A traced call; its record is completed when the answer has been written."""
 
     head: dict[str, Any]
     times: list[tuple[str, int]]
@@ -42,7 +42,7 @@ class TracedCall(NamedTuple):
     ended_ns: int
 
     def whole(self) -> Trace:
-        """Return the trace in Triton's form, its times in their order."""
+        """Return the trace in Triton's format, with timestamps in order."""
         times, record, stamps = self.times, self.record, self.stamps
         if record is not None and stamps is not None:
             received = [(stamps.receive_start, record.begun_ns)]
@@ -57,7 +57,7 @@ class TracedCall(NamedTuple):
 
 
 def traced(call: InferCall, outcome: Outcome, now_ns: int, number: int) -> TracedCall:
-    """Return the record of an ended call with a trace number."""
+    """Create the trace of an ended call; `number` is the trace id."""
     found = call.found
     head: dict[str, Any] = {"id": number, "model_name": found.model}
     head["model_version"] = int(found.number) if found.number.isdigit() else found.number
@@ -73,6 +73,6 @@ def traced(call: InferCall, outcome: Outcome, now_ns: int, number: int) -> Trace
             ("COMPUTE_END", outcome.ended_ns),
         ]
     times.append(("REQUEST_END", now_ns))
-    # A part of another call has no connection of its own.
+    # Nested calls have no connection.
     listener = call.peer.listener if call.parent is None else ""
     return TracedCall(head, times, call.record, _STAMPS.get(listener), now_ns)

@@ -1,6 +1,6 @@
-"""Traces of requests, chosen at run time, for all models or for one.
+"""Request tracing that can be switched at run time, for all models or for one.
 
-While nothing is traced this observes no call and costs nothing (trace extension).
+While tracing is off it observes no calls and costs nothing (trace extension).
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from xlaserve.serving.observability.traced_call import TracedCall, traced
 T = TypeVar("T")
 
 MODE = "triton"
-"""The mode of files of Triton's form."""
+"""The `trace_mode` for files in Triton's format."""
 OPENTELEMETRY = "opentelemetry"
-"""The mode of exported spans."""
+"""The `trace_mode` for exported spans."""
 OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
 
 _SPANNED = frozenset({Operation.MANAGE, Operation.RUNTIME})
-"""Operations that have spans as inferences do: what loads, and what a mesh asks for."""
+"""Operations that get spans in addition to inferences: loads, and calls of ModelMesh."""
 _LARGEST = 2**31 - 1
 _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
-"""Limit of unwritten traces; further ones are lost."""
+"""Limit of unwritten traces; further ones are dropped."""
 _FLUSH_SECONDS = 0.5
 _CLOSING_SECONDS = 5.0
 _SHOWN_CHARACTERS = 80
@@ -57,18 +57,18 @@ _log = structlog.get_logger("tracing")
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """The trace settings of a model; None in one of a model inherits that of all models."""
+    """Trace settings; None in a model's settings inherits the global value."""
 
     level: str | None = None
     rate: int | None = None
-    """One of this many requests is traced."""
+    """One of every `rate` requests is traced."""
     count: int | None = None
-    """Requests still to be traced; -1 for any number."""
+    """Number of requests still to be traced; -1 for no limit."""
     log_frequency: int | None = None
     """Traces per numbered file; 0 for a single file."""
 
     def over(self, below: "TraceSetting") -> "TraceSetting":
-        """Return it with unset values inherited."""
+        """Return these settings, with unset values taken from `below`."""
         given = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -78,7 +78,7 @@ class TraceSetting:
 
 
 DEFAULT = TraceSetting(OFF, 1000, -1, 0)
-"""Triton's own."""
+"""Triton's defaults."""
 
 
 def _is_found(call: Call) -> TypeGuard[InferCall]:
@@ -86,7 +86,7 @@ def _is_found(call: Call) -> TypeGuard[InferCall]:
 
 
 class Tracing:
-    """The trace settings, and the observer that writes traces while something is traced."""
+    """The trace settings, and the observer that records traces."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Tracing:
         telling: Telling | None = None,
         plane: ControlPlane | None = None,
     ) -> None:
-        """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
+        """Without `path` and `spans` tracing is unavailable; `in_thread` runs blocking functions.
 
-        `start` has the trace settings of all models at start, and after they are cleared.
-        With `spans` they take the place of the file.
+        `start` has the initial global settings, which also apply after they are cleared. If `spans`
+        is given, spans are exported instead of writing the file.
         """
         self._plane = plane or OneProcess()
         self._plane.handle(ChangeKind.TRACE, self._make)
@@ -118,8 +118,9 @@ class Tracing:
         self._all = self._default
         self._models: dict[str, TraceSetting] = {}
         self._left: dict[str, int] = {}
-        """Requests until the next that is traced, with it; by the model of their setting, which is
-        empty for that of all."""
+        """Requests until the next traced one, including it, by model; the empty name is for the
+        global setting.
+        """
         self._ids = count(1)
         self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
@@ -131,16 +132,16 @@ class Tracing:
         self._is_on = False
         self._observe()
 
-    # --- the settings ---
+    # --- settings ---
 
     def get(self, model: str = "") -> TraceSetting:
-        """Return the settings of a model, or of all others."""
+        """Return the effective settings of a model; an empty name means the global ones."""
         own = self._models.get(model)
-        # Looked at for every request while something is traced: most models say nothing.
+        # Fast path for most models: this runs for every request while tracing.
         return self._all if own is None else own.over(self._all)
 
     def texts(self, model: str = "") -> dict[str, str | list[str]]:
-        """Return the settings in Triton's form: texts, and the level in a list."""
+        """Return the effective settings in Triton's format: strings, and the level in a list."""
         setting = self.get(model)
         return {
             "trace_level": [str(setting.level)],
@@ -152,7 +153,7 @@ class Tracing:
         }
 
     async def change(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
-        """Do as `update`, in every process of the server."""
+        """Update the settings in every process of the server."""
 
         async def here() -> None:
             self.update(model, change)
@@ -163,10 +164,10 @@ class Tracing:
         self.update(change.subject, change.arguments)
 
     def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
-        """Change the trace settings; None, or nothing, clears one (trace extension).
+        """Change trace settings, all or none; an empty value clears one (trace extension).
 
-        All of it is changed or nothing. Raises InvalidParameter, Unsupported for what can be
-        changed at the start of the server only, SwitchedOff where there is no file.
+        Raises InvalidParameter, Unsupported for settings that are fixed at startup, and SwitchedOff
+        if there is no trace file.
         """
         if not model:
             require_all_seen()
@@ -187,7 +188,7 @@ class Tracing:
             self._models[model] = new
         else:
             self._all = new
-        # Models with settings of their own may have the rate of all.
+        # Models with their own settings may still inherit the global rate.
         if model:
             self._left.pop(model, None)
         else:
@@ -198,7 +199,7 @@ class Tracing:
         )
 
     def _observe(self) -> None:
-        """Observe calls while some setting traces any."""
+        """Observe calls only while some setting enables tracing."""
         settings = [self._all, *(self.get(model) for model in self._models)]
         is_on = any(setting.level == TIMESTAMPS and setting.count for setting in settings)
         if is_on != self._is_on:
@@ -208,7 +209,7 @@ class Tracing:
             else:
                 self._gates.observe_no_more(self)
 
-    # --- the traces ---
+    # --- recording ---
 
     @property
     def exports_spans(self) -> bool:
@@ -216,16 +217,16 @@ class Tracing:
         return self._spans is not None
 
     def dropped(self) -> int:
-        """Return how many spans were lost instead of being exported, wherever."""
+        """Return the number of spans lost so far, at any stage."""
         return 0 if self._spans is None else self._spans.dropped
 
     @property
     def began(self) -> Callable[[Call], None] | None:
-        """Return the sampler of calls at their start."""
+        """Return the callback that samples calls when they begin, or None."""
         return None if self._spans is None else self._begin
 
     def _begin(self, call: Call) -> None:
-        """Record a call that is traced, or may be."""
+        """Attach a record to a call that is or may be traced."""
         if not isinstance(call, InferCall) and call.operation not in _SPANNED:
             return
         if call.parent is not None:
@@ -234,14 +235,14 @@ class Tracing:
                 self._note(call)
             return
         if self._models:
-            self._note(call)  # whose setting it is follows from its model
+            self._note(call)  # which settings apply depends on its model
             return
         sampled = None
         if call.headers.get(TRACEPARENT) is not None:
             parent = trace_parent(call.headers)
             sampled = None if parent is None else parent.sampled
         if sampled is None:
-            # Most calls leave here: as `_is_due`, without a call.
+            # Most calls leave here; `_is_due` inlined.
             left = self._left.get("", 0)
             if left > 1:
                 self._left[""] = left - 1
@@ -257,7 +258,7 @@ class Tracing:
         return record
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Trace those of the calls that their settings pick."""
+        """Trace the sampled calls among those ended."""
         now = self._clock()
         if self._spans is not None:
             self._end_spans(calls, outcome, now)
@@ -296,7 +297,7 @@ class Tracing:
             return
         self._waiting.append(span)
         if self._timer is None:
-            # The answers of most have been written by then.
+            # By then most answers have been written.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_FLUSH_SECONDS, self._export, context=outside_call())
 
@@ -313,9 +314,9 @@ class Tracing:
             _log.warning("spans were lost", count=lost)
 
     def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:
-        """Return the setting of a model if the next request of it is traced.
+        """Return the settings of a model if its next request is to be traced, and count it.
 
-        Where a client says whether its trace is sampled, that decides instead of the rate.
+        A client's own sampling decision overrides the rate.
         """
         setting = self.get(model)
         if setting.level != TIMESTAMPS or not setting.count or sampled is False:
@@ -325,13 +326,13 @@ class Tracing:
             return None
         if setting.count is not None and setting.count > 0:
             left = setting.count - 1
-            # Of whom the count is: that of all models counts for all of them together.
+            # A global count is shared by all models that inherit it.
             if self._models.get(model, TraceSetting()).count is not None:
                 self._models[model] = replace(self._models[model], count=left)
             else:
                 self._all = replace(self._all, count=left)
             if not left:
-                # The gates hand this call to other observers yet.
+                # In the next iteration: the gates are still iterating over this call's observers.
                 asyncio.get_running_loop().call_soon(self._observe)
         return setting
 
@@ -340,7 +341,7 @@ class Tracing:
         self._left[key] = left or rate
         return not left
 
-    # --- their file ---
+    # --- the trace file ---
 
     def _keep(self, trace: TracedCall, setting: TraceSetting) -> None:
         if len(self._pending) >= _MOST_PENDING:
@@ -367,7 +368,7 @@ class Tracing:
                 if lost:
                     _log.warning("traces were lost", count=lost)
                 for each in dict.fromkeys(each for _, each in pending):
-                    # Their answers have been written by now, but those of slow readers.
+                    # By now the answers have been written, except to slow clients.
                     traces = [trace.whole() for trace, wanted in pending if wanted == each]
                     if not await self._in_thread(partial(self._file.write, traces, each)):
                         self._stop("the files have max_trace_bytes")
@@ -377,7 +378,7 @@ class Tracing:
             self._writing = None
 
     def _stop(self, reason: str) -> None:
-        """Trace nothing more: it cannot be written."""
+        """Disable tracing, because traces cannot be written."""
         self._pending.clear()
         self._all = replace(self._all, level=OFF)
         self._models.clear()
@@ -431,4 +432,4 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str, Sequence[str]], Any]]] = {
     "trace_count": ("count", partial(_number, -1)),
     "log_frequency": ("log_frequency", partial(_number, 0)),
 }
-"""Name of a setting -> its field and its parser."""
+"""The field and parser of each setting."""

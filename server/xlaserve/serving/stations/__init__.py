@@ -1,1 +1,1 @@
-"""Stations of loaded instances: one for each, of a kind of the table."""
+"""Stations: each executes the calls of one loaded instance."""

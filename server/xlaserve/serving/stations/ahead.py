@@ -1,4 +1,4 @@
-"""How many answers are computed ahead of a client that reads."""
+"""Prefetch: how many answers are computed ahead of the client's reads."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,30 +7,31 @@ from xlaserve.runtime.loaded import Answer
 from xlaserve.serving.infer_call import InferCall
 
 _AHEAD_SECONDS = 200e-6
-"""Seconds that a thread computes further answers of a request: to hand one over takes as long."""
+"""Time budget of a thread for further answers: about the cost of one thread hand-off."""
 _AHEAD_ANSWERS = 16
 _AHEAD_BYTES = 1 << 14
-"""The most that is computed before the client is asked whether it reads; it has read as many
-before that."""
+"""Limits of answers computed before checking that the client reads. The client must have read as
+many in the previous round.
+"""
 _SECOND_NS = 1e9
 
 
 @dataclass(slots=True)
 class Computed:
-    """The answers that a thread has computed in one go, quick ones several together."""
+    """The answers that a thread has computed in one go."""
 
     answers: deque[Answer] = field(default_factory=deque)
     is_done: bool = False
-    """Whether the answers are complete, and closed."""
+    """Whether the answers are complete and their generator is closed."""
     error: BaseException | None = None
-    """The error that ended them."""
+    """The error that ended the answers."""
     has_failed_alone: bool = False
-    """Whether it failed alone, after a failed shared execution."""
+    """Whether the request failed again when retried alone, after a shared execution had failed."""
     size_bytes: int = 0
-    """Bytes of all of them."""
+    """Total bytes of the answers."""
 
     def add(self, answer: Answer | BaseException) -> None:
-        """Record an answer, or the error that ends them."""
+        """Append an answer, or record the error that ended them."""
         if isinstance(answer, BaseException):
             self.error = answer
             return
@@ -39,12 +40,12 @@ class Computed:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the last answer is final or failed."""
+        """Tell whether the answers have ended, with a final answer or an error."""
         return self.error is not None or (bool(self.answers) and self.answers[-1].is_last)
 
 
 class Ahead:
-    """Prefetch limit of a request: grows for a reading client, restarts after a pause."""
+    """Prefetch limit of one request: grows while the client reads, and restarts after a pause."""
 
     __slots__ = ("_call", "_most")
 
@@ -53,11 +54,11 @@ class Ahead:
         self._most = 1
 
     def grow(self) -> None:
-        """Allow twice as many: the client has read those before."""
+        """Double the limit, since the client has read the previous answers."""
         self._most = min(max(1, 2 * self._most), _AHEAD_ANSWERS)
 
     def pause(self) -> None:
-        """Restart with one, since the client does not read."""
+        """Restart with a limit of one, since the client has stopped reading."""
         self._most = 0
 
     def allows(self, computed: Computed) -> bool:

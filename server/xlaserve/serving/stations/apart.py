@@ -1,4 +1,4 @@
-"""Isolation of clients whose requests failed batches of others."""
+"""Isolation of clients whose requests cause batches to fail."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,14 +9,15 @@ from xlaserve.errors.sequence import StatesLost
 from xlaserve.serving.infer_call import Executed, InferCall
 
 APART_SECONDS = 10
-"""Seconds of isolation after a failure."""
+"""Duration of the isolation after a failure."""
 
 MOST_APART = 256
-"""Limit of isolated clients per model; the oldest is forgotten."""
+"""Limit of isolated clients per model; the oldest is dropped."""
 
 OTHERS_FIRST = 3
-"""Batches of others that go before the next request that is executed apart, while they wait: at
-most a quarter of the executions of a model are for clients that fail the batches of others."""
+"""Batches of other clients executed between two isolated requests, so that isolated clients get at
+most a quarter of a model's executions.
+"""
 
 _SECOND_NS = 1_000_000_000
 
@@ -33,41 +34,42 @@ _NOT_REPEATED = (
     ProcessLost,
     StatesLost,
 )
-"""Failures of the process or the device, which do not depend on a request of the batch. A retry
-could fail other replicas too."""
+"""Failures of the process or the device, not of a request in the batch. A retry could fail other
+replicas too.
+"""
 
 _MARK = "apart"
-"""Part of an isolated request's batching key, next to its client."""
+"""Tag in the batching key of an isolated request, next to its client."""
 
 
 def may_be_repeated(error: Exception) -> bool:
-    """Tell whether requests of a failed batch may be retried, each by itself."""
+    """Tell whether the requests of a failed batch may be retried one by one."""
     return not isinstance(error, _NOT_REPEATED)
 
 
 class FailedBatch:
-    """A failed batch, whose requests are retried one by one."""
+    """A failed batch whose requests are retried one by one."""
 
     __slots__ = ("error", "failed", "requests")
 
     def __init__(self, requests: Sequence[InferCall], error: Exception) -> None:
         self.requests = requests
         self.error = error
-        """The batch's error."""
+        """The error of the batch."""
         self.failed: list[InferCall] = []
-        """Requests that failed by themselves too, and were not judged yet."""
+        """Requests that failed again when retried and have not been judged."""
 
 
 class Apart:
-    """The clients of one model whose requests failed alone, and others of their batch did not.
+    """Isolated clients of a model: their requests failed again when retried, others did not.
 
-    For `APART_SECONDS` their requests are put together with no others than their own, and go once
-    for `OTHERS_FIRST` batches of others: a batch that fails is executed once more for each of its
-    requests, which one client could otherwise have done all the time. Of the event loop.
+    For `APART_SECONDS` their requests are batched only with requests of the same client, and run
+    once per `OTHERS_FIRST` batches of others. Otherwise one client could cause a retry of every
+    request of every batch. Belongs to the event loop.
     """
 
     def __init__(self, waiting: Callable[[], Iterable[InferCall]]) -> None:
-        """`waiting` returns the requests that wait, which may be of a client that is isolated."""
+        """`waiting` returns the queued requests, to mark those of a newly isolated client."""
         self._waiting = waiting
         self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0
@@ -78,7 +80,7 @@ class Apart:
 
     @property
     def is_owed(self) -> bool:
-        """Tell whether other clients go before the next isolated request."""
+        """Tell whether batches of other clients are due before the next isolated request."""
         return self._owed > 0
 
     def mark(self, request: InferCall, now_ns: int) -> None:
@@ -92,7 +94,7 @@ class Apart:
             request.key = (*request.key, (_MARK, client))
 
     def began(self, request: InferCall) -> None:
-        """Record the first request of a batch that begins."""
+        """Record that a batch begins, given its first request."""
         self._owed = OTHERS_FIRST if request.is_apart else max(0, self._owed - 1)
 
     def repeated(
@@ -108,9 +110,9 @@ class Apart:
         self.judge(batch, now_ns)
 
     def judge(self, batch: FailedBatch, now_ns: int) -> None:
-        """Set those apart that failed by themselves, once another request of the batch did not.
+        """Isolate the clients of requests that failed again, if another one succeeded.
 
-        Where all of them fail it is the model that does.
+        If all of them fail, the model itself is at fault.
         """
         if batch.failed and any(one.executed is not None for one in batch.requests):
             for request in batch.failed:
@@ -118,22 +120,22 @@ class Apart:
             batch.failed.clear()
 
     def add(self, request: InferCall, now_ns: int) -> None:
-        """Isolate the client of a request from now on, with those of its requests that wait."""
+        """Isolate the client of a request, including its queued requests."""
         client = client_of(request)
         is_new = client not in self._until
         self._until[client] = now_ns + APART_SECONDS * _SECOND_NS
         self._until.move_to_end(client)
         if len(self._until) > MOST_APART:
             self._until.popitem(last=False)
-        if is_new:  # else they were marked as they came
+        if is_new:  # requests of a known client were marked on arrival
             for one in self._waiting():
                 self.mark(one, now_ns)
 
 
 def client_of(call: InferCall) -> int | str:
-    """Return what is the same of the calls of one client: its principal, or its connection.
+    """Return the identity of a call's client: its principal, or its connection.
 
-    Of the clients of a trusted proxy it is the address: connections of a proxy are everybody's.
+    Behind a trusted proxy it is the client's address, because the proxy's connections are shared.
     """
     peer = call.peer
     return call.owner or call.client or (peer.proxy and peer.address) or id(peer.account)

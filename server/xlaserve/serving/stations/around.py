@@ -1,4 +1,4 @@
-"""The base of stations that wrap another one, and delegate to it."""
+"""Base class of stations that wrap another station and delegate to it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from xlaserve.serving.stations.station import Station
 
 
 class Around:
-    """Stays while the station within is replaced."""
+    """A wrapper that remains in place when the inner station is replaced."""
 
     def __init__(self, within: Station) -> None:
         self.within = within

@@ -1,4 +1,4 @@
-"""The pending executions of a station at one moment: number and age."""
+"""Number and age of a station's queued executions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ _SECOND_NS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Queued executions."""
+    """Number and age of queued executions."""
 
     pending: int = 0
-    """The number of them."""
+    """Number of queued executions."""
     oldest_seconds: float = 0.0
-    """Age of the oldest in seconds, or 0."""
+    """Age of the oldest one; 0 if there is none."""
 
     @classmethod
     def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":
-        """Return the figures for submission times."""
+        """Compute the backlog from submission times."""
         times = list(pending_since)
-        # One that was submitted after the clock was read has not waited a negative time.
+        # A call submitted after the clock was read would have a negative age.
         return cls(len(times), max(0, now_ns - min(times, default=now_ns)) / _SECOND_NS)
 
     @classmethod
     def together(cls, backlogs: Sequence["Backlog"]) -> "Backlog":
-        """Return the figures of several models."""
+        """Return the combined backlog of several models."""
         return cls(
             sum(each.pending for each in backlogs),
             max((each.oldest_seconds for each in backlogs), default=0.0),
@@ -32,4 +32,3 @@ class Backlog:
 
 
 NO_BACKLOG = Backlog()
-"""Nothing waits."""

@@ -1,4 +1,4 @@
-"""Batches of calls, on the host or on a device."""
+"""Stations that batch calls, on the host or on a device."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,11 @@ from xlaserve.serving.stations.host import Inline
 from xlaserve.serving.stations.station import Station
 
 _RESIDENT = ("resident",)
-"""Part of the key of calls with device tensors, which are not batched."""
+"""Part of the key of calls with device tensors, which prevents their batching."""
 
 
 class Batches:
-    """Gathers calls; steps of an ensemble whose tensors are on a device go alone (a Station)."""
+    """Batches calls; ensemble steps with device tensors run alone (a Station)."""
 
     def __init__(
         self,
@@ -25,9 +25,9 @@ class Batches:
         *,
         is_ruled: bool = False,
     ) -> None:
-        """`inline` executes at once what is likely to be the only call of its pass.
+        """`inline` immediately executes a call that is probably the only one of its iteration.
 
-        `is_ruled` says that the queue has policies, which hold for calls that go alone too.
+        `is_ruled` says that the queue has policies, which then also apply to calls that run alone.
         """
         self._is_ruled = is_ruled
         self._batcher = batcher
@@ -39,7 +39,7 @@ class Batches:
         return chain(self._batcher.pending_since(), self._alone.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call at once, or in a batch; raises Overloaded."""
+        """Execute a call immediately or in a batch; raises Overloaded."""
         inline, batcher = self._inline, self._batcher
         if call.resident and not self._is_ruled:
             self._alone.begin(call)
@@ -63,19 +63,19 @@ class Batches:
 
 
 class LoopClock:
-    """The engine's time, and timers of the event loop."""
+    """The engine's clock, with timers of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
         self._loop = loop
         self.now_ns = now_ns
-        """Returns the time of the engine."""
+        """Returns the engine's time."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Schedule a call after all currently ready ones."""
+        """Schedule a callback after all currently ready ones."""
         self._loop.call_soon(call)
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time, outside of any request; returns a function that cancels it."""
+        """Schedule a callback outside any call's context; returns a function that cancels it."""
         context = outside_call() if current_call.get() is not None else None
         seconds = (time_ns - self.now_ns()) / 1e9
         return self._loop.call_later(seconds, call, context=context).cancel

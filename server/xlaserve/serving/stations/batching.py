@@ -1,6 +1,6 @@
-"""The queue of one model: requests in, batches out, in order and within bounds.
+"""The request queue of a model: dynamic batching with bounded queues.
 
-The queue knows no asyncio and no clock; the batcher around it has both handed in.
+The queue itself is independent of asyncio and clocks; `Batcher` supplies both.
 """
 
 from collections import deque
@@ -19,35 +19,35 @@ from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
-"""Smaller batches are copied as quickly as they are aligned."""
+"""Smaller batches are not aligned: that would cost as much as XLA's copy of unaligned memory."""
 
 APART_NS = 50_000
-"""Gap between requests of different event-loop iterations."""
+"""Gap between completion and next request above which they belong to different iterations."""
 
 ALONE_IN_A_ROW = 3
-"""Consecutive requests without company after which the next is expected alone too."""
+"""Consecutive single-request batches after which the next request is expected to be alone too."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """Rules of gathering requests (ModelDynamicBatching)."""
+    """Dynamic batching policy of a queue (ModelDynamicBatching)."""
 
     max_requests: int
     """Limit of queued requests."""
     setting: str = "max_requests_per_model"
-    """Source of `max_requests`, for the text of Overloaded."""
+    """Setting that `max_requests` comes from, named in the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()
-    """Sizes that need not wait for the delay; ascending."""
+    """Batch sizes that start without waiting for the delay; ascending."""
     delay_ns: int = 0
-    """The batch delay, while a lane is free."""
+    """How long a batch waits for more requests while a lane is free."""
     timeout_ns: int = 0
-    """Longest wait of a request at all; 0 for as long as its client does."""
+    """Queue timeout of requests; 0 for none."""
     timeouts_differ: bool = False
     """Whether a request may expire before earlier ones."""
 
 
 class BatchQueue:
-    """Requests in arrival order."""
+    """Queued requests in arrival order."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BatchQueue:
         max_rows: Callable[[], int],
         fit: "Fit | None" = None,
     ) -> None:
-        """`fit` chooses the requests of a batch; None for `fitting`."""
+        """`fit` selects the requests of a batch; None for `fitting`."""
         self._model = model
         self.policy = policy
         self._max_rows = max_rows
@@ -70,13 +70,13 @@ class BatchQueue:
         return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
-        """Let a request wait, or raise Overloaded at once."""
+        """Enqueue a request; raises Overloaded if the queue is full."""
         if len(self._waiting) >= self.policy.max_requests:
             raise Overloaded(self._model, self.policy.max_requests, self.policy.setting)
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a cancelled request; one that has left is ignored."""
+        """Remove a cancelled request; does nothing if it has already left the queue."""
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -89,10 +89,10 @@ class BatchQueue:
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
-        """Return the requests of the next batch, or none if it should wait for more.
+        """Dequeue and return the next batch; return none if it should wait for more requests.
 
-        They are the oldest request and those after it that fit beside it, in order; together they
-        have no more than `max_rows` says now, unless the oldest alone has.
+        The batch has the oldest request and later ones compatible with it, in order, up to
+        `max_rows` rows; a larger request is a batch of its own.
         """
         if not self._waiting:
             return []
@@ -117,7 +117,7 @@ class BatchQueue:
         for request in chosen:
             if request is waiting[0]:
                 waiting.popleft()
-            else:  # others of another shape stand between them
+            else:  # requests of other shapes are between them
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
@@ -131,13 +131,13 @@ class BatchQueue:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return the queue timeout of a request; 0 for none."""
+        """Return the queue timeout of a request; 0 if it has none."""
         return self.policy.timeout_ns
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when to look at the queue again though nothing else happened.
+        """Return the time at which the queue must be checked again, or None.
 
-        The delay counts only while the batch could leave: a lane is free.
+        The batch delay is considered only if `could_leave`: a lane is free.
         """
         delay = self.policy.delay_ns if could_leave else 0
         waits = [wait for wait in (delay, self.policy.timeout_ns) if wait]
@@ -153,10 +153,10 @@ Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall
 def fitting(
     waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
 ) -> tuple[list[InferCall], bool]:
-    """Return the first of those that wait and what fits beside it, and whether that is a batch.
+    """Select the first request and those compatible with it; tell whether the batch is full.
 
-    A request that has tensors on a device is a batch by itself; `others_first` passes over those
-    that are executed apart while there are others.
+    A request with device tensors is a batch of its own. `others_first` skips isolated requests
+    while there are others.
     """
     requests = iter(waiting)
     first = next(requests)
@@ -178,9 +178,9 @@ def fitting(
 
 
 def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
-    """Put the inputs of a batch together, with its last row again behind them up to `rows`.
+    """Concatenate the inputs of a batch, padded to `rows` by repeating its last row.
 
-    Padding is a real row, because a loop that ends on each of those may never end on zeros.
+    Padding repeats a real row because a data-dependent loop in the model might not end on zeros.
     """
     if len(requests) == 1:
         return requests[0].inputs
@@ -190,7 +190,7 @@ def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
         parts = [request.inputs[name] for request in requests]
         if missing:
             parts.append(np.broadcast_to(parts[-1][-1:], (missing, *first.shape[1:])))
-        # Always fresh memory: XLA may read it in place until the outputs are there.
+        # Always fresh memory: XLA may read it in place until the outputs are ready.
         count = rows * (first.nbytes // len(first))
         if count < _IN_PLACE_BYTES or first.dtype.hasobject:
             packed[name] = np.concatenate(parts)
@@ -207,7 +207,7 @@ def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> S
     if len(requests) == 1:
         return [output]
     if rows == len(requests):
-        # One row for each: numpy makes the views in half the time.
+        # One row per request: numpy creates these views in half the time.
         return list(output[:rows, np.newaxis])
     parts = []
     start = 0
@@ -219,22 +219,22 @@ def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> S
 
 
 class Runner(Protocol):
-    """Runs batches somewhere."""
+    """Executes batches."""
 
     @property
     def lanes(self) -> int:
-        """Return the number of lanes at first."""
+        """Return the initial number of lanes."""
         ...
 
     @property
     def is_inline(self) -> bool:
-        """Tell whether it executes on the event loop when quick."""
+        """Tell whether quick batches run on the event loop."""
         ...
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; `freed` is called when another may be, and `ended` on completion.
+        """Start a batch; `freed` is called when another may start, `ended` on completion.
 
-        Both on the event loop, perhaps before this returns; neither where this raises.
+        Both are called on the event loop, perhaps before this returns; neither if this raises.
         """
         ...
 
@@ -243,24 +243,24 @@ class Clock(Protocol):
     """A clock with timers."""
 
     def now_ns(self) -> int:
-        """Return a monotonic time."""
+        """Return the monotonic time in nanoseconds."""
         ...
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Schedule a call after all currently ready ones."""
+        """Schedule a callback after all currently ready ones."""
         ...
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time; returns a function that cancels it."""
+        """Schedule a callback; returns a function that cancels it."""
         ...
 
 
 class RequestQueue(Protocol):
-    """Queued requests, and the rule by which they form batches."""
+    """A queue of requests that forms batches."""
 
     @property
     def policy(self) -> BatchPolicy:
-        """Return its delay and its timeout."""
+        """Return the queue's policy."""
         ...
 
     def __len__(self) -> int: ...
@@ -268,11 +268,11 @@ class RequestQueue(Protocol):
     def __iter__(self) -> Iterator[InferCall]: ...
 
     def add(self, request: InferCall) -> None:
-        """Let a request wait, or raise Overloaded at once."""
+        """Enqueue a request; raises Overloaded if the queue is full."""
         ...
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a cancelled request; one that has left is ignored."""
+        """Remove a cancelled request; does nothing if it has already left the queue."""
         ...
 
     def clear(self) -> list[InferCall]:
@@ -280,9 +280,9 @@ class RequestQueue(Protocol):
         ...
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Return the requests of the next batch, or none if it should wait for more.
+        """Dequeue and return the next batch; return none if it should wait for more requests.
 
-        `others_first` passes over those that are executed apart while there are others.
+        `others_first` skips isolated requests while there are others.
         """
         ...
 
@@ -291,23 +291,23 @@ class RequestQueue(Protocol):
         ...
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return the time of the next check without other events."""
+        """Return the time at which the queue must be checked again, or None."""
         ...
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return the queue timeout of a request; 0 for none."""
+        """Return the queue timeout of a request; 0 if it has none."""
         ...
 
 
 class Batcher:
-    """Gathers the requests of one model, and keeps its lanes busy.
+    """Forms batches of one model's requests, and keeps its lanes busy.
 
-    While a lane is free a request leaves with whatever came in the same pass of the event loop;
-    while none is, the queue fills. Where of late none came with another, `is_alone` says of the
-    next that it need not wait for the end of the pass.
+    While a lane is free, the requests of one event-loop iteration leave together as a batch;
+    otherwise they queue. If recent requests came one at a time, `is_alone` predicts that the next
+    one need not wait for the end of the iteration.
 
-    A batch that fails is executed again, each request by itself, so that a request fails only by
-    its own fault; `Apart` keeps whose fault it was from the batches of others for a while.
+    The requests of a failed batch are retried one by one, so that a request fails only through its
+    own fault; `Apart` then temporarily isolates the clients of the faulty ones.
     """
 
     def __init__(
@@ -327,18 +327,18 @@ class Batcher:
         self._now_ns = clock.now_ns
         self._deliver = deliver
         self._free = runner.lanes
-        """Batches that may start; negative while some have overtaken others."""
+        """Batches that may start; negative while batches run without a lane (see `overtakes`)."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
-        """Whether a request may be executed without being queued."""
+        """Whether a request may bypass the queue."""
         self.in_a_row = 0
-        """Requests without company since the last that had some."""
+        """Consecutive single-request batches."""
         self._ended_ns = 0
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
         self._apart = Apart(lambda: queue)
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
-        """Requests of failed batches, retried next, each by itself."""
+        """Requests of failed batches, to be retried next, one by one."""
 
     def pending_since(self) -> Iterator[int]:
         """Yield the submission times of queued requests."""
@@ -356,11 +356,11 @@ class Batcher:
         )
 
     def passed(self, now_ns: int) -> None:
-        """Record a request that was alone and did not wait."""
+        """Record the completion of a request that bypassed the queue."""
         self._ended_ns = now_ns
 
     def submit(self, request: InferCall) -> None:
-        """Take a request. Raises Overloaded."""
+        """Enqueue a request; raises Overloaded."""
         if not request.submitted_ns:
             request.submitted_ns = self._now_ns()
         if self._apart:
@@ -378,13 +378,13 @@ class Batcher:
             self._wake_later()
 
     def leave(self, call: InferCall) -> None:
-        """Let a call leave the queue, unless it has left already."""
+        """Remove an ended call from the queue; does nothing if it has already left."""
         self._queue.remove(call)
 
     def retire(self) -> list[InferCall]:
-        """Begin no more batches; return the calls that wait.
+        """Start no more batches; return the queued calls.
 
-        Those of a batch that failed have begun, and end here.
+        Requests being retried after a failed batch are not returned; they end here.
         """
         if self._cancel_timer is not None:
             self._cancel_timer()
@@ -392,7 +392,7 @@ class Batcher:
         return self._queue.clear()
 
     def resume(self) -> None:
-        """Look at the queue again: the result of `overtakes` may have changed."""
+        """Check the queue again, because the result of `overtakes` may have changed."""
         if len(self._queue):
             self._look_soon()
 
@@ -416,14 +416,14 @@ class Batcher:
         elif self._may_start:
             try:
                 requests = self._queue.take(now, others_first=self._apart.is_owed)
-            except BaseException as error:  # nobody may wait for ever for what cannot be gathered
+            except BaseException as error:  # if no batch can be formed, fail the queued calls
                 self._deliver(self._queue.clear(), answerable(error))
                 requests = ()
             if requests:
                 apart = now - self._ended_ns > APART_NS
                 self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
                 self._start(requests)
-                # One batch in a pass: other models are served before the next.
+                # One batch per iteration, so that other models get their turn.
                 if len(self._queue):
                     self._look_soon()
         self._wake_later()
@@ -458,9 +458,9 @@ class Batcher:
         batch: FailedBatch | None,
         result: Executed | BaseException,
     ) -> None:
-        """Answer a batch, or execute each of its requests again where it failed as a whole.
+        """Answer a batch; if it failed as a whole, retry its requests one by one.
 
-        `batch` is the one that failed before, whose request this is.
+        `batch` is the failed batch of a retried request.
         """
         if len(requests) > 1 and isinstance(result, Exception) and may_be_repeated(result):
             failed = FailedBatch(requests, result)
@@ -485,13 +485,13 @@ class Batcher:
         try:
             self._runner.run(requests, freed, ended)
         except BaseException as error:
-            # Nobody may wait for ever, whatever kept the batch from starting.
+            # Every call must end, whatever prevented the batch from starting.
             freed()
             ended(error)
 
     def _freed_again(self, batch: FailedBatch) -> None:
-        # Some models answer their requests themselves, and have done so by then. Before the next
-        # batch is taken, which may have another request of the one at fault.
+        # Judge once models that answer their own requests have done so, but before the next batch
+        # is taken, which may have another request of the faulty client.
         self._clock.soon(lambda: self._apart.judge(batch, self._now_ns()))
         self._freed()
 

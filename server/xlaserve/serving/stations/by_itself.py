@@ -1,4 +1,4 @@
-"""Unbatched calls, in threads of the host or on a device."""
+"""Executes calls without batching, in host threads or on a device."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +14,19 @@ from xlaserve.serving.stations.station import Served, Working
 
 
 class Work(Protocol):
-    """Executes somewhere else than on the event loop."""
+    """Executes calls outside the event loop."""
 
     def pending_since(self) -> Iterator[int]:
         """Yield the submission times of queued executions."""
         ...
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> Cancellable:
-        """Execute for one call, on the replica with the least to do."""
+        """Execute one call on the least busy replica."""
         ...
 
 
 class ByItself:
-    """Executes each call alone, after compiling a missing shape (a Station)."""
+    """Executes each call alone; compiles its shape first if necessary (a Station)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ByItself:
         return self.work.pending_since()
 
     def begin(self, call: InferCall) -> None:
-        """Execute a call; raises InvalidTensor for sizes that contradict one another."""
+        """Execute a call; raises InvalidTensor if its dimensions contradict each other."""
         call.submitted_ns = call.submitted_ns or self._now_ns()
         found = look(self._model, call.inputs)
         if isinstance(found, Missing):
@@ -56,7 +56,7 @@ class ByItself:
             self._run(call, found)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: queued calls are with the threads."""
+        """Return nothing: calls are queued in the threads, which continue with them."""
         return ()
 
     def run(self, call: InferCall, over: Callable[[], None], ended: Ended) -> None:
@@ -78,7 +78,7 @@ class ByItself:
 
     def _compile_first(self, call: InferCall, missing: Missing, ended: Ended | None = None) -> None:
         compiling = asyncio.ensure_future(self._shapes.compiled(self._instance, missing))
-        # A user of its own: when its call is cancelled it may just be about to begin.
+        # Keep the instance open even if the call is cancelled: its execution may just be starting.
         self._instance.acquire()
         call.wait_at(Working(compiling))
         compiling.add_done_callback(
@@ -94,16 +94,16 @@ class ByItself:
                 ended(asyncio.CancelledError())
             else:
                 self._run(call, executable, ended)
-        except BaseException as error:  # whatever it is, somebody waits
+        except BaseException as error:  # the call must end in any case
             ended(error)
         finally:
             self._instance.release()
 
 
 class AloneRunner:
-    """Executes the calls of a queue one by one, as many at a time as there are replicas (a Runner).
+    """Executes queued calls one by one, up to `lanes` at a time (a Runner).
 
-    What waits for a replica waits in the queue, where its policies hold.
+    Calls wait in the queue and not in the threads, so that the queue's policies apply.
     """
 
     is_inline = False
@@ -113,6 +113,6 @@ class AloneRunner:
         self.lanes = lanes
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Execute a call; both are called on completion."""
+        """Execute one call; `freed` and `ended` are called on completion."""
         (call,) = requests
         self._station.run(call, freed, ended)

@@ -1,4 +1,4 @@
-"""The response cache as a station around another (`response_cache`)."""
+"""The station that answers from the response cache (`response_cache`)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,16 +17,16 @@ from xlaserve.serving.stations.station import Served, Station, Working
 from xlaserve.serving.uses import Resolve, Use, are_current, note
 
 _INLINE_BYTES = 1 << 16
-"""Inputs up to this size are hashed on the event loop, in some 50 us; longer ones in a thread."""
+"""Inputs up to this size are hashed on the event loop, in about 50 us; larger ones on a thread."""
 
 
 class Caching(Around):
-    """Answers from the cache; misses go to the wrapped station, coalesced by key.
+    """Answers from the cache; misses go to the inner station, coalesced by key.
 
-    Equal calls in flight share one execution: a flight. The first of them is the leader, and counts
-    as a miss; the others count as hits when it is answered, and fail as it does. A leader that goes
-    away (its client cancels, its deadline passes) leaves the flight to the next one, and the last
-    one takes it back.
+    Equal calls in flight share one execution, called a flight. The first one, the leader, counts as
+    a miss; the others count as hits when it succeeds, and fail if it fails. If the leader is
+    cancelled or expires, the next call becomes the leader; when the last call leaves, the execution
+    is cancelled.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Caching(Around):
         self._flights: dict[Key, _Flight] = {}
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call from the cache, or execute it; raises as the wrapped station does."""
+        """Answer a call from the cache, or execute it; raises like the inner station."""
         if call.resident or call.is_volatile:
-            # Its tensors may be on a device, or be others when they are executed.
+            # The tensors may be on a device, or may change before they are executed.
             self.within.begin(call)
         elif input_bytes(call) > _INLINE_BYTES:
             self._begin_later(call)
@@ -64,7 +64,7 @@ class Caching(Around):
             self._begin(call, key_of(call, self._names), begun)
 
     def _begin_later(self, call: InferCall) -> None:
-        """Begin once a thread has made the key of a call with long inputs."""
+        """Compute the key of a call with large inputs on a thread, then begin the call."""
         begun = self._now_ns()
         call.submitted_ns = call.submitted_ns or begun
 
@@ -93,11 +93,12 @@ class Caching(Around):
         if entry is not None:
             note(call.parent, entry.uses)
             if call.shaping is None and not call.reads_memory:
-                # Where more is done to answers behind this station, the call is a relay of its own.
+                # If an outer station processes the answer further, this call is a relay, whose
+                # `kept` is unused.
                 call.kept = entry
             answer_again(call, entry.outputs, begun, self._now_ns())
             return
-        # Of those that wait differently in the queue each is executed by itself.
+        # Calls with different queue parameters do not share an execution.
         flight_key = (*key, call.parameters.get("priority"), call.parameters.get("timeout"))
         looked = self._now_ns() - begun
         call.submitted_ns = call.submitted_ns or begun
@@ -116,14 +117,14 @@ class Caching(Around):
         if not call.has_ended:
             self._waits.watch(call)
 
-    # --- as flights call it ---
+    # --- called by flights ---
 
     def relay(self, call: InferCall, flight: "_Flight") -> Relay:
         """Return a call that is executed on behalf of others."""
         return Relay(call, self._counting, flight.completed)
 
     def keep(self, key: Key, outputs: Sequence[InferOutput], uses: frozenset[Use]) -> int:
-        """Keep an answer made with models that still are the same; return how many ns it took."""
+        """Cache an answer if the models it used are unchanged; return the time taken in ns."""
         begun = self._now_ns()
         if not uses or are_current(uses, self._resolve):
             self._section.keep(key, outputs, uses)
@@ -136,7 +137,7 @@ class Caching(Around):
 
 
 class _Flight:
-    """One execution, and its waiting calls (a Place)."""
+    """One shared execution and the calls waiting for it (a Place)."""
 
     def __init__(
         self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int
@@ -145,33 +146,33 @@ class _Flight:
         self._key = key
         self._flight_key = flight_key
         self._waiting: dict[InferCall, int] = {}
-        """Waiting calls in arrival order, the leader first: lookup time of each, in ns."""
+        """Waiting calls in arrival order, the leader first, with their lookup times in ns."""
         self._has_landed = False
         self.relay = station.relay(leader, self)
         self.join(leader, looked)
 
     def join(self, call: InferCall, looked: int) -> None:
-        """Let a call wait for the answer."""
+        """Add a call that waits for the answer."""
         self._waiting[call] = looked
         call.wait_at(self)
 
     def awaited(self, call: InferCall) -> Sequence[InferCall]:
-        """Return the execution."""
+        """Return the relay, which is what the calls wait for."""
         return (self.relay,)
 
     def is_current(self, resolve: Resolve) -> bool:
-        """Tell whether the models that the execution has used so far are the same now."""
+        """Tell whether the models used so far by the execution are unchanged."""
         return are_current(self.relay.uses or (), resolve)
 
     def leave(self, call: InferCall) -> None:
-        """Answer a call no more; the last one takes the execution back."""
+        """Remove a call; the last one to leave cancels the execution."""
         self._waiting.pop(call, None)
         if not self._waiting and not self._has_landed:
             self.close()
             self.relay.cancel("nobody waits for the answer")
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         self._has_landed = True
         for call in self._waiting:
             call.place = None
@@ -187,7 +188,7 @@ class _Flight:
         if isinstance(result, BaseException):
             deliver([call for call, _ in waiting], result)
             return
-        # Parameters of an answer are of its execution: they are not kept, nor is what they are of.
+        # Answers with parameters are not cached: the parameters belong to this execution only.
         is_plain = type(result) is InferResponse
         uses = frozenset(relay.uses or ())
         took = self._station.keep(self._key, result.outputs, uses) if is_plain else 0

@@ -1,8 +1,7 @@
-"""Deadlocks among Python models that call one another, found and ended.
+"""Deadlock detection among Python models that call one another.
 
-A model that calls itself, or two that call each other, may wait for a copy that waits for them.
-A deadlock lasts, so that it need not be noticed at once: a nested call that waits is looked at
-from time to time.
+A model that calls itself, or two that call each other, may wait for a copy that waits for them. A
+deadlock is permanent, so there is no hurry: waiting nested calls are checked periodically.
 """
 
 import asyncio
@@ -19,13 +18,13 @@ from xlaserve.serving.stations.relay import Relay
 
 FIRST_SECONDS = 0.05
 MOST_SECONDS = 1.0
-"""Seconds to the first look, and between later ones."""
+"""Delay before the first check of a call, and maximum delay between later ones."""
 MOST_WAITS = 10_000
-"""Calls, and waits of one for another, that one look follows: in some 50 ms."""
+"""Limit of calls and dependencies examined by one check, which takes about 50 ms."""
 
 
 class Executing(Protocol):
-    """A station whose copies may wait for nested calls."""
+    """A station whose model copies may wait for nested calls."""
 
     @property
     def lanes(self) -> int:
@@ -34,40 +33,42 @@ class Executing(Protocol):
 
     @property
     def executing(self) -> Mapping[InferCall, bool]:
-        """Return the calls that copies have, and whether the code has begun with each."""
+        """Return the calls handed to copies, and whether the code has begun each of them."""
         ...
 
     @property
     def computing(self) -> Sequence[InferCall]:
-        """Return the calls that the code has begun with, and has not ended."""
+        """Return the calls that the model's code is working on."""
         ...
 
 
 @runtime_checkable
 class Awaiting(Protocol):
-    """A place whose calls wait for other calls: for relays, or for those before them."""
+    """A Place whose calls wait for other calls: for relays, or for earlier calls."""
 
     def awaited(self, call: InferCall) -> Iterable[InferCall]:
-        """Return the calls that have to end before this one."""
+        """Return the calls that must end before this one can."""
         ...
 
 
 class Waits:
-    """Nested calls that wait: for a copy, or for other calls."""
+    """Nested calls that wait for a model copy or for other calls."""
 
     def __init__(self) -> None:
         self._places: dict[InferCall, Executing | None] = {}
-        """Where each is executed; None where it waits for other calls."""
+        """The station that executes each watched call; None if the call waits for other calls."""
         self._timers: dict[InferCall, asyncio.TimerHandle] = {}
-        """The next look at each."""
+        """Timer of each call's next check."""
         self._going: WeakSet[InferCall] = WeakSet()
-        """Calls found to go on since `_going_since`: looks soon after one another share them."""
+        """Calls found able to proceed since `_going_since`; shared by checks shortly after one
+        another.
+        """
         self._going_since = 0.0
 
     def watch(self, call: InferCall, place: Executing | None = None) -> None:
         """Watch a nested call until its code starts or it ends.
 
-        A relay is not watched, but the call that waits for it.
+        Relays are not watched: the calls that wait for them are.
         """
         if call.parent is None or isinstance(call, Relay) or call in self._places:
             return
@@ -78,7 +79,7 @@ class Waits:
         )
 
     def _forget(self, call: InferCall) -> None:
-        """Look at a call no more: a timer would keep its tensors until it is due."""
+        """Stop watching a call; a pending timer would keep its tensors alive."""
         self._places.pop(call, None)
         timer = self._timers.pop(call, None)
         if timer is not None:
@@ -94,14 +95,14 @@ class Waits:
             waited_at = call.place
             deliver([call], Deadlock(call.model, _chain(call)))
             if waited_at is not None:
-                waited_at.leave(call)  # what it had begun there ends with it
+                waited_at.leave(call)  # also stops the call's work there
             return
         seconds = min(2 * seconds, MOST_SECONDS)
         loop = asyncio.get_running_loop()
         self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
 
     def _known_going(self) -> WeakSet[InferCall]:
-        """Return the calls found to go on just now; a later look finds out if one no longer may."""
+        """Return the calls recently found able to proceed; a later check corrects errors."""
         now = asyncio.get_running_loop().time()
         if now - self._going_since >= FIRST_SECONDS:
             self._going.clear()
@@ -109,15 +110,15 @@ class Waits:
         return self._going
 
     def is_stuck(self, call: InferCall, going: WeakSet[InferCall] | None = None) -> bool:
-        """Tell whether a call will never end: all that could let it go on waits for it in turn.
+        """Tell whether a call is deadlocked: everything that could unblock it waits for it in turn.
 
-        Of all calls that it may wait for those are taken away that may go on, until none is left
-        that may. `going` are calls known to go on; those found here are added. Beyond `MOST_WAITS`
-        nothing is known, and no call is ended for that.
+        Reduces the wait graph: calls that can proceed are removed until none is left that can.
+        `going` has calls known to proceed, and is extended by those found here. Returns False if
+        the graph exceeds `MOST_WAITS`.
         """
         known: Collection[InferCall] = () if going is None else going
         needed: dict[InferCall, int] = {}
-        """How many of those before each have to go on first; 0 for those that may go on."""
+        """Number of predecessors that must proceed first; 0 for calls that can proceed."""
         behind: dict[InferCall, list[InferCall]] = {}
         found, free, count = [call], list[InferCall](), 0
         while found:
@@ -141,7 +142,7 @@ class Waits:
         return needed[call] > 0
 
     def _before(self, call: InferCall) -> Iterator[InferCall]:
-        """Yield the calls that may have to end before this one."""
+        """Yield the calls that may have to end before this one can."""
         if isinstance(call.place, Awaiting):
             yield from call.place.awaited(call)
         elif (place := self._pending_at(call)) is not None:
@@ -154,16 +155,16 @@ class Waits:
                     yield from one.nested or ()
 
     def _needed(self, call: InferCall, before: Collection[InferCall]) -> int:
-        """Return how many of those before a call, one at least, have to go on before it can."""
+        """Return how many of a call's predecessors (at least one) must proceed before it can."""
         if isinstance(call.place, Awaiting):
             return len(before)
         place = self._pending_at(call)
         if place is not None:
             return int(len(before) >= place.lanes)
-        return 1  # the code may go on with any of those that it waits for
+        return 1  # the code may proceed after any one of the calls that it waits for
 
     def _pending_at(self, call: InferCall) -> Executing | None:
-        """Return the copies that a call waits for; None where it has begun, or waits for none."""
+        """Return the station whose copy a call waits for, or None."""
         place = self._places.get(call) or _copies(call)
         if place is None:
             return None
@@ -177,7 +178,7 @@ def _let_go(
     needed: dict[InferCall, int],
     behind: Mapping[InferCall, Sequence[InferCall]],
 ) -> None:
-    """Decrement the needs of calls that wait for free ones, which may free them in turn."""
+    """Propagate progress: decrement the counts of dependent calls, which may become free too."""
     while free:
         for later in behind.get(free.pop(), ()):
             needed[later] -= 1
@@ -186,7 +187,7 @@ def _let_go(
 
 
 def _copies(call: InferCall) -> Executing | None:
-    """Return the copies of the model of a call, if its code may wait for nested calls."""
+    """Return the station whose copies run the call's model, if its code may send nested calls."""
     station = getattr(getattr(call, "instance", None), "station", None)
     while station is not None and hasattr(station, "within"):
         station = station.within

@@ -1,4 +1,4 @@
-"""The queue of an unbatched model."""
+"""The queue of a model that executes each call separately."""
 
 import asyncio
 from collections import deque
@@ -11,53 +11,49 @@ from xlaserve.serving.infer_call import InferCall
 
 
 class Copies(Protocol):
-    """Takes calls, each for its own execution."""
+    """Model copies that accept calls, each as an execution of its own."""
 
     @property
     def room(self) -> int:
-        """Return how many calls the copies take now."""
+        """Return how many calls the copies accept now."""
         ...
 
     @property
     def group(self) -> int:
-        """Return how many calls one copy should be handed at a time, at most."""
+        """Return how many calls to hand to one copy at a time, at most."""
         ...
 
     def hand(self, calls: list[InferCall]) -> None:
-        """Hand calls to the copy with the least to do."""
+        """Hand calls to the least busy copy."""
         ...
 
 
 class Order(Protocol):
-    """Queued calls in some order: a deque is one."""
+    """An ordered collection of queued calls, such as a deque."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[InferCall]: ...
 
-    def append(self, call: InferCall, /) -> None:
-        """Add a call."""
-        ...
+    def append(self, call: InferCall, /) -> None: ...
 
     def popleft(self) -> InferCall:
-        """Remove and return the next one."""
+        """Remove and return the next call."""
         ...
 
     def remove(self, call: InferCall, /) -> None:
         """Remove a call; raises ValueError if it is missing."""
         ...
 
-    def clear(self) -> None:
-        """Remove all."""
-        ...
+    def clear(self) -> None: ...
 
 
 class ByPrincipal:
-    """Serves principals in rotation, each in arrival order (an Order)."""
+    """Serves principals round-robin, and the calls of each in arrival order (an Order)."""
 
     def __init__(self) -> None:
         self._calls: dict[str, deque[InferCall]] = {}
-        """Never an empty one: the first of the first principal is the next."""
+        """Has no empty queues; the first call of the first principal is the next."""
 
     def __len__(self) -> int:
         return sum(map(len, self._calls.values()))
@@ -66,11 +62,11 @@ class ByPrincipal:
         return chain.from_iterable(self._calls.values())
 
     def append(self, call: InferCall, /) -> None:
-        """Append a call to those of its principal."""
+        """Append a call to its principal's queue."""
         self._calls.setdefault(call.owner, deque()).append(call)
 
     def popleft(self) -> InferCall:
-        """Remove and return the next call; its principal goes last."""
+        """Remove and return the next call; its principal goes to the end of the rotation."""
         name = next(iter(self._calls))
         calls = self._calls.pop(name)
         call = calls.popleft()
@@ -87,15 +83,14 @@ class ByPrincipal:
             del self._calls[name]
 
     def clear(self) -> None:
-        """Remove all."""
         self._calls.clear()
 
 
 class DirectQueue:
-    """Hands calls on, in the order in which they come where it is given no other.
+    """Hands calls to model copies, in arrival order unless an `Order` is given.
 
-    Those that come in one pass of the event loop are handed on in groups at its end. To wake a
-    thread costs more than many a model, and while the pass lasts it could not have Python's lock.
+    Calls of one event-loop iteration are handed over in groups at its end: waking a thread costs
+    more than many executions, and during the iteration the thread could not get the GIL anyway.
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class DirectQueue:
         now_ns: Callable[[], int],
         order: Order | None = None,
     ) -> None:
-        """Calls are in arrival order unless `order` says otherwise."""
+        """`order` is the queue; None for arrival order."""
         self._copies = copies
         self._max_requests = max_requests
         self._now_ns = now_ns
@@ -117,7 +112,7 @@ class DirectQueue:
         return (call.submitted_ns for call in self._calls)
 
     def submit(self, call: InferCall) -> None:
-        """Take a call; raises Overloaded."""
+        """Enqueue a call; raises Overloaded."""
         call.submitted_ns = call.submitted_ns or self._now_ns()
         if len(self._calls) >= self._max_requests:
             self.hand_on()
@@ -130,20 +125,20 @@ class DirectQueue:
             asyncio.get_running_loop().call_soon(self.hand_on)
 
     def leave(self, call: InferCall) -> None:
-        """Let a call leave the queue, unless it has left already."""
+        """Remove an ended call from the queue; does nothing if it has already left."""
         try:
             self._calls.remove(call)
         except ValueError:
             return
 
     def retire(self) -> list[InferCall]:
-        """Stop handing over; return the queued calls."""
+        """Hand over no more calls; return the queued ones."""
         calls = list(self._calls)
         self._calls.clear()
         return calls
 
     def hand_on(self) -> None:
-        """Hand on as many as the copies take."""
+        """Hand over as many calls as the copies accept."""
         self._is_looking = False
         copies, calls = self._copies, self._calls
         while calls and (room := copies.room):

@@ -1,4 +1,4 @@
-"""The executions of a model on accelerators: a bounded number in flight."""
+"""Dispatches a model's executions to accelerators, with a bounded number in flight."""
 
 import asyncio
 from collections import deque
@@ -17,26 +17,26 @@ from xlaserve.serving.stations.batching import pack
 from xlaserve.serving.stations.health import Execution, Health, Watch
 
 Dispatch: TypeAlias = Callable[[int], InFlight]
-"""Starts an execution on a replica; called in the thread that dispatches to its device."""
+"""Starts an execution on a replica; called on the device's dispatch thread."""
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One replica and its load."""
+    """A replica and its executions in flight."""
 
     index: int
     threads: DeviceThreads
     in_flight: int = 0
-    """Executions from dispatch to the device's thread until completion."""
+    """Executions handed to the device's thread and not yet completed."""
 
     @property
     def load(self) -> tuple[int, int]:
-        """Return its device's load of all models, and its own."""
+        """Return the executions in flight on its device, of all models, then its own."""
         return self.threads.in_flight, self.in_flight
 
 
 class Job:
-    """One execution, from its admission to its completion."""
+    """One execution, from submission to completion."""
 
     __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "since_ns", "work")
 
@@ -50,18 +50,22 @@ class Job:
     ) -> None:
         self._dispatcher = dispatcher
         self.since_ns = since_ns
-        """Submission time of its oldest request."""
+        """Submission time of the oldest request in it."""
         self.dispatch = dispatch
         self.ended = ended
         self.freed = freed
-        """Called when the next batch may come; None if it is no batch."""
+        """Called when the next batch may be submitted; None if the job is not a batch."""
         self.is_dispatched = False
         self.work: ReferenceType[Future[Callable[[], Executed]]] | None = None
-        """The dispatch; None before it has a slot. Its thread owns it, and it owns the completion,
-        which refers to the job."""
+        """The dispatch; None before the job gets a slot. A weak reference: the thread owns the
+        future, whose callback refers to the job.
+        """
 
     def cancel(self) -> bool:
-        """Cancel it, unless a thread has begun; `ended` is called with that. Not for a batch."""
+        """Cancel the job unless a thread has begun it; `ended` then gets CancelledError.
+
+        Not for batches.
+        """
         if self.work is None:
             return self._dispatcher.dequeue(self)
         work = self.work()
@@ -69,11 +73,12 @@ class Job:
 
 
 class Dispatcher:
-    """Hands the executions of one instance to its devices, in order. Of the event loop.
+    """Dispatches an instance's executions to its devices. Belongs to the event loop.
 
-    Each goes to the replica whose device has the least to do; where all replicas have as many as
-    may be in flight, it waits. A batch is better off in the queue of its model, where it still
-    grows: the next may come once the one before it is dispatched, and a slot is free.
+    In submission order, each execution goes to the replica with the least busy device; it waits
+    while all replicas are full. Batches wait in the queue of their model instead, where they can
+    still grow: the next one is requested only when the previous one has been dispatched and a slot
+    is free.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class Dispatcher:
         *,
         watch: Watch | None = None,
     ) -> None:
-        """Without `watch` an execution has no time limit."""
+        """If `watch` is None, executions have no time limit."""
         self._user = user
         self._watch = watch or Watch(Health(0))
         self._replicas = [_Replica(index, threads) for index, threads in enumerate(devices)]
@@ -93,13 +98,13 @@ class Dispatcher:
         self._most = in_flight
         self._waiting: deque[Job] = deque()
         self._expected = len(devices)
-        """Announced batches."""
+        """Batches requested from the queue and not yet submitted."""
         self._held: deque[Callable[[], None]] = deque()
-        """Callbacks for announced batches, called once slots are free."""
+        """`freed` callbacks to be called when slots are free."""
 
     @property
     def lanes(self) -> int:
-        """Return the number of batches that may start at first."""
+        """Return the number of batches that may be submitted initially."""
         return len(self._replicas)
 
     def pending_since(self) -> Iterator[int]:
@@ -124,10 +129,10 @@ class Dispatcher:
         *,
         since_ns: int = 0,
     ) -> Job:
-        """Execute something. A batch passes `freed`, called when the next may come.
+        """Submit an execution. A batch passes `freed`, called when the next batch may be submitted.
 
-        `since_ns` is when its oldest request was submitted; 0 for now.
-        Raises ExecutionStalled while the device has something that does not end.
+        `since_ns` is the submission time of its oldest request; 0 for now. Raises ExecutionStalled
+        while an execution on the device is stalled.
         """
         self._watch.check()
         job = Job(self, dispatch, ended, freed, since_ns or self._now_ns())
@@ -138,7 +143,7 @@ class Dispatcher:
         return job
 
     def dequeue(self, job: Job) -> bool:
-        """Cancel a job waiting for a slot; tell whether it was."""
+        """Cancel a job that waits for a slot; return whether it was waiting."""
         if job not in self._waiting:
             return False
         self._waiting.remove(job)
@@ -146,7 +151,7 @@ class Dispatcher:
         return True
 
     def _go_on(self) -> None:
-        """Fill the free slots: first with queued jobs, then with announced batches."""
+        """Fill the free slots with waiting jobs, then request batches for the remaining ones."""
         while self._waiting:
             free = [replica for replica in self._replicas if replica.in_flight < self._most]
             if not free:
@@ -157,9 +162,9 @@ class Dispatcher:
             self._held.popleft()()
 
     def _free_slots(self) -> int:
-        """Return the number of batches that may start now."""
+        """Return how many batches may be requested now."""
         free = sum(replica.in_flight < self._most for replica in self._replicas)
-        # Where others wait, a batch has to queue behind them.
+        # While single jobs wait, one batch may wait behind them.
         return free or bool(self._waiting)
 
     def _start(self, job: Job, replica: _Replica) -> None:
@@ -176,7 +181,7 @@ class Dispatcher:
                 over,
             )
             job.work = ref(work)
-        except RuntimeError as error:  # the threads have ended, as the server does
+        except RuntimeError as error:  # the server is shutting down
             asyncio.get_running_loop().call_soon(over, error)
 
     def _dispatched(self, job: Job) -> None:
@@ -185,14 +190,14 @@ class Dispatcher:
         self._go_on()
 
     def _given_up(self, job: Job, error: BaseException) -> None:
-        """Fail a stalled job, and all that are queued after it."""
+        """Fail a stalled job and all jobs waiting for a slot."""
         failed = [job, *self._waiting]
         self._waiting.clear()
         for one in failed:
             if not one.is_dispatched:
                 self._expect_another(one)
             one.freed = None
-        # They come for nothing: `submit` raises.
+        # Batches requested now fail immediately, because `submit` raises.
         while self._held:
             self._expected += 1
             self._held.popleft()()
@@ -212,7 +217,7 @@ class Dispatcher:
         replica.in_flight -= 1
         replica.threads.in_flight -= 1
         self._user.release()
-        # Before the answers: a caller may ask again at once.
+        # Before the answers are written, since clients may then send the next request immediately.
         self._go_on()
         if self._watch.over(execution, result):
             job.ended(result)
@@ -223,18 +228,18 @@ class Dispatcher:
 
 
 def _begun() -> bool:
-    """Note a start on a device; its progress is measured by completions."""
+    """Report an execution as begun; on a device, progress is measured by completions."""
     return True
 
 
 def _ignore(result: Executed | BaseException) -> None:
-    """Ignore an abandoned execution."""
+    """Discard the result of an abandoned execution."""
 
 
 def _dispatched(
     now_ns: Callable[[], int], dispatch: Dispatch, replica: int
 ) -> Callable[[], Executed]:
-    """Start an execution, and return a function that waits for its end."""
+    """Start an execution, and return a function that waits for its result."""
     begun = now_ns()
     in_flight = dispatch(replica)
 
@@ -246,7 +251,7 @@ def _dispatched(
 
 
 class DeviceRunner:
-    """Runs the batches of one instance on its devices (a Runner)."""
+    """Executes the batches of one instance on its devices (a Runner)."""
 
     is_inline = False
 
@@ -259,7 +264,7 @@ class DeviceRunner:
         self._dispatching = dispatching
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch when a slot is free."""
+        """Submit a batch to the dispatcher."""
         dispatch, since_ns = partial(self._dispatch, requests), requests[0].submitted_ns
         self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 

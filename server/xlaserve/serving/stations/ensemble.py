@@ -1,4 +1,4 @@
-"""Ensembles: each step is a call to the model of the step."""
+"""The station of ensembles, which runs each step as a nested call."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _Found: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Steps(Protocol):
-    """Executes the steps of ensembles: the engine."""
+    """The part of the engine that executes ensemble steps."""
 
     def resolve(self, name: str, number: str) -> _Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
@@ -48,12 +48,12 @@ class Steps(Protocol):
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Start a step; its inputs were validated with the plan, and it has its parameters."""
+        """Start a step; the plan has validated its inputs and set its parameters."""
         ...
 
 
 class _Done(NamedTuple):
-    """The outcome of all steps; for a decoupled ensemble, that of the last answer."""
+    """The outcome of all steps; for a decoupled ensemble, of the last answer."""
 
     executed: Executed
     parameters: AnswerParameters | None
@@ -72,14 +72,16 @@ class Ensemble:
     ) -> None:
         self._plan = plan
         self._planned_for: Sequence[object] = ()
-        """The recognisers of the loads that the plan is for."""
+        """The `quick` checks of the loaded models that the plan fits; they change with
+        every load.
+        """
         self._steps = steps
         self._threads = threads
         self._now_ns = now_ns
         self._unending = Unending(instance) if plan.info.is_decoupled else None
 
     def pending_since(self) -> Iterator[int]:
-        """Yield nothing: the steps wait where their models are."""
+        """Yield nothing: steps are queued at their own models."""
         return iter(())
 
     def begin(self, call: InferCall) -> None:
@@ -94,7 +96,7 @@ class Ensemble:
         running.add_done_callback(partial(self._end, call))
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no call waits."""
+        """Return nothing: no calls are queued here."""
         return ()
 
     async def _run(self, call: InferCall) -> _Done:
@@ -116,12 +118,12 @@ class Ensemble:
                     if self._plan.info.is_decoupled:
                         call.answer(_respond(call, asked, wanted, parameters), last=False)
                         await call.writable()
-        # The steps of an ensemble wait and compute in turns: as if they had waited first.
+        # Steps queue and compute alternately; reported as if all queueing came first.
         begun = call.submitted_ns + run.queue_ns
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
     def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
-        """Return the plan for the models as they are now: a step may have been loaded again."""
+        """Return a plan that fits the models as currently loaded."""
         loads = [instance.quick for _, instance in found.values()]
         if loads != self._planned_for:
             models = {key: instance.info for key, (_, instance) in found.items()}
@@ -157,7 +159,7 @@ class Ensemble:
     def _answer(
         self, call: InferCall, executed: Executed, parameters: AnswerParameters | None
     ) -> None:
-        """Answer with the outputs there are: steps may omit or replace some."""
+        """Answer with the outputs that exist: steps may omit or replace some."""
         try:
             response = _respond(call, _asked(call), executed.outputs, parameters)
         except ENDS:
@@ -169,7 +171,7 @@ class Ensemble:
 
 
 class _Run:
-    """The steps for one call."""
+    """One execution of all steps, for one call."""
 
     def __init__(
         self,
@@ -180,9 +182,9 @@ class _Run:
         call: InferCall,
     ) -> None:
         self.found = found
-        """Version and instance of each model of a step."""
+        """Version and instance of each step's model."""
         self.queue_ns = self.infer_ns = 0
-        """How long steps have waited, and computed."""
+        """Total queueing and computing time of the steps."""
         self._plan = plan
         self._steps = steps
         self._threads = threads
@@ -191,7 +193,7 @@ class _Run:
         call.nested = self._parts
 
     async def answers(self) -> "AsyncGenerator[Flow, None]":
-        """Yield all tensors of each answer: of one, unless a step is decoupled."""
+        """Yield the tensors of each answer; there is only one unless a step is decoupled."""
         tensors: dict[str, Value] = dict(self._call.inputs)
         for name, shape in self._plan.inputs.items():
             if name in tensors:
@@ -201,7 +203,7 @@ class _Run:
                 yield one
 
     async def _from(self, start: int, flow: Flow) -> "AsyncGenerator[Flow, None]":
-        """Yield the tensors after the last step, starting at one."""
+        """Run the steps from index `start`, and yield the resulting tensors."""
         for at, planned in enumerate(self._plan.steps[start:], start):
             if planned.is_decoupled:
                 async with aclosing(self._many(planned, flow)) as answers:
@@ -214,7 +216,7 @@ class _Run:
         yield flow
 
     async def _one(self, planned: PlannedStep, flow: Flow) -> Flow:
-        """Execute a step, and add its outputs."""
+        """Execute a step, and return the tensors with its outputs added."""
         one = self._part(AwaitedInfer.within(self._call))
         await self._begin(one, planned, flow)
         response = await one.answered()
@@ -225,12 +227,12 @@ class _Run:
         return flow.with_answer(planned.step, response, one.parameters)
 
     async def _many(self, planned: PlannedStep, flow: Flow) -> "AsyncGenerator[Flow, None]":
-        """Execute a decoupled step, and add the outputs of each answer with any."""
+        """Execute a decoupled step; for each answer, yield the tensors with its outputs added."""
         one = self._part(StepAnswers.within(self._call))
         await self._begin(one, planned, flow)
         async with aclosing(one.answers()) as answers:
             async for response in answers:
-                # What follows waits for other steps.
+                # Meanwhile the call waits for the later steps, not for this one.
                 self._parts.discard(one)
                 yield flow.with_answer(planned.step, response, one.parameters)
                 self._parts.add(one)
@@ -246,7 +248,7 @@ class _Run:
         one.id = self._call.id
         taken = step.input_map.values()
         one.parameters = flow.parameters(step.model_name, taken, self._call.parameters)
-        # An optional input may be absent; then it is in its steps.
+        # An absent optional input is absent in the step as well.
         given = {
             name: tensors[tensor] for name, tensor in step.input_map.items() if tensor in tensors
         }
@@ -256,7 +258,7 @@ class _Run:
                 given[name] = _led(lead, await self._on_host(given[name]), *told)
         if planned.is_checked:
             _check(version.model, instance.info, given)
-        # Its outputs are left where the next step may want them.
+        # Keep its outputs on the device, where the next step may use them.
         one.resident = instance.platform != _CPU and not planned.is_decoupled
         self._steps.begin_step(one, version, instance, cast(Tensors, given))
 
@@ -266,12 +268,12 @@ class _Run:
         return await self._threads.run(value.numpy)
 
     async def wanted(self, flow: Flow) -> Mapping[str, Value]:
-        """Return the outputs of the ensemble, in the shapes that its clients see."""
+        """Return the outputs of the ensemble, in the shapes that clients expect."""
         plan, call, tensors = self._plan, self._call, flow.tensors
         found = {s.name: tensors[s.name] for s in plan.info.outputs if s.name in tensors}
         info = plan.info
         is_changed = bool(plan.leads or plan.outputs) or info.is_lenient or info.is_decoupled
-        # An answer that names a sequence is made here, of arrays.
+        # An answer with sequence parameters is built here and needs host arrays.
         is_changed |= bool(flow.sequences)
         on_host = all(isinstance(value, np.ndarray) for value in found.values())
         if not on_host and (is_changed or not call.resident):
@@ -289,7 +291,7 @@ class _Run:
 
 
 def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: int = 1) -> Tensor:
-    """Return a tensor with a batch of one row, or without; raises InvalidTensor for more rows."""
+    """Add or drop a batch dimension of one row; raises InvalidTensor for more rows."""
     have = rows if lead is Lead.ADDED else value.shape[0]
     if have != 1:
         expected = "a batch of 1 row, where models with batches and without are joined"
@@ -298,7 +300,7 @@ def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: i
 
 
 def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
-    """Raise an InvalidRequest if a step's outputs do not fit the next model."""
+    """Raise an InvalidRequest if tensors do not match the inputs of the next model."""
     specs = {spec.name: spec.datatype for spec in info.inputs}
     inputs = [
         InferInput(name, _datatype(value) or specs[name], cast(Tensor, value))
@@ -308,10 +310,10 @@ def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
 
 
 def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
-    """Raise ModelFailed if requested outputs are not as they were when the ensemble was loaded.
+    """Raise ModelFailed if requested outputs differ from the ensemble's metadata.
 
-    A step may have been replaced by a model with other outputs; clients rely on the metadata of
-    the ensemble.
+    A step's model may have been replaced by one with other outputs since the ensemble was loaded;
+    clients rely on the metadata.
     """
     for name in _asked(call):
         (spec,) = (spec for spec in call.instance.info.outputs if spec.name == name)
@@ -334,7 +336,7 @@ def _datatype(value: Value) -> Datatype | None:
 
 
 def _asked(call: InferCall) -> list[str]:
-    """Return the names of the outputs that a call asks for."""
+    """Return the names of the requested outputs."""
     specs = call.instance.info.outputs if call.chosen is None else call.chosen
     return [spec.name for spec in specs]
 
@@ -345,16 +347,16 @@ def _respond(
     outputs: Mapping[str, Value],
     parameters: AnswerParameters | None,
 ) -> InferResponse:
-    """Return an answer with the requested outputs that exist."""
+    """Build a response with those requested outputs that exist."""
     found = cast(Tensors, outputs)
     call.chosen = specs_of({name: found[name] for name in asked if name in found})
     return respond(call, found, parameters)
 
 
 def _times(step: InferCall) -> tuple[int, int]:
-    """Return how long a step waited and computed, in nanoseconds; neither is negative.
+    """Return queueing and computing time of a step in nanoseconds; neither is negative.
 
-    With a response cache it may have waited nowhere, or share an execution that began before it.
+    A cached step may not have been queued at all, or may share an execution that began earlier.
     """
     executed = step.executed
     assert executed is not None

@@ -1,4 +1,4 @@
-"""Models that give any number of answers to one request (a Station)."""
+"""The station of decoupled models, which give any number of answers to one request."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -25,46 +25,46 @@ from xlaserve.serving.stations.unending import Unending
 
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
-"""Four months: longer timeouts are treated as none."""
+"""Timeouts longer than this (four months) are clamped to it."""
 
 
 class Job(Protocol):
-    """Answers to be computed."""
+    """A scheduled computation of answers."""
 
     def cancel(self) -> bool:
-        """Cancel it unless it was begun; `Generation.computed` is called in any case."""
+        """Cancel unless the computation has begun; `computed` is called in either case."""
         ...
 
 
 class Computing(Protocol):
-    """Has the next answers of a request computed in a thread."""
+    """Schedules the computation of a request's next answers on a thread."""
 
     def start(self, waiting: "Generation", /) -> Job:
-        """Compute, and call `computed` on the event loop. Raises RuntimeError without a thread."""
+        """Start computing, then call `computed` on the event loop; raises RuntimeError."""
         ...
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each answer waits for a thread."""
+        """Yield the time at which each answer began to wait for a thread."""
         ...
 
 
 class Alone:
-    """Computes each request's answers separately (a Computing)."""
+    """Computes the answers of each request separately (a Computing)."""
 
     def __init__(self, work: HostWork) -> None:
         self._work = work
 
     def start(self, waiting: "Generation", /) -> Job:
-        """Compute in any idle thread."""
+        """Compute on any idle thread."""
         return self._work.in_thread(waiting.compute, waiting.computed)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each answer waits for a thread."""
+        """Yield the time at which each answer began to wait for a thread."""
         return self._work.pending_since()
 
 
 class Generator:
-    """Computes answers in threads, one after the other, at the client's pace."""
+    """Computes answers one after the other on threads, at the client's pace."""
 
     def __init__(
         self,
@@ -74,29 +74,29 @@ class Generator:
         now_ns: Callable[[], int],
         computing: Computing | None = None,
     ) -> None:
-        """`computing` is for models that compute answers of several requests together."""
+        """`computing` is given for models that compute answers of several requests together."""
         self.computing = computing or Alone(work)
         self.instance = instance
         self.model = model
         self.work = work
         self.now_ns = now_ns
         self.replicas = Replicas(model.replicas)
-        """Shares the requests: all answers to one are computed by one replica."""
+        """Assigns a replica to each request, which computes all of its answers."""
         self._unending = Unending(instance)
         self.queue: Batcher | None = None
-        """Queued requests, if the configuration has queue rules."""
+        """The request queue, if the configuration has queue policies."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each request waits, and each answer for a thread."""
+        """Yield the submission times of queued requests and of answers waiting for a thread."""
         if self.queue is not None:
             yield from self.queue.pending_since()
         yield from self.computing.pending_since()
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call until the model has no more.
+        """Answer a call until the model has no more answers.
 
-        Raises Decoupled where the client can be given one answer only, BudgetExhausted, and
-        RuntimeError where there is no thread.
+        Raises Decoupled if the client accepts only one answer, BudgetExhausted, and RuntimeError if
+        no thread can be started.
         """
         if not call.takes_many:
             raise Decoupled(self.instance.model)
@@ -111,23 +111,24 @@ class Generator:
 
     @property
     def lanes(self) -> int:
-        """Return the maximum of concurrent requests, if they queue."""
+        """Return the maximum of concurrent requests, for the request queue."""
         model = self.model
         if isinstance(self.computing, Together) and isinstance(model, Stepping):
             return model.replicas * model.most_together
         return model.replicas
 
     def run(self, call: InferCall, over: Callable[[], None] = lambda: None) -> None:
-        """Begin with the answers to a call; `over` is called when another may take its place.
+        """Start answering a call; `over` is called when the next request may start.
 
-        Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
+        Raises RuntimeError if no thread can be started, and ExecutionStalled while an execution is
+        stalled.
         """
         Generation(self, call, over).start()
 
     def _expire_in_time(self, call: InferCall) -> None:
-        """End a call when the answers to it have taken as long as its `timeout` says.
+        """Expire a call after the time given by its `timeout` parameter.
 
-        The deadline of a stream is that of all its requests: this is a request's own.
+        The deadline of a stream covers all of its requests; this timeout is the request's own.
         """
         timeout = call.parameters.get("timeout", 0)
         if isinstance(timeout, int) and timeout and not call.has_ended:
@@ -142,7 +143,7 @@ class Generator:
 
 
 class GeneratorRunner:
-    """Begins with the requests of a queue one by one (a Runner)."""
+    """Starts the requests of a queue one by one (a Runner)."""
 
     is_inline = False
 
@@ -151,50 +152,49 @@ class GeneratorRunner:
         self.lanes = station.lanes
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a request, answered alone; `freed` is called at its end."""
+        """Start a request; `freed` is called when it ends."""
         (call,) = requests
         call.place = None
         try:
             self._station.run(call, freed)
         except ENDS:
             raise
-        except BaseException as error:  # it has been given up, and its place with it
+        except BaseException as error:  # the request has already released its lane
             ended(error)
 
 
 class Generation:
-    """The answers to one call (its Place).
+    """The answers to one call (a Place).
 
-    There is always one thing that goes on with it, and only one: a job in a thread, or the callback
-    of a client that has to read first. Whichever it is looks whether the call has ended meanwhile;
-    the answers are closed then.
+    At any time exactly one thing drives it: a job on a thread, or the callback of a client that
+    must read first. The driver checks whether the call has ended, and then closes the answers.
     """
 
     def __init__(self, station: Generator, call: InferCall, over: Callable[[], None]) -> None:
         self._station = station
         self._over = over
         self.call = call
-        """The call."""
         self._begun_ns = station.now_ns()
         self.replica = station.replicas.take()
-        """The program that computes all answers."""
+        """Index of the replica that computes all answers."""
         self._start = partial(
             station.model.generate, call.inputs, call.parameters, replica=self.replica
         )
         self.answers: Answers | None = None
-        """None until a thread has begun, and once they are closed. Of the thread that computes."""
+        """None before a thread opens it and after it is closed; belongs to the computing thread."""
         self._ready = Computed()
-        """Computed answers that were not written yet."""
+        """Computed answers that have not been written."""
         self.ahead = Ahead(call)
-        """Limit of answers computed in one go."""
+        """Prefetch limit."""
         self._job: Job | None = None
-        # A user of its own: the answers may be closed a while after the call has ended.
+        # Keep the instance open: the answers may be closed only after the call has ended.
         station.instance.acquire()
 
     def start(self) -> None:
         """Start computing the first answer.
 
-        Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
+        Raises RuntimeError if no thread can be started, and ExecutionStalled while an execution is
+        stalled.
         """
         try:
             self._station.work.watch.check()
@@ -212,7 +212,7 @@ class Generation:
     # --- on the event loop ---
 
     def computed(self, found: Computed | BaseException) -> None:
-        """Take computed answers, or the reason why no thread ran, and continue."""
+        """Receive computed answers, or the error that prevented the computation, and continue."""
         self._job = None
         if isinstance(found, Computed):
             self._ready = found
@@ -232,7 +232,7 @@ class Generation:
                 if ready.error is not None:
                     deliver([call], ready.error)
                 else:
-                    # Only now it is known that the one before was the last one with outputs.
+                    # Only now is the previous answer known to be the last one with outputs.
                     answer_last(call, self._executed())
                 return
             if not call.is_writable:
@@ -256,7 +256,7 @@ class Generation:
             deliver([self.call], error)
 
     def _answer(self, found: Answer) -> bool:
-        """Write an answer, and tell whether it is known to have been the last one."""
+        """Write an answer; return whether it was the last one."""
         call = self.call
         try:
             response = respond(call, found.outputs)
@@ -266,7 +266,7 @@ class Generation:
         except ENDS:
             raise
         except BaseException as error:
-            # Outputs that are not what the model promised, or an answer that cannot be written.
+            # The outputs contradict the model's metadata, or the answer cannot be written.
             deliver([call], error)
             return False
         self._report(self._ready.error)
@@ -278,7 +278,7 @@ class Generation:
         return Executed({}, self._begun_ns, self._station.now_ns(), self.call.rows)
 
     def _close(self) -> None:
-        """Close the answers in a thread; without a thread, do nothing."""
+        """Close the answers on a thread; skip closing if no thread can be started."""
         if self.answers is None:
             self._finish()
             return
@@ -300,7 +300,7 @@ class Generation:
             )
 
     def _finish(self) -> None:
-        # Later references to this object must keep no tensors alive.
+        # References to this object may outlive the call and must not keep tensors alive.
         del self._start
         self.answers = None
         self._ready = Computed()
@@ -308,10 +308,10 @@ class Generation:
         self._over()
         self._station.instance.release()
 
-    # --- in a thread ---
+    # --- on a thread ---
 
     def compute(self, replica: int) -> Computed:
-        """Return the next answer, and following quick ones; raises nothing."""
+        """Return the next answer, and further ones if they are quick; raises nothing."""
         computed = Computed()
         try:
             if not self._fill(computed, self.opened()):
@@ -322,13 +322,13 @@ class Generation:
         return computed
 
     def opened(self) -> Answers:
-        """Return the answers, begun by now."""
+        """Return the model's answers, opening them if necessary."""
         if self.answers is None:
             self.answers = self._start()
         return self.answers
 
     def _fill(self, computed: Computed, answers: Answers) -> bool:
-        """Compute answers, and tell whether they are complete."""
+        """Compute answers until a limit is reached; return whether they are complete."""
         now_ns = self._station.now_ns
         until = Ahead.until(now_ns())
         while (found := next(answers, None)) is not None:
@@ -340,7 +340,7 @@ class Generation:
         return True
 
     def close_answers(self, computed: Computed) -> None:
-        """Note the end of the answers, and close them."""
+        """Mark the answers as complete, and close them."""
         computed.is_done = True
         try:
             self._end()

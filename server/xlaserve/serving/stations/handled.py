@@ -1,4 +1,4 @@
-"""Models that answer requests from their own threads (a Station)."""
+"""The station of models that answer requests from their own threads."""
 
 import threading
 import weakref
@@ -25,17 +25,17 @@ from xlaserve.serving.stations.unending import Unending
 from xlaserve.tensors import Parameter, Tensor, specs_of
 
 AHEAD = 32
-"""Executions handed to a copy ahead: waking its thread takes longer than many a model."""
+"""Executions handed to a copy in advance: waking its thread may cost more than an execution."""
 
 _QUICK_NS = 2_000_000
-"""Limit of a quick execution; most of it may be a wait for Python's lock."""
+"""Upper bound of a quick execution, which includes waiting for the GIL."""
 
 WINDOW = 16
-"""Unsent answers of one request before its model pauses."""
+"""Unwritten answers per request after which the model must pause."""
 
 
 class Handed:
-    """Queues calls, and hands them to the copies of their model (a Station)."""
+    """Queues calls and hands them to the copies of their model (a Station)."""
 
     def __init__(
         self, instance: Served, runner: "CopiesRunner", queue: Batcher | DirectQueue, waits: Waits
@@ -56,7 +56,7 @@ class Handed:
         return chain(self._queue.pending_since(), self._runner.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Enqueue a call; raises Overloaded, or Decoupled if it accepts one answer only."""
+        """Enqueue a call; raises Overloaded, or Decoupled if the client accepts only one answer."""
         if isinstance(self._runner.model, Slotted):
             many = call.takes_many and not call.wants_whole
             call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
@@ -70,7 +70,7 @@ class Handed:
             self._waits.watch(call, self._runner)
 
     def _hold_text(self, call: InferCall, size: int) -> None:
-        """Charge the text of a call until its model begins; raises BudgetExhausted."""
+        """Charge the prompt text of a call until the model begins it; raises BudgetExhausted."""
         account = call.peer.account
         if account is None or not size:
             return
@@ -97,10 +97,10 @@ class Handed:
 class CopiesRunner:
     """Hands batches to the copies of a model (a Runner).
 
-    A copy is handed executions ahead of time, so that its thread need not wait for the event loop
-    between two of them; where there are several copies, while executions are quick. Where a policy
-    rules who goes next, for how long, and with whom (`is_ruled`), a copy is handed what it can
-    begin now and nothing else: what it has been handed no policy reaches.
+    Copies get executions in advance, so that their threads need not wait for the event loop between
+    two; with several copies, only while executions are quick. If a queue policy decides about
+    order, timeouts or batches (`is_ruled`), copies get only what they can begin immediately,
+    because the policy cannot reach executions that have been handed over.
     """
 
     is_inline = False
@@ -120,47 +120,50 @@ class CopiesRunner:
         self._slots_ahead = model.ahead if isinstance(model, Slotted) else 0
         self._outbox = outbox
         self.post = outbox.post
-        """Has something called on the event loop; in any thread."""
+        """Schedules a callback on the event loop; callable from any thread."""
         self._now_ns = now_ns
         self._replicas = Replicas(model.replicas)
         self.lanes = model.replicas * model.concurrency
         self._in_flight = 0
         self._exchanges: set[Exchange] = set()
-        """Exchanges of the copies."""
+        """Exchanges currently with the copies."""
         self._owed: list[Callable[[], None]] = []
-        """Callbacks that announce a free place for another batch."""
+        """`freed` callbacks that are still to be called."""
         self._calls_others = False
-        """Whether its code calls other models, so that queued calls would wait for them."""
+        """Whether the model's code calls other models; then executions handed over in advance would
+        wait.
+        """
         self._recent_ns = _QUICK_NS
-        """Time of an execution, as a moving average."""
+        """Moving average of the execution time."""
         self._ahead, self.group = 0, 1
         self._look_ahead()
         self.on_late: Callable[[InferCall], None] = lambda call: None
-        """Called with a call that its code answers after the execution."""
+        """Called with calls that the code answers after their execution."""
         self.on_over: Callable[[], None] = self._free
-        """Called when a copy has less to do."""
+        """Called when a copy has completed an execution."""
 
     @property
     def executing(self) -> Mapping[InferCall, bool]:
-        """Return the calls that copies have, and whether the code has begun with each."""
+        """Return the calls handed to copies, and whether the code has begun each of them."""
         return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
 
     @property
     def computing(self) -> Sequence[InferCall]:
-        """Return the calls that the code has begun with, and has not ended.
+        """Return the calls that the model's code is working on.
 
-        Of executions that a copy was handed together the first may have ended long before.
+        Among executions handed over together, earlier ones may have ended long ago.
         """
         return [one.call for one in self._exchanges if one.begun_ns and not one.has_ended]
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call was submitted that copies have been handed ahead of time."""
+        """Yield the submission times of calls handed over in advance and not yet begun."""
         return (one.call.submitted_ns for one in self._exchanges if not one.begun_ns)
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether the model would take a request of a priority though it has no more room.
+        """Tell whether the full model would preempt a request for one of this priority.
 
-        So it has at most as many more as it has slots: each of those takes the slot of another.
+        At most one additional request per slot is accepted, since each preempts one that has a
+        slot.
         """
         most = 2 * self.lanes + self._slots_ahead
         if not isinstance(self.model, Slotted) or self._in_flight >= most:
@@ -169,11 +172,11 @@ class CopiesRunner:
 
     @property
     def room(self) -> int:
-        """Return the number of executions that may be handed over now."""
+        """Return how many more executions may be handed over now."""
         return max(0, max(self.lanes, self._ahead) - self._in_flight)
 
     def _look_ahead(self) -> None:
-        """Decide how many executions copies are handed ahead of time, and how many one copy."""
+        """Decide how many executions to hand over in advance: to all copies, and to one."""
         replicas = self.model.replicas
         if self._is_ruled:
             self._ahead = 0
@@ -186,7 +189,7 @@ class CopiesRunner:
         self.group = max(1, self._ahead // replicas) if self.model.concurrency == 1 else 1
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Hand a batch to the copy with the least to do; its calls are answered one by one."""
+        """Hand a batch to the least busy copy; its calls are answered one by one."""
         self._owed.append(freed)
         self.hand(requests, together=True, ended=ended)
         self._free()
@@ -194,7 +197,7 @@ class CopiesRunner:
     def hand(
         self, calls: Sequence[InferCall], *, together: bool = False, ended: Ended | None = None
     ) -> None:
-        """Hand each call, or all `together`, as an execution of its own to the least busy copy."""
+        """Hand calls to the least busy copy, as one execution each or all `together`."""
         count = 1 if together else len(calls)
         replica = self._replicas.take(count)
         self._instance.acquire()
@@ -230,7 +233,7 @@ class CopiesRunner:
         self._instance.release()
 
     def _free(self) -> None:
-        """Let the next batches start, as far ahead as executions are quick."""
+        """Call `freed` for as many batches as copies may have in advance."""
         most_owed = max(0, self._in_flight - max(0, self._ahead - self.lanes))
         while len(self._owed) > most_owed:
             self._owed.pop()()
@@ -239,7 +242,7 @@ class CopiesRunner:
 def exchanges(
     calls: Sequence[InferCall], outbox: Outbox, now_ns: Callable[[], int], *, together: bool
 ) -> "list[Exchange]":
-    """Return calls as exchanges, batched or one by one."""
+    """Wrap calls as exchanges, executed together or one by one."""
     is_shared = together and len(calls) > 1
     if is_shared or len(calls) > 1 or calls[0].companions:
         accompany(calls, is_shared=is_shared)
@@ -247,14 +250,14 @@ def exchanges(
 
 
 def accompany(calls: Sequence[InferCall], *, is_shared: bool) -> None:
-    """Make calls companions of one another, or of nobody where each is executed by itself."""
+    """Make calls that are executed together each other's companions."""
     companions = tuple([weakref.ref[Call](call) for call in calls]) if is_shared else ()
     for call in calls:
         call.companions = companions
 
 
 def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
-    """Return the failure of an execution, common to all its requests."""
+    """Return the error of an execution that failed as a whole, or None."""
     if len(handed) == 1:
         return handed[0].failure
     return next((one.failure for one in handed if one.has_failed_with_others), None)
@@ -293,15 +296,16 @@ class Exchange:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` tells whether others are executed with it."""
+        """`is_shared` says that other calls are executed with this one."""
         self.call = call
         self._is_shared = is_shared
         self._has_answered = False
         self.failure: BaseException | None = None
-        """The error of its model."""
+        """The model's error."""
         self.has_failed_with_others = False
-        """Whether that was the failure of all that were executed together, and its call was given
-        nothing: who handed it over has it executed again by itself."""
+        """Whether the shared execution failed before this call was answered; the caller then
+        retries the call by itself.
+        """
         self._outbox = outbox
         self._now_ns = now_ns
         self.inputs = call.inputs
@@ -311,20 +315,20 @@ class Exchange:
         self.outputs = [spec.name for spec in specs]
         self.begun_ns = self.ended_ns = 0
         self.has_ended = False
-        """Whether the model has said its last word; set in its thread."""
+        """Whether the model has finished with the call; set on its thread."""
         self.has_failed = False
-        """Whether it failed, or returned nothing."""
+        """Whether the model failed or gave no answer."""
         self.is_again = False
-        """Whether its model has rescheduled it."""
+        """Whether the model has rescheduled the request."""
         self.is_late = False
-        """Whether it is answered after its execution, as its model has said."""
+        """Whether the model has announced an answer after its execution."""
         self._answers = 0
-        """Answers on their way to the event loop, or to a slow client."""
+        """Answers sent to the event loop and not yet written."""
         self._resume: Callable[[], None] | None = None
         self._lock = threading.Lock()
-        """Held for both."""
+        """Guards `_answers` and `_resume`."""
 
-    # --- for the model, in its threads ---
+    # --- called by the model on its threads ---
 
     @property
     def id(self) -> str:
@@ -343,14 +347,16 @@ class Exchange:
 
     @property
     def sender(self) -> Sender:
-        """Return the sender of the request."""
+        """Return the request's sender, submission time, and whether several answers are
+        accepted.
+        """
         call = self.call
         takes_many = call.takes_many and not call.wants_whole
         return Sender(call.submitted_ns, call.owner, takes_many, call.caller)
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether the request was abandoned."""
+        """Tell whether the request has been abandoned."""
         return self.call.has_ended
 
     @property
@@ -359,13 +365,13 @@ class Exchange:
         return self._answers < WINDOW or self.call.has_ended
 
     def begin(self) -> None:
-        """Record the time."""
+        """Record the begin time, and notify `on_begun`."""
         self.begun_ns = self._now_ns()
         if self.call.on_begun is not None:
             self.call.on_begun()
 
     def charge(self, what: str, size: int) -> None:
-        """Charge its connection for bytes until its call ends."""
+        """Charge the client's connection for memory until the call ends."""
         self._outbox.post(partial(self._charge, what, size))
 
     def answer(
@@ -375,7 +381,7 @@ class Exchange:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Give an answer."""
+        """Send an answer; the last one ends the request."""
         self.ended_ns = self._now_ns()
         self._has_answered = True
         if last:
@@ -386,7 +392,7 @@ class Exchange:
         self._outbox.post(partial(self._write, outputs, last, parameters))
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Collect this thread's answers, and hand them to the event loop at the end."""
+        """Collect this thread's answers; wake the event loop once, at the end of the block."""
         return self._outbox.gathered()
 
     def again(self) -> None:
@@ -395,17 +401,17 @@ class Exchange:
         self.ended_ns = self._now_ns()
 
     def later(self) -> None:
-        """Be answered after this execution."""
+        """Announce that the answer comes after this execution."""
         self.is_late = True
 
     def end(self) -> None:
-        """End the request after all of its answers."""
+        """End the request; its answers have already been sent."""
         self.has_ended = True
         self.ended_ns = self._now_ns()
         self._outbox.post(self._finish)
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
-        """Fail the request, or leave it for a retry by itself."""
+        """Fail the request; with `whole`, leave it for a retry if it shares the execution."""
         self.failure = error
         self.has_failed_with_others = whole and self._is_shared and not self._has_answered
         self.has_ended = self.has_failed = True
@@ -414,7 +420,7 @@ class Exchange:
             self._outbox.post(partial(deliver, [self.call], error))
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call once when the model may send another answer, or the call has ended."""
+        """Call `resume` once, when the model may send another answer or the call has ended."""
         with self._lock:
             if not self.is_writable:
                 self._resume = resume
@@ -424,11 +430,11 @@ class Exchange:
     # --- on the event loop ---
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Call when the call ends for any reason; an answered one has left already."""
+        """Call `leave` when the call ends for any reason, or immediately if it has ended."""
         self.call.hold(leave)
 
     def check_answered(self) -> None:
-        """Fail a call that the model has left without an answer."""
+        """Fail a call if the model has returned without answering it."""
         if self.is_late:
             return
         self.has_failed = self.has_failed or not self.has_ended
@@ -472,7 +478,7 @@ class Exchange:
             call.holds_anything = True
 
     def _written(self) -> None:
-        """Resume the model: all its answers were written, or the client has left."""
+        """Let the model continue: its answers have been written, or the client has disconnected."""
         with self._lock:
             self._answers = 0
             resume, self._resume = self._resume, None

@@ -1,4 +1,4 @@
-"""Hung or failed executions: their model is not ready until it works again."""
+"""Health of executions: models whose executions hang or fail become unready."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from xlaserve.serving.call import outside_call
 from xlaserve.serving.stations.station import Served
 
 Fail = Callable[[BaseException], None]
-"""Answers the calls of an execution with an error; called on the event loop, at most once."""
+"""Fails the calls of an execution; called on the event loop, at most once."""
 
 _MOST_INTERVAL_SECONDS = 1.0
 _LOOKS = 4
@@ -22,50 +22,55 @@ _LOOKS = 4
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-"""How long a model that failed on its device is not ready; twice as long where it fails again
-before as much time has passed once more."""
+"""How long a model is unready after a device failure; the pause doubles if the model fails again
+within twice the previous pause.
+"""
 
 DEFAULT_EXECUTION_SECONDS = 60.0
 
 
 def _nobody() -> None:
-    """Stand in for a missing instance."""
+    """Stand in for the weak reference to a missing instance."""
 
 
 class Execution:
-    """An execution that has started or will, until its completion."""
+    """An execution that is queued or running."""
 
     __slots__ = ("begun", "fail", "line", "since")
 
     def __init__(self, begun: Callable[[], bool], fail: Fail, line: object) -> None:
         self.begun = begun
-        """Tells whether a thread works on it: before, it only waits for one."""
+        """Tells whether a thread has begun the execution."""
         self.fail: Fail | None = fail
-        """None once it was called."""
+        """None after it was called."""
         self.line = line
-        """Its queue of executions, one after the other, or None."""
+        """Queue of executions that run one after the other, such as a device thread; None if there
+        is none.
+        """
         self.since: float | None = None
-        """Start of the execution as first observed, or end of the previous one."""
+        """When the execution was first seen running, or when the previous one in its
+        queue ended.
+        """
 
 
 class Watch:
-    """The executions of one instance in threads and on devices, and whether they end."""
+    """The executions of one instance on threads and devices; detects stalled and failed ones."""
 
     def __init__(self, health: "Health", instance: Served | None = None) -> None:
         self._health = health
-        # It is kept by the stations of the instance, and must not keep it alive.
+        # A weak reference: stations of the instance own the watch, which must not keep it alive.
         self._instance = _nobody if instance is None else ref(instance)
         self._model = "" if instance is None else instance.model
         self.executions: dict[Execution, None] = {}
         self._stalled = 0
-        """Abandoned executions that have not ended."""
+        """Abandoned executions that are still running."""
         self._pause = 0.0
-        """Seconds of unreadiness after its last device failure."""
+        """Seconds of unreadiness after the last device failure."""
         self._failed_at = 0.0
         self._log = structlog.get_logger("execution")
 
     def check(self) -> None:
-        """Raise ExecutionStalled while another execution of the model does not end."""
+        """Raise ExecutionStalled while an execution of the model is stalled."""
         if self._stalled:
             raise ExecutionStalled(self._model, self._health.seconds)
 
@@ -77,7 +82,7 @@ class Watch:
         return execution
 
     def over(self, execution: Execution, result: object) -> bool:
-        """Watch it no more; tell whether its calls wait for the result still."""
+        """Stop watching an execution; return whether its calls still wait for the result."""
         del self.executions[execution]
         self._health.progressed(execution.line)
         if isinstance(result, BaseException):
@@ -91,12 +96,12 @@ class Watch:
         return False
 
     def saw(self, error: BaseException) -> None:
-        """Record a failed execution: after a device failure the model is not ready for a while."""
+        """Record a failed execution; after a device failure the model is unready for a while."""
         reason, instance = device_failure(error), self._instance()
         if reason is None or instance is None:
             return
         if instance.fault:
-            return  # of those that were in flight when the first one failed
+            return  # it was in flight when an earlier execution failed
         now = self._health.now()
         again = now - self._failed_at < 2 * self._pause
         pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause) if again else _FIRST_PAUSE_SECONDS
@@ -108,16 +113,17 @@ class Watch:
             consequence=f"the model is not ready for {pause:g} s",
         )
         instance.suspend("an execution failed on the device")
-        # It may be unloaded by then, and its memory has to be free.
+        # A pending timer must not keep an unloaded instance alive: `_resume` uses the weak
+        # reference.
         asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
 
     def look(self, now: float, late: float) -> None:
-        """Abandon executions beyond their limit; `late` is the delay of this check."""
+        """Abandon executions beyond the time limit; `late` is the delay of this check."""
         for execution in list(self.executions):
             if execution.fail is None:
                 continue
             if self._stalled and not execution.begun():
-                # The threads that it waits for are those that do not come back.
+                # It waits for the threads that are stalled.
                 self._fail(execution)
             elif execution.begun():
                 began = now if execution.since is None else execution.since + late
@@ -151,24 +157,24 @@ class Watch:
 
 
 class Health:
-    """Checks the executions of all instances while there are any."""
+    """Periodically checks the executions of all instances, while there are any."""
 
     def __init__(
         self,
         seconds: float = DEFAULT_EXECUTION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` is the limit of an execution; 0 for none."""
+        """`seconds` is the time limit of an execution; 0 for none."""
         self.seconds = seconds
         self.now = clock
         self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)
         self._watches: WeakKeyDictionary[Served, Watch] = WeakKeyDictionary()
         self._looked_at: dict[Watch, None] = {}
-        """Instances with executions."""
+        """Watches of instances that have executions."""
         self._progress: WeakKeyDictionary[object, float] = WeakKeyDictionary()
-        """Last completion of each queue of executions."""
+        """Time of the last completion in each queue of executions."""
         self._due: float | None = None
-        """Time of the next check; None while nothing runs."""
+        """Time of the next check; None while no check is scheduled."""
 
     def watch(self, instance: Served) -> Watch:
         """Return the watch of an instance."""
@@ -178,7 +184,7 @@ class Health:
         return found
 
     def look_at(self, watch: Watch) -> None:
-        """Look at a watch from now on, as long as it has executions."""
+        """Check a watch from now on, until it has no executions."""
         self._looked_at[watch] = None
         if self._due is None and self.seconds:
             self._look_later()
@@ -189,7 +195,7 @@ class Health:
             self._progress[line] = self.now()
 
     def last_progress(self, line: object) -> float:
-        """Return when a line of work last completed something."""
+        """Return the time of the last completion in a queue; 0 if unknown."""
         return 0.0 if line is None else self._progress.get(line, 0.0)
 
     def _look_later(self) -> None:
@@ -198,9 +204,9 @@ class Health:
         asyncio.get_running_loop().call_later(self._interval, look, context=outside_call())
 
     def look(self) -> None:
-        """Look at everything once, and again later where anything is left."""
+        """Check all watches, and schedule another check if executions remain."""
         now = self.now()
-        # A process that was stopped, or a loop that was busy, took time from every execution.
+        # A suspended process or blocked event loop delays every execution: extend their limits.
         late = max(0.0, now - (self._due or now))
         late = late if late > self._interval else 0.0
         self._due = None

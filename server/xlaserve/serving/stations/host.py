@@ -1,4 +1,4 @@
-"""Executions on the host: on the event loop, or in threads."""
+"""Execution on the host: on the event loop or on threads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,15 @@ from xlaserve.serving.stations.station import Served
 T = TypeVar("T")
 
 _INLINE_REQUESTS = 4
-"""Most calls that a batch counts as when it is decided where it runs: it replaces more
-executions, but nothing else runs meanwhile. A thread would cost it some 100 us."""
+"""A batch on the event loop may take as long as this many single calls. On a thread it would take
+about 100 us longer, but leave the loop free.
+"""
 
 _SECOND_NS = 1e9
 
 
 class HostWork:
-    """The work for one instance in threads of the host; each station hands it to the next."""
+    """The executions of one instance on host threads; passed on when its station is replaced."""
 
     def __init__(
         self,
@@ -37,26 +38,28 @@ class HostWork:
         now_ns: Callable[[], int],
         watch: Watch | None = None,
     ) -> None:
-        """Without `watch` an execution has no time limit."""
+        """If `watch` is None, executions have no time limit."""
         self.instance = instance
         self.watch = watch or Watch(Health(0))
-        """Its executions, in threads and on the event loop."""
+        """Watches the executions of the instance."""
         self._threads = threads
         self._now_ns = now_ns
         self.replicas = Replicas(replicas)
-        """Shares the executions."""
+        """Assigns executions to replicas."""
         self._jobs: WeakKeyDictionary[HostJob, int] = WeakKeyDictionary()
-        """When those were submitted whose completion has not reached the event loop; their threads
-        own them."""
+        """Submission times of jobs whose completion has not reached the event loop. Weak keys: the
+        threads own the jobs.
+        """
 
     def pending_since(self) -> Iterator[int]:
         """Yield the submission times of executions waiting for a thread."""
         return (since for job, since in self._jobs.items() if job.waits)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
-        """Execute for one call, in a thread.
+        """Execute one call on a thread.
 
-        Raises RuntimeError where there is none, ExecutionStalled while others do not end.
+        Raises RuntimeError if no thread can be started, and ExecutionStalled while an execution is
+        stalled.
         """
         self.watch.check()
         inputs, resident = call.inputs, call.resident
@@ -74,12 +77,12 @@ class HostWork:
         *,
         since_ns: int = 0,
     ) -> HostJob:
-        """Run a call in a thread, for the replica with the least to do, whose index it takes.
+        """Run a function on a thread with the index of the least busy replica as its argument.
 
-        `since_ns` is when its oldest request was submitted; 0 for now.
-        `ended` is called on the event loop, with ExecutionStalled where the call does not end. The
-        thread is a user of the instance: it may outlive calls that were cancelled. Raises
-        RuntimeError where there is no thread.
+        `since_ns` is the submission time of its oldest request; 0 for now. `ended` is called on the
+        event loop with the result, or with ExecutionStalled if the function does not return. The
+        thread counts as a user of the instance, since it may outlive cancelled calls. Raises
+        RuntimeError if no thread can be started.
         """
         replica, instance, watch = self.replicas.take(), self.instance, self.watch
 
@@ -94,7 +97,7 @@ class HostWork:
         except RuntimeError:
             self.replicas.leave(replica)
             raise
-        # Its completion knows the execution: that must not keep the job.
+        # A weak reference to the job: its completion callback refers to the execution.
         execution = watch.begin(partial(_has_begun, ref(job)), ended)
         self._jobs[job] = since_ns or self._now_ns()
         instance.acquire()
@@ -109,7 +112,7 @@ def _has_begun(found: "ReferenceType[HostJob]") -> bool:
 def executed(
     now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
 ) -> Executed | BaseException:
-    """Run a call, and return its outcome and end time."""
+    """Run a function; return its outputs with begin and end time, or its error."""
     begun = now_ns()
     try:
         outputs = call()
@@ -120,7 +123,7 @@ def executed(
 
 
 class Overran(Protocol):
-    """A callback for executions that keep the event loop longer than allowed."""
+    """Called when an execution has blocked the event loop for too long."""
 
     def __call__(
         self,
@@ -130,21 +133,21 @@ class Overran(Protocol):
         seconds: float,
         limit: float,
     ) -> None:
-        """React to the overrun; the inputs may be freed once this returns."""
+        """Handle an overrun; the inputs are only valid during this call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InlineLimit:
-    """Limit of executions on the event loop."""
+    """Time limit of executions on the event loop."""
 
     seconds: float
-    """Limit of one call there."""
+    """Limit for one call."""
     overran: Overran
 
 
 class Inline:
-    """Executes quick calls on the event loop, others in threads (a Station)."""
+    """Executes quick calls on the event loop, and others on threads (a Station)."""
 
     def __init__(
         self,
@@ -166,9 +169,9 @@ class Inline:
         return self._slower.pending_since()
 
     def begin(self, call: InferCall, slower: Callable[[InferCall], None] | None = None) -> None:
-        """Answer a call at once if it is quick, as the warm-up measured its bucket.
+        """Execute a call immediately if the warm-up measured its bucket as quick.
 
-        One that is not is handed to `slower`; without that it is executed in a thread.
+        Otherwise pass it to `slower`, or execute it on a thread if that is None.
         """
         model, now_ns, seconds = self._model, self._now_ns, self._seconds
         if model.expected_seconds(call.rows) > seconds:
@@ -191,12 +194,12 @@ class Inline:
         answer_now(call, Executed(outputs, begun, ended))
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no call waits."""
+        """Return nothing: no calls are queued here."""
         return ()
 
 
 class HostRunner:
-    """Runs the batches of one instance on the host, one for each replica at a time (a Runner)."""
+    """Executes batches on the host, one per replica at a time (a Runner)."""
 
     def __init__(
         self,
@@ -205,7 +208,7 @@ class HostRunner:
         limit: InlineLimit | None,
         now_ns: Callable[[], int],
     ) -> None:
-        """Without `limit` nothing is executed on the event loop."""
+        """If `limit` is None, nothing is executed on the event loop."""
         self._model = model
         self._work = work
         self._limit = limit
@@ -214,14 +217,14 @@ class HostRunner:
         self.is_inline = limit is not None
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; both are called on completion, perhaps before this returns."""
+        """Start a batch; both callbacks run on completion, perhaps before this returns."""
         rows, limit = sum([call.rows for call in requests]), self._limit
 
         def over(result: Executed | BaseException) -> None:
             freed()
             ended(result)
 
-        # As long as its calls may take one by one.
+        # The limits of its calls, as if they were executed one by one.
         most = 0.0 if limit is None else min(len(requests), _INLINE_REQUESTS) * limit.seconds
         if limit is not None and self._model.expected_seconds(rows) <= most:
             over(self._run_inline(requests, rows, most, limit.overran))

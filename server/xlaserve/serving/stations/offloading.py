@@ -1,4 +1,4 @@
-"""Work stealing: queued batches of a busy worker, executed by an idle one."""
+"""Work stealing: idle workers execute queued batches of busy ones."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,30 +12,31 @@ from xlaserve.serving.stations.host import HostWork
 from xlaserve.serving.stations.station import Served
 
 _SECONDS_PER_BYTE = 1e-8
-"""How much longer a batch has to take for each byte of its inputs. To put them together, to copy
-them and to bring the outputs back took 1.6 ns a byte of both workers (perceptron, 100 KB)."""
+"""A batch must take this much longer per byte of its inputs to be worth offloading.
+Packing, copying and returning the outputs cost both workers 1.6 ns per byte (perceptron, 100 KB).
+"""
 
 
 class Helpers(Protocol):
-    """Other workers of the server, as stations see them."""
+    """The other workers, as seen by stations."""
 
     @property
     def least_seconds(self) -> float:
-        """Return the shortest batch worth offloading."""
+        """Return the minimum execution time of a batch worth offloading."""
         ...
 
     @property
     def most_bytes(self) -> int:
-        """Return the maximum input bytes of a batch: they are copied on the event loop."""
+        """Return the maximum input bytes of a batch, since they are copied on the event loop."""
         ...
 
     @property
     def are_idle(self) -> bool:
-        """Tell whether at least one of them would execute a batch now."""
+        """Tell whether at least one other worker is idle."""
         ...
 
     def serve(self, instance: Served, model: LoadedModel, work: HostWork) -> None:
-        """Execute other workers' batches for an instance until it leaves."""
+        """Execute other workers' batches on an instance until it is unloaded."""
         ...
 
     def execute(
@@ -45,19 +46,19 @@ class Helpers(Protocol):
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Offload a batch to one of them; false if none is idle.
+        """Offload a batch to an idle worker; return False if there is none.
 
-        Either `ended` is called with its outcome, or `refused` where it was not begun; neither
-        within this call.
+        Later either `ended` is called with the outcome, or `refused` if the worker has not begun
+        it.
         """
         ...
 
 
 class OffloadingRunner:
-    """Runs batches at home, and by an idle worker where every lane is busy (a Runner).
+    """Executes batches locally, or on an idle worker if all lanes are busy (a Runner).
 
-    A batch leaves only where as many requests wait as are executed: a shorter queue is the next
-    batch at home, and larger ones are cheaper.
+    A batch is offloaded only if at least as many requests are queued as are being executed: a
+    shorter queue becomes the next local batch, and large batches are more efficient.
     """
 
     def __init__(
@@ -69,18 +70,18 @@ class OffloadingRunner:
         self._helpers = helpers
         self._lanes_taken = 0
         self._requests = 0
-        """Requests executed or queued for a thread in this worker."""
+        """Requests that this worker is executing or has queued for a thread."""
         self._resume: Callable[[], None] = lambda: None
         self.lanes = within.lanes
         self.is_inline = within.is_inline
 
     def gathered(self, batcher: Batcher) -> Batcher:
-        """Return the batcher of this runner; another worker may be idle again."""
+        """Attach the batcher, to be resumed when another worker may be idle again; return it."""
         self._resume = batcher.resume
         return batcher
 
     def overtakes(self, queue: RequestQueue) -> Callable[[], bool]:
-        """Return a function that tells whether another worker gets the next batch of a queue."""
+        """Return a function that tells whether the next batch of a queue may be offloaded."""
         return partial(self._is_offered, queue)
 
     def _is_offered(self, queue: RequestQueue) -> bool:
@@ -99,7 +100,7 @@ class OffloadingRunner:
         return self._model.expected_seconds(requests * first.rows) >= least
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; one that another worker executes takes no lane."""
+        """Start a batch locally, or offload it, which takes no lane."""
         if self._lanes_taken < self.lanes:
             self._lanes_taken += 1
             try:
@@ -113,7 +114,7 @@ class OffloadingRunner:
         over, refused = partial(self._over, ended), partial(self._refused, requests, ended)
         if self._helpers.execute(self._instance, requests, over, refused):
             freed()
-        else:  # it began something else in this moment
+        else:  # the other worker has just become busy
             self._run_at_home(requests, freed, ended)
 
     def _free_lane(self, freed: Callable[[], None]) -> None:
@@ -130,7 +131,7 @@ class OffloadingRunner:
         except ENDS:
             raise
         except BaseException as error:
-            # Nobody may wait for ever, whatever kept the batch from starting.
+            # Every call must end, whatever prevented the batch from starting.
             ended(error)
 
     def _run_at_home(

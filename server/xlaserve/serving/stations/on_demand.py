@@ -1,4 +1,4 @@
-"""Shapes compiled when a request first asks for them, without blocking others."""
+"""On-demand compilation of input shapes, without blocking other requests."""
 
 import asyncio
 from collections.abc import Hashable, Mapping
@@ -17,16 +17,17 @@ from xlaserve.serving.stations.station import Served
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A shape that has to be compiled before its execution."""
+    """A shape that must be compiled before it can be executed."""
 
     shapes: OnDemand
     shape: Hashable
 
 
 def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
-    """Return the executable for these inputs: the model, or its program compiled on demand.
+    """Return the executable for these inputs: the model, or its program compiled for their shape.
 
-    Raises InvalidTensor for sizes that contradict one another.
+    Returns `Missing` if that must be compiled. Raises InvalidTensor if dimensions contradict each
+    other.
     """
     shapes = model.on_demand
     shape = None if shapes is None else shapes.shape_of(inputs)
@@ -36,20 +37,20 @@ def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missin
 
 
 class ShapeCompiler:
-    """Compiles missing shapes; concurrent requests for a shape share one compilation."""
+    """Compiles missing shapes; concurrent requests for one shape share a compilation."""
 
     def __init__(self, workers: Workers, seconds: float) -> None:
         self._seconds = seconds
-        """Longest time of a compilation."""
+        """Time limit of a compilation."""
         self._workers = workers
-        # Do not start what has been cancelled meanwhile.
+        # Do not start a compilation that nobody waits for.
         self._flights = SingleFlight[Executable](abandonable=True)
         self._log = structlog.get_logger("execution")
 
     async def compiled(self, instance: Served, missing: Missing) -> Executable:
-        """Return the program of a model for a shape; compiling may take seconds.
+        """Return the model's program for a shape; compiling may take seconds.
 
-        Raises what `OnDemand.compile` raises.
+        Raises the errors of `OnDemand.compile`.
         """
         compile_it = partial(self._compile, instance, missing.shapes, missing.shape)
         return await self._flights.run((instance, missing.shape), compile_it)
@@ -59,7 +60,7 @@ class ShapeCompiler:
         if instance.is_stuck:
             raise CompilationTimedOut(instance.model, shape, self._seconds)
         running = self._workers.compile(partial(shapes.compile, shape))
-        # The thread is a user of its own: it may outlive those who waited for it.
+        # The thread keeps the instance open, since it may outlive the waiting requests.
         using = _User(instance)
         running.whenever(using.ended)
         try:
@@ -80,14 +81,14 @@ class ShapeCompiler:
 
 
 class _User:
-    """A thread that compiles for an instance: its use ends once."""
+    """A compiling thread as a user of its instance, released exactly once."""
 
     def __init__(self, instance: Served) -> None:
         self._instance: Served | None = instance
         instance.acquire()
 
     def ended(self) -> None:
-        """Count one user less, and the compiled shape."""
+        """Release the instance, and account for the memory of the compiled program."""
         instance, self._instance = self._instance, None
         if instance is not None:
             instance.correct()

@@ -1,4 +1,4 @@
-"""Answers in the order of the requests (a Station around another): `preserve_ordering`."""
+"""A wrapper that answers calls in the order of their arrival (`preserve_ordering`)."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ _Result = tuple[Relay, InferResponse | BaseException]
 
 
 class _Turn:
-    """The place of a call in the order, between its neighbours."""
+    """The position of a call in the order: an entry of a linked list."""
 
     __slots__ = ("call", "next", "previous", "relay")
 
     def __init__(self, call: InferCall, relay: Relay, previous: "_Turn | None") -> None:
         self.call = call
         self.relay = relay
-        """Its executed call."""
+        """The relay executed on its behalf."""
         self.previous = previous
         self.next: _Turn | None = None
         if previous is not None:
             previous.next = self
 
     def unlink(self) -> None:
-        """Make neighbours of those on either side."""
+        """Remove the entry from the list."""
         if self.previous is not None:
             self.previous.next = self.next
         if self.next is not None:
@@ -40,10 +40,9 @@ class _Turn:
 
 
 class Ordered(Around):
-    """Has the station within execute, and answers each call behind those that came before it.
+    """Executes calls with the inner station; answers them in order of arrival (a Station).
 
-    An error is an answer. A call that has ended, whose client cancelled or whose deadline passed,
-    holds up nobody.
+    Errors count as answers. A call that was cancelled or has expired holds up no others.
     """
 
     def __init__(self, within: Station, counting: Observer, waits: Waits) -> None:
@@ -51,13 +50,13 @@ class Ordered(Around):
         self._counting = counting
         self._waits = waits
         self._order: OrderedDict[InferCall, _Turn] = OrderedDict()
-        """Unanswered calls, each with its turn."""
+        """Unanswered calls in arrival order, with their list entries."""
         self._results: dict[InferCall, _Result] = {}
-        """Results waiting for those of earlier calls."""
+        """Results that wait for earlier calls to be answered."""
         self._is_answering = False
 
     def begin(self, call: InferCall) -> None:
-        """Execute a call; raises as the wrapped station does."""
+        """Execute a call; raises like the inner station."""
         relay = Relay(call, self._counting, partial(self._completed, call))
         last = self._order[next(reversed(self._order))] if self._order else None
         self._order[call] = _Turn(call, relay, last)
@@ -71,7 +70,7 @@ class Ordered(Around):
             self._waits.watch(call)
 
     def awaited(self, call: InferCall) -> Iterator[InferCall]:
-        """Yield the call right before, which waits for those before it, and what executes this."""
+        """Yield the previous call, and this call's relay unless it has completed."""
         turn = self._order.get(call)
         if turn is None:
             return
@@ -81,7 +80,7 @@ class Ordered(Around):
             yield turn.relay
 
     def leave(self, call: InferCall) -> None:
-        """Cancel the execution of an ended call, and continue with the next."""
+        """Cancel the execution of an ended call, and answer the calls that it held up."""
         relay = self._removed(call)
         self._results.pop(call, None)
         if relay is not None:
@@ -89,7 +88,7 @@ class Ordered(Around):
             self._answer()
 
     def _removed(self, call: InferCall) -> Relay | None:
-        """Take a call out of the order; return its executed call."""
+        """Remove a call from the order; return its relay."""
         turn = self._order.pop(call, None)
         if turn is None:
             return None
@@ -104,10 +103,10 @@ class Ordered(Around):
             self._answer()
 
     def _answer(self) -> None:
-        """Answer the calls that nobody is before, one after the other.
+        """Answer completed calls from the head of the order.
 
-        An answer may make a client cancel another call, or ask again: that is not to be answered
-        before this one is written.
+        Writing an answer may cause another call to be cancelled or begun; the guard prevents
+        recursion, so that answers are written in order.
         """
         if self._is_answering:
             return

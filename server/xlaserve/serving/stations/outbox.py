@@ -1,4 +1,4 @@
-"""The way from threads that answer by themselves to the event loop."""
+"""The path from a model's own threads back to the event loop."""
 
 import asyncio
 from collections import deque
@@ -8,9 +8,9 @@ from threading import get_ident
 
 
 class Outbox:
-    """Calls things on the event loop, in the order in which threads post them.
+    """Runs callbacks on the event loop, in the order in which threads post them.
 
-    One wake-up of the loop serves all that was posted until it runs.
+    One wake-up of the loop serves all callbacks posted until it runs.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -18,14 +18,14 @@ class Outbox:
         self._posted: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._gathering: set[int] = set()
-        """Threads that wake the loop once they have posted everything."""
+        """Ids of threads that are inside `gathered`."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Wake the event loop once for all that this thread posts meanwhile, at the end.
+        """Wake the event loop once, at the end, for all callbacks that this thread posts.
 
-        To wake it gives up Python's lock, and a thread has it again once the loop waits: one that
-        posts more would wait for that before each step of its own.
+        Waking the loop releases the GIL, and the thread gets it back only when the loop is idle:
+        without this, a thread that posts several callbacks would wait for that each time.
         """
         thread = get_ident()
         self._gathering.add(thread)
@@ -39,8 +39,8 @@ class Outbox:
     def post(self, call: Callable[[], None]) -> None:
         """Schedule a callback on the event loop, from any thread."""
         self._posted.append(call)
-        # Two threads may both wake it, which is harmless; that none does cannot be: `_deliver`
-        # clears the mark before it looks.
+        # Two threads may both wake the loop, which is harmless. A wake-up cannot be lost, because
+        # `_deliver` clears the flag before it looks at the queue.
         if not self._is_waking and get_ident() not in self._gathering:
             self._wake()
 
@@ -59,7 +59,7 @@ class Outbox:
                 posted.popleft()()
         finally:
             if posted and not self._is_waking:
-                # More came meanwhile: others have a turn before it. Or one raised: the rest is not
-                # its own.
+                # More callbacks were posted meanwhile, or one raised: run the rest in the next
+                # iteration, so that others get their turn.
                 self._is_waking = True
                 self._loop.call_soon(self._deliver)

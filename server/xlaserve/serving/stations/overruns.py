@@ -1,4 +1,4 @@
-"""Models slower on the event loop than their warm-up: they leave it at once."""
+"""Moves models off the event loop that prove slower than their warm-up."""
 
 import asyncio
 import weakref
@@ -15,35 +15,35 @@ from xlaserve.serving.stations.host import HostWork
 from xlaserve.serving.stations.station import Served
 
 _REPEATS = 5
-"""Most repetitions; the first within the limit shows that the machine was slow, not the model."""
+"""Maximum repetitions; the first one within the limit shows that the model is not to blame."""
 
 _FREEZE_SECONDS = 0.01
-"""An execution that takes so long by itself would be noticed by all clients: its model never comes
-back to the event loop."""
+"""A model whose executions take this long never returns to the event loop, because every client
+would notice the delay.
+"""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-"""Longest absence of a model that takes a little more than the limit; it doubles each time."""
+"""Maximum time off the event loop for slightly slow models; the time doubles with each overrun."""
 
 
 class Overruns:
-    """Takes models off the event loop, and lets back those that were only disturbed.
+    """Moves slow models off the event loop, and returns those that were slow only once.
 
-    Any execution may be held up by another process, or by a thread that has Python's lock. So one
-    that overran is repeated in a thread, on the same inputs: what takes as long again is the
-    model's own doing.
+    Another process or a thread holding the GIL may delay any execution. So an overrunning execution
+    is repeated on a thread with the same inputs: if it is slow again, the model is to blame.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._away: weakref.WeakSet[Served] = weakref.WeakSet()
-        """Models whose station avoids the event loop for now."""
+        """Models that currently avoid the event loop."""
         self._pauses: weakref.WeakKeyDictionary[Served, float] = weakref.WeakKeyDictionary()
-        """Seconds each had to stay away when it overran last."""
+        """Seconds that each model had to stay off the event loop after its last overrun."""
         self._log = structlog.get_logger("execution")
 
     def is_away(self, instance: Served) -> bool:
-        """Tell whether a model must not be executed on the event loop."""
+        """Tell whether a model must stay off the event loop."""
         return instance in self._away
 
     def overran(
@@ -54,13 +54,13 @@ class Overruns:
         seconds: float,
         limit: float,
     ) -> None:
-        """Move the model off the event loop, and test in a thread whether it may return."""
+        """Move the model off the event loop, and measure on a thread whether it may return."""
         instance = work.instance
         if instance in self._away:
             return
         self._away.add(instance)
         instance.renew()
-        # The memory of a request may be another's by the time that a thread looks at it.
+        # A copy: the request's memory may be reused before the thread reads it.
         kept = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
         repeat = partial(self._quickest, executable, kept, limit)
         judge = partial(self._judge, weakref.ref(instance), seconds, limit)
@@ -72,7 +72,7 @@ class Overruns:
     def _quickest(
         self, executable: Executable, inputs: Mapping[str, Value], limit: float, replica: int
     ) -> float | BaseException:
-        """Return the seconds of the quickest of some executions, in a thread."""
+        """Return the shortest of several repeated executions, in seconds. Runs on a thread."""
         quickest = float("inf")
         for _ in range(_REPEATS):
             begun = self._now_ns()
@@ -113,14 +113,14 @@ class Overruns:
             )
         self._pauses[instance] = pause
         if not for_good:
-            # It may be unloaded by then, and its memory has to be free.
+            # A weak reference: a pending timer must not keep an unloaded model's memory alive.
             asyncio.get_running_loop().call_later(
                 pause, self._come_back, found, context=outside_call()
             )
 
     def _come_back(self, found: "weakref.ref[Served]") -> None:
         instance = found()
-        # What has left may be closed: there is nothing by which a station could be chosen.
+        # A replaced instance may be closed already, and needs no station.
         if instance is not None and not instance.has_left:
             self._away.discard(instance)
             instance.renew()

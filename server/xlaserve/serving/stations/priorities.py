@@ -1,4 +1,4 @@
-"""The queue of a model with priority levels, or with timeouts that requests differ in."""
+"""A queue with priority levels, or with timeouts that differ between requests."""
 
 import heapq
 from collections import OrderedDict
@@ -11,34 +11,35 @@ from xlaserve.serving.stations.batching import BatchPolicy, Fit, fitting
 
 _MICROSECOND_NS = 1000
 _LEFT_BEHIND = 64
-"""Stale deadlines, besides as many as wait, before a sweep."""
+"""Number of stale deadlines, beyond the number of queued requests, that triggers a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelPolicy:
-    """The queue policy of one level (ModelQueuePolicy)."""
+    """The queue policy of one priority level (ModelQueuePolicy)."""
 
     max_requests: int
-    """Limit of queued requests of the level."""
+    """Limit of queued requests in the level."""
     setting: str = "max_requests_per_model"
-    """Source of `max_requests`, for the text of Overloaded."""
+    """Setting that `max_requests` comes from, named in the text of Overloaded."""
     timeout_ns: int = 0
-    """Longest wait of a request; 0 for as long as its client does."""
+    """Queue timeout of requests; 0 for none."""
     may_shorten: bool = False
-    """Whether a request's shorter `timeout` counts."""
+    """Whether a request's `timeout` parameter may shorten the queue timeout."""
     delays: bool = False
-    """Whether a request that has expired goes behind those of its level, instead of being refused:
-    it is executed when none of them waits, and does not expire again."""
+    """Whether expired requests are delayed instead of refused: they run after all others of their
+    level, and do not expire again.
+    """
 
 
 class _Level:
-    """Requests of one level: those in time, then the delayed ones."""
+    """Queued requests of one level: those in time, then the expired ones (delayed)."""
 
     __slots__ = ("delayed", "in_time", "policy")
 
     def __init__(self, policy: LevelPolicy) -> None:
         self.policy = policy
-        # Ordered dicts, which find the first entry at once however many before it were removed.
+        # Ordered dicts find their first entry in constant time, even after many removals.
         self.in_time: OrderedDict[InferCall, None] = OrderedDict()
         self.delayed: OrderedDict[InferCall, None] = OrderedDict()
 
@@ -47,9 +48,10 @@ class _Level:
 
 
 class PriorityQueue:
-    """Requests by their level, 1 being the first to leave, and in each in the order they came.
+    """Requests ordered by priority level, 1 first, and by arrival within a level.
 
-    A level waits for as long as there are requests of those above it: its timeout bounds that.
+    Requests of lower priority wait as long as there are more urgent ones; their timeout limits
+    that.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class PriorityQueue:
         *,
         fit: Fit = fitting,
     ) -> None:
-        """`levels` are the policies from level 1 on; one where the model has no levels.
+        """`levels` has the policies from level 1 on; one policy if the model has no levels.
 
-        `fit` chooses the requests of a batch.
+        `fit` selects the requests of a batch.
         """
         self._model = model
         self.policy = policy
@@ -73,11 +75,11 @@ class PriorityQueue:
         self._max_rows = max_rows
         self._fit = fit
         self._level_of: dict[InferCall, _Level] = {}
-        """Queued requests."""
+        """All queued requests, in arrival order."""
         self._deadlines: list[tuple[int, int, InferCall]] = []
-        """A heap, with deadlines of requests that have left."""
+        """A heap that may contain entries of requests that have left the queue."""
         self._added = 0
-        """Requests so far: equal deadlines are in their order."""
+        """Number of requests added so far; orders equal deadlines by arrival."""
 
     def __len__(self) -> int:
         return len(self._level_of)
@@ -86,7 +88,7 @@ class PriorityQueue:
         return iter(self._level_of)
 
     def add(self, request: InferCall) -> None:
-        """Let a request wait in its level, or raise Overloaded at once."""
+        """Enqueue a request in its level; raises Overloaded if the level is full."""
         level = self._level(request)
         policy = level.policy
         if len(level) >= policy.max_requests:
@@ -103,17 +105,17 @@ class PriorityQueue:
 
     def _level(self, request: InferCall) -> _Level:
         asked = request.parameters.get("priority", 0)
-        # That of a step of an ensemble was checked for no model: beyond the levels it has none.
+        # An ensemble step's priority was not validated for this model: if invalid, use the default.
         inside = isinstance(asked, int) and 1 <= asked <= len(self._levels)
         return self._levels[(int(asked) if inside else self._default) - 1]
 
     @property
     def first_level(self) -> int:
-        """Return the level of the next request, counted from 1; 0 if none is queued."""
+        """Return the level of the next request, counted from 1; 0 if the queue is empty."""
         return next((number for number, level in enumerate(self._levels, 1) if len(level)), 0)
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return the queue timeout of a request; 0 for none."""
+        """Return the queue timeout of a request; 0 if it has none."""
         policy = self._level(request).policy
         if policy.may_shorten:
             asked = request.parameters.get("timeout", 0)
@@ -122,7 +124,7 @@ class PriorityQueue:
         return policy.timeout_ns
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a cancelled request; one that has left is ignored."""
+        """Remove a cancelled request; does nothing if it has already left the queue."""
         level = self._level_of.pop(request, None)
         if level is not None:
             level.in_time.pop(request, None)
@@ -142,10 +144,10 @@ class PriorityQueue:
             yield from level.delayed
 
     def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
-        """Return the requests of the next batch, or none if it should wait for more.
+        """Dequeue and return the next batch; return none if it should wait for more requests.
 
-        They are the first request of the first level and those after it, of all levels in their
-        order, that fit beside it.
+        The batch has the first request of the most urgent level and later ones, of all levels in
+        their order, that are compatible with it.
         """
         if not self._level_of:
             return []
@@ -168,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Dequeue and return expired requests, or delay them, by level."""
+        """Remove expired requests: return those to be refused, delay the others."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)
@@ -184,7 +186,7 @@ class PriorityQueue:
         return expired
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return the time of the next check without other events."""
+        """Return the time at which the queue must be checked again, or None."""
         if not self._level_of:
             return None
         self._drop_left()
@@ -198,6 +200,6 @@ class PriorityQueue:
             heapq.heappop(self._deadlines)
 
     def _sweep(self) -> None:
-        """Forget deadlines of requests that have left, which a long timeout would keep."""
+        """Remove stale deadlines, which a long timeout would keep alive."""
         self._deadlines = [entry for entry in self._deadlines if entry[2] in self._level_of]
         heapq.heapify(self._deadlines)

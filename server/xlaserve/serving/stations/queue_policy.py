@@ -1,4 +1,4 @@
-"""The queue of a model, as its configuration wants it (ModelDynamicBatching)."""
+"""Creates the queue that a model's configuration asks for (ModelDynamicBatching)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,15 +11,15 @@ _MICROSECOND_NS = 1000
 
 
 def is_ruled(wanted: DynamicBatching) -> bool:
-    """Tell whether a configuration says more of a queue than the order of its answers.
+    """Tell whether dynamic batching is configured beyond the order of answers.
 
-    Such a queue has every request until it is executed: nothing is handed on ahead of time.
+    Requests then stay in the queue until they are executed: none are handed over in advance.
     """
     return replace(wanted, preserve_ordering=False) != DynamicBatching()
 
 
 def has_policy(wanted: DynamicBatching) -> bool:
-    """Tell whether a configuration says more of a queue than how batches are made."""
+    """Tell whether the configuration sets priorities or a queue policy."""
     return bool(wanted.priority_levels) or wanted.default_queue_policy != QueuePolicy()
 
 
@@ -30,10 +30,9 @@ def queue_for(
     max_rows: Callable[[], int],
     fit: Fit = fitting,
 ) -> RequestQueue:
-    """Return an empty queue; the one for priorities only where something needs it.
+    """Return an empty queue; a priority queue only if the configuration needs one.
 
-    It is what every station takes its requests from that has a queue: whatever a configuration says
-    of one holds on all of them.
+    All stations with a queue use this function, so that its policies apply everywhere.
     """
     default = wanted.default_queue_policy
     is_plain = not (

@@ -1,4 +1,4 @@
-"""Ragged batches: requests of different shapes in one execution (a Station)."""
+"""Ragged batching: requests of different shapes in one execution (a Station)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,14 +14,14 @@ from xlaserve.serving.stations.host import HostWork, executed
 def ragged_fitting(
     model: Ragged, waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
 ) -> tuple[list[InferCall], bool]:
-    """Return as many requests as fit, and whether no other would fit."""
+    """Return as many requests as fit, and whether the batch is full."""
     chosen, full = fitting(waiting, max_rows, others_first)
     count = max(1, model.fitting([call.inputs for call in chosen]))
     return chosen[:count], full or count < len(chosen)
 
 
 class RaggedRunner:
-    """Executes batches in threads, one for each replica at a time (a Runner)."""
+    """Executes ragged batches on threads, one per replica at a time (a Runner)."""
 
     is_inline = False
 
@@ -34,7 +34,7 @@ class RaggedRunner:
         self.lanes = lanes
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; both are called on completion."""
+        """Start a batch; `freed` and `ended` are called on completion."""
         inputs = [call.inputs for call in requests]
 
         def execute(replica: int) -> Executed | BaseException:
@@ -49,7 +49,7 @@ class RaggedRunner:
 
 
 class Gathered:
-    """Gathers calls of different shapes (a Station)."""
+    """Batches calls of different shapes (a Station)."""
 
     def __init__(self, model: Ragged, batcher: Batcher, work: HostWork) -> None:
         self._model = model
@@ -61,7 +61,7 @@ class Gathered:
         return chain(self._batcher.pending_since(), self.work.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Enqueue a call; raises Overloaded, or InvalidTensor for one too large."""
+        """Enqueue a call; raises Overloaded, or InvalidTensor if its inputs are too large."""
         self._model.check(call.inputs)
         self._batcher.submit(call)
 

@@ -1,4 +1,4 @@
-"""Calls executed on behalf of others, which share the answer."""
+"""Calls executed on behalf of others, which get their answer."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -8,14 +8,14 @@ from xlaserve.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.serving.inference import InferResponse
 
 Completed: TypeAlias = "Callable[[Relay, InferResponse | BaseException], None]"
-"""Called on the event loop with the outcome of a relay: its answer, or the error."""
+"""Called on the event loop with a relay and its answer or error."""
 
 
 class Relay(InferCall):
-    """An inference like that of a call that was admitted; it passes no gate of its own.
+    """Executes the inference of an admitted call on its behalf; it passes no gates.
 
-    It counts neither as a call in progress nor as a user of the instance: calls wait for it. Its
-    execution is counted, and its failure is not: each call that waits fails by itself.
+    Counts neither as a call in progress nor as a user of the instance, because the calls waiting
+    for it do. Its execution is counted, its failure is not: every waiting call fails by itself.
     """
 
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
@@ -35,11 +35,11 @@ class Relay(InferCall):
 
     @property
     def how(self) -> Relayed:
-        """Return how it was answered without an execution of its own: a cache hit or miss."""
+        """Return how the relay was answered: by a cache hit or miss, if an inner station caches."""
         return self.outcome if type(self.outcome) is Relayed else Relayed()
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Hand the answer on."""
+        """Pass the answer on."""
         self._completed(self, response)
 
     def refuse(self, error: BaseException) -> None:
@@ -48,9 +48,9 @@ class Relay(InferCall):
 
 
 class OnlyExecutions:
-    """Counts executions as another observer does, and no failures (an Observer).
+    """Forwards executions to another observer, and ignores failures (an Observer).
 
-    What the cache has to do with the answer is counted with the calls that wait for it.
+    Cache hits and misses are counted with the waiting calls.
     """
 
     __slots__ = ("_counting",)
@@ -61,6 +61,6 @@ class OnlyExecutions:
         self._counting = counting
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """See calls that ended together."""
+        """Forward the calls if they were executed."""
         if type(outcome) is Executed:
             self._counting.ended(calls, outcome)

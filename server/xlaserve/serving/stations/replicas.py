@@ -1,18 +1,18 @@
-"""Chooses the replica of a model on the host with the least to do."""
+"""Load balancing between the replicas of a model on the host."""
 
 
 class Replicas:
-    """Requests of each replica in flight in threads."""
+    """Requests in flight per replica."""
 
     def __init__(self, count: int) -> None:
         self._in_flight = [0] * count
 
     def take(self, count: int = 1) -> int:
-        """Add requests to the least busy replica, and return its index."""
+        """Assign requests to the least busy replica, and return its index."""
         replica = self._in_flight.index(min(self._in_flight))
         self._in_flight[replica] += count
         return replica
 
     def leave(self, replica: int, count: int = 1) -> None:
-        """Remove requests of a replica."""
+        """Release requests of a replica."""
         self._in_flight[replica] -= count

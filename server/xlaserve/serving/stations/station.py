@@ -1,4 +1,4 @@
-"""The interface of stations, and their common access to the model instance."""
+"""Interfaces of stations and of the instances that they execute."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -12,44 +12,45 @@ from xlaserve.serving.infer_call import InferCall, ServedInstance
 
 
 class Station(Protocol):
-    """Executor of one loaded instance. Of the event loop.
+    """Executes the calls of one loaded instance. Belongs to the event loop.
 
-    It is built when the load ends, and replaced as a whole when something is learnt.
+    Built when loading ends, and replaced as a whole when the instance asks for it (`Served.renew`).
     """
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits to begin was submitted, in nanoseconds.
+        """Yield the submission time of each queued execution, in nanoseconds.
 
-        In no order; `Backlog.of` makes figures of it.
+        In no particular order; used by `Backlog.of`.
         """
         ...
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call that was admitted, now or later, once or many times; the last one ends it.
+        """Execute an admitted call, and answer it now or later, once or several times.
 
-        Until it ends, `call.place` is its queue or execution. Raises errors that are known at once.
+        The last answer ends it; until then `call.place` is its queue or execution. Raises errors
+        that are known immediately.
         """
         ...
 
     def retire(self) -> Sequence[InferCall]:
-        """Begin nothing more, and return the calls that wait, for the station that comes next.
+        """Start nothing more, and return the queued calls, which the next station begins.
 
-        What has begun goes on to its end.
+        Running executions continue.
         """
         ...
 
 
 class Served(ServedInstance, Protocol):
-    """A loaded instance, as its station knows it."""
+    """A loaded instance, as seen by its station."""
 
     @property
     def runner(self) -> object:
-        """Return the loaded model; the table of kinds inspects it."""
+        """Return the loaded model, from which the kind of station is chosen."""
         ...
 
     @property
     def config(self) -> ModelConfig:
-        """Return the configuration of the load."""
+        """Return the model's configuration at load time."""
         ...
 
     @property
@@ -59,22 +60,22 @@ class Served(ServedInstance, Protocol):
 
     @property
     def quick(self) -> QuickCheck:
-        """Return the recogniser of ordinary requests."""
+        """Return the quick check of ordinary requests."""
         ...
 
     @property
     def station(self) -> Station:
-        """Return how it works now."""
+        """Return the current station."""
         ...
 
     @property
     def fault(self) -> str:
-        """Return why it cannot be asked now; empty while it can."""
+        """Return the reason why the instance is unready, or an empty string if it is ready."""
         ...
 
     @property
     def has_left(self) -> bool:
-        """Whether it was replaced: once it is drained, it is closed."""
+        """Tell whether the instance is being unloaded or replaced; it is closed when drained."""
         ...
 
     def suspend(self, fault: str) -> None:
@@ -82,19 +83,19 @@ class Served(ServedInstance, Protocol):
         ...
 
     def resume(self) -> None:
-        """Answer requests again."""
+        """Accept requests again."""
         ...
 
     def renew(self) -> None:
-        """Rebuild the station for new facts."""
+        """Rebuild the station, since conditions for its choice have changed."""
         ...
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Call something when it begins to leave; requests may still be in progress."""
+        """Register a callback for the start of unloading; requests may still be in progress."""
         ...
 
     def on_drain_expired(self, call: Callable[[], None]) -> None:
-        """Have something called when requests are still in progress `drain_seconds` after that."""
+        """Register a callback for requests still running `drain_seconds` after unloading began."""
         ...
 
     @property
@@ -107,13 +108,13 @@ class Served(ServedInstance, Protocol):
         ...
 
     def correct(self) -> None:
-        """Account for the memory that the model holds now."""
+        """Update the accounting of the model's memory."""
         ...
 
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """A model loaded by another process, which queues and counts its requests."""
+    """A model loaded by another process, which queues and counts the requests."""
 
     def station(self, instance: Served) -> Station:
         """Return the station that forwards requests to that process."""
@@ -121,7 +122,7 @@ class Elsewhere(Protocol):
 
 
 class Wrapper(Station, Protocol):
-    """A station around another one, which may be replaced."""
+    """A station that wraps another one, which may be replaced."""
 
     within: Station
 
@@ -131,11 +132,11 @@ class Wrapper(Station, Protocol):
 
 
 MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
-"""Makes the station of an instance; gets the replaced one or None."""
+"""Builds the station of an instance; the second argument is the replaced one or None."""
 
 
 class Working:
-    """The execution of a single call."""
+    """The execution of one call (a Place)."""
 
     __slots__ = ("_work",)
 

@@ -1,4 +1,4 @@
-"""A step of an ensemble that gives any number of answers."""
+"""A nested call of a decoupled ensemble step, with any number of answers."""
 
 import asyncio
 from collections import deque
@@ -9,11 +9,11 @@ from xlaserve.serving.infer_call import AwaitedInfer
 from xlaserve.serving.inference import InferResponse
 
 _WINDOW = 16
-"""Answers queued for the next steps before the model pauses."""
+"""Limit of queued answers, after which the model must pause."""
 
 
 class StepAnswers(AwaitedInfer):
-    """An inference whose answers a coroutine takes one by one."""
+    """An inference whose answers a coroutine reads one by one."""
 
     takes_many = True
 
@@ -37,7 +37,7 @@ class StepAnswers(AwaitedInfer):
         return len(self._waiting) < _WINDOW
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Queue an answer; a final one without outputs is none."""
+        """Queue an answer, unless it is a final one without outputs."""
         self._is_last = last
         if response.outputs:
             self._waiting.append(response)
@@ -49,7 +49,7 @@ class StepAnswers(AwaitedInfer):
         self._changed.set()
 
     async def answers(self) -> AsyncGenerator[InferResponse, None]:
-        """Yield each answer, and raise the model's error; leaving early cancels."""
+        """Yield the answers, then raise the model's error, if any; closing cancels the call."""
         try:
             while True:
                 while self._waiting:

@@ -1,4 +1,4 @@
-"""Tensors between the steps of an ensemble, and the sequences that steps name."""
+"""Tensors and sequence parameters passed between the steps of an ensemble."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,25 +13,25 @@ from xlaserve.serving.inference import DetailedResponse, InferResponse
 from xlaserve.serving.parameters import SEQUENCE, check_request
 
 Sequences: TypeAlias = Mapping[str, Parameters]
-"""The sequence of a tensor, where the step that made it has named one."""
+"""Sequence parameters by tensor, for tensors whose step named a sequence."""
 
 _NONE: Sequences = MappingProxyType({})
 
 
 class Flow(NamedTuple):
-    """Inputs of an ensemble's next steps; as in Triton, answers may name a sequence.
+    """The tensors available to the next steps, and the sequences named by answers (as in Triton).
 
-    If a step's answer has one of the sequence parameters, the later steps use that sequence
-    instead of the request's, unless one of them names another.
+    If a step's answer has sequence parameters, later steps use that sequence instead of the
+    request's, unless one of them names another.
     """
 
     tensors: Mapping[str, Value]
     sequences: Sequences = _NONE
 
     def with_answer(self, step: EnsembleStep, response: InferResponse, own: Parameters) -> "Flow":
-        """Add the outputs of a step that had the parameters `own`.
+        """Return a flow with the outputs of a step; `own` are the step's request parameters.
 
-        Raises InvalidParameter for an answer with a sequence that no request can have.
+        Raises InvalidParameter if the answer's sequence parameters are invalid.
         """
         outputs = {output.name: output.data for output in response.outputs}
         output_map = step.output_map
@@ -45,7 +45,7 @@ class Flow(NamedTuple):
         return Flow({**self.tensors, **made}, sequences)
 
     def parameters(self, model: str, taken: Iterable[str], given: Parameters) -> Parameters:
-        """Return the parameters of a step that takes some tensors; `given` are the request's."""
+        """Return the parameters of a step with the inputs `taken`, given the request's."""
         if not self.sequences:
             return given
         named = self._named(taken)
@@ -61,7 +61,7 @@ class Flow(NamedTuple):
         return [self.sequences[tensor] for tensor in taken if tensor in self.sequences]
 
     def answer_parameters(self, outputs: Iterable[str]) -> AnswerParameters | None:
-        """Return the sequence that the steps behind some outputs have named; None for none."""
+        """Return the sequence parameters of the first of these outputs that has any, or None."""
         for output in outputs:
             if output in self.sequences:
                 return AnswerParameters(self.sequences[output])

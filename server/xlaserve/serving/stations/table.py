@@ -1,4 +1,4 @@
-"""The table of the kinds of stations, and which of them a loaded instance gets."""
+"""Station kinds and wrappers, and the choice between them for a loaded instance."""
 
 import asyncio
 import time
@@ -46,10 +46,10 @@ from xlaserve.serving.stations.station import Elsewhere, Served, Station, Wrappe
 from xlaserve.serving.stations.together import gathering
 
 _WORTH_SECONDS = 4e-6
-"""The cost of queueing a request: a model that is quicker than this is not worth it."""
+"""Cost of queueing a request; batching must save more than this per row."""
 
 _PACK_SECONDS_PER_BYTE = 1e-10
-"""The cost of copying a row into a batch: large rows are read in place where they came."""
+"""Cost of copying a row into a batch; unbatched rows are read in place."""
 
 DEFAULT_MAX_QUEUED = 1024
 DEFAULT_COMPILE_SECONDS = 600.0
@@ -57,19 +57,19 @@ DEFAULT_COMPILE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPolicy:
-    """Settings of execution."""
+    """Execution settings."""
 
     inline_seconds: float
-    """A model that its warm-up measured quicker than this runs on the event loop."""
+    """Models that the warm-up measured as quicker than this run on the event loop."""
     max_queued: int = DEFAULT_MAX_QUEUED
-    """Limit of queued requests of models that set none."""
+    """Limit of queued requests for models whose configuration sets none."""
     batching: bool = True
     compile_seconds: float = DEFAULT_COMPILE_SECONDS
-    """Longest compilation of what a request asks for."""
+    """Time limit of on-demand compilations."""
     execution_seconds: float = DEFAULT_EXECUTION_SECONDS
-    """Longest execution in threads or on a device; 0 for any time."""
+    """Time limit of executions on threads or devices; 0 for none."""
     processes: int = 1
-    """Processes of the server, as errors of sequences say."""
+    """Number of server processes, shown in sequence errors."""
 
 
 class Stations:
@@ -85,7 +85,7 @@ class Stations:
         cache: ResponseCache | None = None,
         counting: Observer | None = None,
     ) -> None:
-        """`steps` executes the steps of ensembles, `counting` sees executions for other calls."""
+        """`steps` executes ensemble steps; `counting` counts executions for other calls."""
         self.workers = workers
         self.policy = policy
         self.steps = steps
@@ -97,12 +97,13 @@ class Stations:
         self.counting = counting or Counting(now_ns)
         self.waits = Waits()
         self.helpers: Helpers | None = None
-        """Other workers for work stealing, or None."""
+        """Other workers for work stealing; None if there are none."""
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
-        """Return the station of an instance, as far as it is known now.
+        """Choose and build the station of an instance.
 
-        `before` is the one that it replaces; it is returned again where nothing could change.
+        `before` is the station to replace; it is returned unchanged if the choice cannot have
+        changed.
         """
         wrappers = list(_wrappers(before))
         inner = wrappers[-1].within if wrappers else before
@@ -128,7 +129,7 @@ class Stations:
 
 
 def _wrappers(station: Station | None) -> Iterator[Wrapper]:
-    """Return the wrappers of a station, the outermost first."""
+    """Yield the wrappers of a station, outermost first."""
     while station is not None and hasattr(station, "within"):
         wrapper = cast(Wrapper, station)
         yield wrapper
@@ -145,12 +146,12 @@ class Candidate:
 
     @property
     def model(self) -> LoadedModel:
-        """Return the loaded model, unless it is of a special kind."""
+        """Return the loaded model; valid unless an earlier row of `KINDS` applies."""
         return cast(LoadedModel, self.instance.runner)
 
     @property
     def may_be_wrapped(self) -> bool:
-        """Tell whether each call has one answer, by this model alone."""
+        """Tell whether this model alone gives exactly one answer to each call."""
         runner = self.instance.runner
         if isinstance(runner, Handling):
             return not runner.is_decoupled
@@ -158,24 +159,25 @@ class Candidate:
 
     @property
     def may_be_inline(self) -> bool:
-        """Tell whether the event loop may execute it, where it is quick.
+        """Tell whether the model may run on the event loop if it is quick.
 
-        What a loop that follows the inputs takes was never measured, nor a shape on demand.
+        Excludes models whose duration the warm-up cannot know: data-dependent loops and on-demand
+        shapes.
         """
         follows = self.model.info.loops_follow_inputs or self.model.on_demand is not None
         return not follows and not self.stations.overruns.is_away(self.instance)
 
     @property
     def needs_queue(self) -> bool:
-        """Tell whether its configuration says more of its queue than how batches are made."""
+        """Tell whether the configuration sets priorities or a queue policy."""
         return has_policy(self.instance.config.dynamic_batching)
 
     @property
     def gains(self) -> bool:
-        """Tell whether a row takes longer by itself than its part of the largest batch.
+        """Tell whether a row alone takes longer than its share of the largest batch.
 
-        Not asked of a model that is configured to wait for others, nor of one that is too slow for
-        the event loop: there a thread costs more than all of it.
+        Always true for models configured to wait for more requests, and for those that cannot run
+        on the event loop, where a thread costs more than batching.
         """
         model, policy = self.model, self.stations.policy
         most = model.batch_limit
@@ -188,10 +190,10 @@ class Candidate:
         packed = _WORTH_SECONDS + _row_bytes(model.info) * _PACK_SECONDS_PER_BYTE
         return alone > packed + model.expected_seconds(most) / most
 
-    # --- the parts of stations ---
+    # --- components of stations ---
 
     def work(self) -> HostWork:
-        """Return what is done in threads: a station hands it to the one that replaces it."""
+        """Return the instance's executions on threads, taken over from the replaced station."""
         found = getattr(self.before, "work", None)
         if isinstance(found, HostWork):
             return found
@@ -200,12 +202,12 @@ class Candidate:
         return HostWork(self.instance, stations.workers.host, self.model.replicas, now_ns, watch)
 
     def by_itself(self, work: HostWork | Dispatcher) -> ByItself:
-        """Return a runner of single calls."""
+        """Return a station that executes single calls."""
         stations = self.stations
         return ByItself(self.instance, self.model, work, stations.shapes, stations.now_ns)
 
     def dispatcher(self) -> Dispatcher:
-        """Return what hands executions to the devices of the model."""
+        """Return a dispatcher to the model's devices."""
         assert self.model.dispatching is not None
         devices = [self.stations.workers.device(queue) for queue in self.model.dispatching.queues]
         watch = self.stations.health.watch(self.instance)
@@ -222,10 +224,10 @@ class Candidate:
         yields_to: Callable[[int], bool] | None = None,
         fit: Fit = fitting,
     ) -> Batcher:
-        """Return what gathers calls for a runner.
+        """Return a batcher for a runner.
 
-        `yields_to` says whether it begins one of a level though no lane is free. A runner that
-        offloads says itself when it does so. `fit` chooses the requests of a batch.
+        `yields_to` tells whether a request of a priority level may start without a free lane;
+        offloading runners decide that themselves. `fit` selects the requests of a batch.
         """
         stations, model = self.stations, self.model
         gathers = stations.policy.batching and not isinstance(model, Generating)
@@ -273,7 +275,7 @@ def _handed(of: Candidate) -> Station:
     loop = asyncio.get_running_loop()
     ruled = is_ruled(of.instance.config.dynamic_batching)
     runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns, is_ruled=ruled)
-    # A queue policy is the batcher's to obey, also where it gathers nothing.
+    # The batcher enforces queue policies, even for a model that is not batched.
     if model.is_batched or of.instance.config.dynamic_batching != DynamicBatching():
         yields_to = runner.yields_to if isinstance(model, Slotted) else None
         return Handed(of.instance, runner, of.batcher(runner, yields_to), stations.waits)
@@ -305,9 +307,9 @@ def _alone_on_device(of: Candidate) -> Station:
 
 
 def _queued(of: Candidate, station: ByItself, in_flight: int = 1) -> Station:
-    """Return a station that executes each call by itself, behind a queue where one has rules.
+    """Return a station that executes each call separately, with a queue if policies require one.
 
-    `in_flight` is how many executions a replica begins with before the first of them has ended.
+    `in_flight` is the number of concurrent executions per replica.
     """
     if not of.needs_queue:
         return station
@@ -345,18 +347,18 @@ def _in_threads(of: Candidate) -> Station:
     return _queued(of, of.by_itself(of.work()))
 
 
-# --- the rows ----------------------------------------------------------------------------------
+# --- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the table."""
+    """A kind of station: when it applies, and how it is built."""
 
     name: str
     fits: Callable[[Candidate], bool]
     make: Callable[[Candidate], Station]
     learns: bool = False
-    """Whether another kind may be better once something is learnt."""
+    """Whether the choice may change as the model's speed becomes better known."""
 
 
 KINDS = (
@@ -366,7 +368,7 @@ KINDS = (
     Kind("ragged", lambda of: isinstance(of.instance.runner, Ragged), _ragged),
     Kind("sequences", lambda of: isinstance(of.instance.runner, Sequential), _sequences),
     Kind("generator", lambda of: isinstance(of.instance.runner, Generating), _generator),
-    # For a device calls wait in any case; those of shapes on demand cannot be put together.
+    # Devices need a queue in any case; on-demand shapes cannot be batched.
     Kind(
         "alone on a device",
         lambda of: of.model.dispatching is not None and of.model.on_demand is not None,
@@ -382,12 +384,12 @@ KINDS = (
     Kind("inline", lambda of: of.may_be_inline, _inline, learns=True),
     Kind("in threads", lambda of: True, _in_threads, learns=True),
 )
-"""The first that fits counts."""
+"""The first kind that fits is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """A station that may wrap any other."""
+    """A wrapper that may be added to a station."""
 
     name: str
     fits: Callable[[Candidate], bool]
@@ -435,11 +437,11 @@ WRAPPINGS = (
         lambda of, within: Ordered(within, of.stations.counting, of.stations.waits),
     ),
 )
-"""Every matching one is applied, the first innermost."""
+"""All wrappers that fit are added, the first innermost."""
 
 
 def _row_bytes(info: ModelInfo) -> int:
-    """Return the bytes of one row of the inputs, as far as their shapes are fixed."""
+    """Return the bytes of one row of the inputs, counting only fixed dimensions."""
     return sum(
         spec.datatype.itemsize * prod(size for size in spec.shape[1:] if size > 0)
         for spec in info.inputs

@@ -1,4 +1,4 @@
-"""Next answers of several requests, computed in one execution (continuous batching)."""
+"""Continuous batching of decoupled models: next answers of several requests in one execution."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -17,53 +17,53 @@ from xlaserve.serving.stations.host import HostWork
 
 
 class Waiting(Protocol):
-    """A request whose next answer is asked for."""
+    """A request that waits for its next answer."""
 
     @property
     def call(self) -> InferCall:
-        """Return the call that is answered."""
+        """Return the call being answered."""
         ...
 
     @property
     def replica(self) -> int:
-        """Return what computes all its answers."""
+        """Return the index of the replica that computes all its answers."""
         ...
 
     @property
     def ahead(self) -> Ahead:
-        """Return how much may be computed before its client is asked whether it reads."""
+        """Return the prefetch limit."""
         ...
 
     @property
     def answers(self) -> Answers | None:
-        """Return its answers; None before the first."""
+        """Return the model's answers; None before the first."""
         ...
 
     def opened(self) -> Answers:
-        """Return its answers, begun by now. Called in a thread."""
+        """Return the model's answers, opening them if necessary. Called on a thread."""
         ...
 
     def close_answers(self, computed: Computed) -> None:
-        """Note the end of the answers, and close them. Called in a thread."""
+        """Mark the answers as complete, and close them. Called on a thread."""
         ...
 
     def computed(self, found: Computed | BaseException) -> None:
-        """Take answers or an error. Called on the event loop."""
+        """Receive computed answers or an error. Called on the event loop."""
         ...
 
 
 def gathering(
     model: Generating, work: HostWork, now_ns: Callable[[], int], *, batching: bool
 ) -> "Together | None":
-    """Return the shared steps of a model; None if each request is stepped alone."""
+    """Return the continuous batching of a model, or None if it steps each request separately."""
     return Together(model, work, now_ns) if batching and isinstance(model, Stepping) else None
 
 
 class Together:
-    """Gathers requests whose next answer is asked for, for one execution of a replica at a time.
+    """Computes next answers of several requests together, one execution per replica at a time.
 
-    Those that come while one is computed are in the next one, whatever step each of them is at.
-    Those at their first step are apart from those that go on, which need not begin anything.
+    Requests that arrive during an execution join the next one, whatever step each of them is at.
+    First steps are executed separately from later ones, which need no initialization.
     """
 
     def __init__(self, model: Stepping, work: HostWork, now_ns: Callable[[], int]) -> None:
@@ -71,13 +71,13 @@ class Together:
         self._lines = [Line(model, work, now_ns) for _ in range(model.replicas)]
 
     def start(self, waiting: Waiting) -> "Ticket":
-        """Compute the next answers of a request, for its `computed`."""
+        """Schedule a request's next answers, which are passed to its `computed`."""
         line = self._lines[waiting.replica]
         line.add(waiting)
         return Ticket(line, waiting)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each answer waits for an execution, and each execution for a thread."""
+        """Yield the start times of waits: answers for an execution, executions for a thread."""
         for line in self._lines:
             yield from line.pending_since()
         yield from self._work.pending_since()
@@ -91,25 +91,25 @@ class Ticket:
         self._waiting = waiting
 
     def cancel(self) -> bool:
-        """Cancel it, unless its step was begun; its `computed` gets CancelledError later."""
+        """Cancel the next step unless it has begun; `computed` then gets CancelledError."""
         return self._line.cancel(self._waiting)
 
 
 class Line:
-    """The requests of one replica whose next answer is asked for."""
+    """The waiting requests of one replica."""
 
     def __init__(self, model: Stepping, work: HostWork, now_ns: Callable[[], int]) -> None:
         self._model = model
         self._work = work
         self._now_ns = now_ns
         self._pending: dict[Waiting, int] = {}
-        """Since when each waits, in the order in which they came."""
+        """Waiting requests in arrival order, with their arrival times."""
         self._is_busy = False
-        """Whether an execution is running or about to start."""
+        """Whether an execution is running or scheduled."""
         self._apart = Apart(lambda: (one.call for one in self._pending))
 
     def add(self, waiting: Waiting) -> None:
-        """Enqueue a request; it is executed with all that come in the same pass of the loop."""
+        """Enqueue a request; requests of one event-loop iteration are executed together."""
         now = self._pending[waiting] = self._now_ns()
         if self._apart:
             self._apart.mark(waiting.call, now)
@@ -118,11 +118,11 @@ class Line:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each request waits."""
+        """Yield the time at which each request began to wait."""
         return iter(self._pending.values())
 
     def cancel(self, waiting: Waiting) -> bool:
-        """Dequeue a request; false where its step was begun."""
+        """Dequeue a request; return False if its step has begun."""
         if self._pending.pop(waiting, None) is None:
             return False
         cancelled = asyncio.CancelledError()
@@ -130,7 +130,7 @@ class Line:
         return True
 
     def _begin(self) -> None:
-        """Start the next execution, if anybody waits for one."""
+        """Start the next execution if any request waits."""
         while self._pending:
             taken = self._take()
             try:
@@ -144,7 +144,7 @@ class Line:
         self._is_busy = False
 
     def _take(self) -> Sequence[Waiting]:
-        """Dequeue the first request, and later ones that can be executed with it."""
+        """Dequeue the first request and later ones that can share its execution."""
         pending = list(self._pending)
         first = pending[0]
         if first.call.is_apart and self._apart.is_owed:
@@ -172,17 +172,17 @@ class Line:
             self._begin()
 
     def _judge(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
-        """Have those computed by themselves for a while that failed the others of an execution."""
+        """Isolate clients whose requests failed alone while others of the execution succeeded."""
         if all(computed.error is not None for computed in found):
             return
         for waiting, computed in zip(taken, found, strict=True):
             if computed.has_failed_alone:
                 self._apart.add(waiting.call, self._now_ns())
 
-    # --- in a thread ---
+    # --- on a thread ---
 
     def _compute(self, taken: Sequence[Waiting], replica: int) -> Sequence[Computed]:
-        """Compute an answer for each request, and more where they take next to no time."""
+        """Compute an answer for each request, and more if they are quick."""
         found = [Computed() for _ in taken]
         begun = [one for one in zip(taken, found, strict=True) if _is_opened(*one)]
         try:
@@ -197,9 +197,10 @@ class Line:
     def _fill_one_by_one(
         self, begun: Sequence[tuple[Waiting, Computed]], error: BaseException
     ) -> None:
-        """Compute for each request by itself, so that those alone fail that are at fault.
+        """Retry the requests of a failed execution one by one, so that only the faulty ones fail.
 
-        One that was given answers before the others failed goes on with them next time.
+        A request that had got answers before the failure is skipped and continues in the next
+        execution.
         """
         for one in begun:
             _, computed = one
@@ -228,12 +229,12 @@ class Line:
 
 
 def _kept_with(waiting: Waiting) -> int | str | None:
-    """Return the client whose requests alone one is computed with; None for those of all others."""
+    """Return the client of an isolated request, or None; equal results may share a step."""
     return client_of(waiting.call) if waiting.call.is_apart else None
 
 
 def _is_opened(waiting: Waiting, computed: Computed) -> bool:
-    """Start the answers of a request; return false if that failed it."""
+    """Open the answers of a request; return False if that fails."""
     try:
         waiting.opened()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Calls with endless answers: neither client nor model need come to an end."""
+"""Limits endless answers: they fail some time after their model is unloaded."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from xlaserve.serving.stations.station import Served
 
 
 class Unending:
-    """Ends the calls of an instance that are in progress `drain_seconds` after its unload."""
+    """Fails calls that are still in progress `drain_seconds` after their instance's unload."""
 
     def __init__(self, instance: Served) -> None:
         self._calls: set[InferCall] = set()

@@ -1,1 +1,1 @@
-"""Stations for sequences of requests that belong together."""
+"""The station of stateful models: sequences of dependent requests."""

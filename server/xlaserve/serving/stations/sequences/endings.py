@@ -1,4 +1,4 @@
-"""Ends of sequences that no request tells their model: they have expired."""
+"""Notification of models about expired sequences."""
 
 from functools import partial
 
@@ -14,11 +14,11 @@ from xlaserve.serving.stations.station import Served
 from xlaserve.tensors import BYTES, Tensor, TensorSpec
 
 _WANTED = frozenset({ControlKind.END, ControlKind.CORRID})
-"""The controls of a model that wants to know which sequence has ended."""
+"""Controls of models that want to know which sequence has ended."""
 
 
 class Endings:
-    """Notifies a model's code of expired sequences, by a request of the server."""
+    """Notifies a Python model of expired sequences by sending it a request."""
 
     def __init__(self, instance: Served, model: SequentialModel, outbox: Outbox) -> None:
         self._instance = instance
@@ -28,7 +28,7 @@ class Endings:
         self._wants = model.handling is not None and controls >= _WANTED
 
     def tell(self, sequence: SequenceId, seat: Seat) -> None:
-        """Send a request with END and READY false; does nothing for other models."""
+        """Send a request with END true and READY false, if the model wants it."""
         model, info = self._model, self._model.info
         if not self._wants or model.handling is None:
             return
@@ -56,7 +56,7 @@ def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of an input, with one element in each open dimension."""
+    """Return one row of zeros for an input, with size 1 for open dimensions."""
     shape = [1 if size == -1 else size for size in spec.shape]
     if spec.datatype is BYTES:
         return np.full(shape, b"", object)

@@ -1,4 +1,4 @@
-"""Sequence models: each sequence in order, many in one batch (a Station)."""
+"""Sequence batching: each sequence in order, several sequences in one batch (a Station)."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +14,14 @@ from xlaserve.serving.stations.sequences.table import Changed, Seat, SequenceTab
 from xlaserve.serving.stations.unending import Unending
 
 _MOST_IDS = (1 << 31) - 1
-"""Ids of iterative sequences, in rotation: every datatype of CORRID holds them."""
+"""Range of generated ids for iterative sequences: fits every datatype of CORRID."""
 
 MAX_ID_CHARACTERS = 128
-"""The longest id of a sequence, as in Triton: the table keeps it until the sequence ends."""
+"""Limit of a sequence id's length, as in Triton."""
 
 
 class Sequences:
-    """Executes the requests of each sequence one after the other."""
+    """Executes the requests of each sequence in order."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Sequences:
         on_expired: Callable[[SequenceId, Seat], None] = lambda sequence, seat: None,
         unending: Unending | None = None,
     ) -> None:
-        """`make_batcher` returns what gathers the turns of a replica.
+        """`make_batcher` creates the batcher of a replica.
 
-        `on_expired` is called with expired sequences, `unending` with calls that may get any
-        number of answers.
+        `on_expired` is called with expired sequences. `unending` gets calls with any number of
+        answers.
         """
         self._model = model
         self._is_iterative = model.batching.is_iterative
@@ -45,11 +45,11 @@ class Sequences:
         self._unending = unending
         self._table = table
         self._clock = clock
-        # Not the station itself, which has the batchers.
+        # A weak reference, since the station owns the batchers.
         this: Sequences = weakref.proxy(self)
         self._batchers = [make_batcher(this, replica) for replica in range(model.replicas)]
         self._due_ns: int | None = None
-        """Next check for expired sequences; None without a timer."""
+        """Time of the next expiry check; None if no timer is set."""
 
     @property
     def in_progress(self) -> int:
@@ -64,10 +64,10 @@ class Sequences:
             yield from batcher.pending_since()
 
     def begin(self, call: InferCall) -> None:
-        """Execute a call behind those of its sequence.
+        """Execute a call after the earlier ones of its sequence.
 
         Raises MissingSequence, SequenceNotStarted, SequenceRows, InvalidParameter for an id that
-        the model cannot be told, or Decoupled.
+        the model's datatype cannot represent, or Decoupled.
         """
         if call.rows != 1:
             raise SequenceRows(call.instance.model, call.rows)
@@ -102,7 +102,7 @@ class Sequences:
             self._unending.add(call)
 
     def _new_id(self) -> int:
-        """Return an id that no sequence in progress has."""
+        """Return an id that no current sequence has."""
         while True:
             self._last_id = self._last_id % _MOST_IDS + 1
             if ("", self._last_id) not in self._table:
@@ -121,15 +121,15 @@ class Sequences:
         self._follow(changed)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no other station can continue its sequences."""
+        """Return nothing: another station could not continue the sequences."""
         return ()
 
     def leave(self, call: InferCall) -> None:
-        """Drop a call that has not begun, and refuse later ones of its sequence."""
+        """Drop a queued call that has ended, and refuse the later ones of its sequence."""
         turn = call.turn
         assert turn is not None
         if turn.is_begun:
-            return  # its state counts, only its answer is nobody's
+            return  # it still advances the sequence's state; only its answer is dropped
         if turn.seat is not None:
             self._batchers[turn.seat.replica].leave(call)
         now = self._clock.now_ns()
@@ -140,7 +140,7 @@ class Sequences:
     ) -> None:
         """Answer the calls of a batch, and continue their sequences."""
         if self._is_iterative and not isinstance(result, BaseException):
-            return  # each was settled, or goes on
+            return  # each call has been settled or rescheduled
         now = self._clock.now_ns()
         turns = [turn for call in calls if (turn := call.turn) and not turn.is_settled]
         if isinstance(result, BaseException):
@@ -149,15 +149,15 @@ class Sequences:
                 changed += self._table.lost(replica, now)
         else:
             changed = self._table.executed(turns, now)
-        # Some models have answered each call by itself.
+        # Some models answer each call themselves.
         if not all(call.has_ended for call in calls):
             deliver(calls, result)
         self._follow(changed)
 
     def settle(self, call: InferCall, *, has_failed: bool) -> None:
-        """Go on with the sequence of a call that ends before its batch has.
+        """Continue the sequence of a call that ends before its batch.
 
-        Called before the answer is written: the client may send its next request at once.
+        Called before the answer is written, because the client may then send its next request.
         """
         turn, now = call.turn, self._clock.now_ns()
         assert turn is not None
@@ -166,14 +166,14 @@ class Sequences:
         self._follow(change([turn], now))
 
     def _follow(self, changed: Changed) -> None:
-        """Enqueue ready turns, and refuse others."""
+        """Submit the turns that have become ready, and refuse the interrupted ones."""
         for turn in changed.refused:
             call: InferCall = turn.call
             call.place = None
             if turn.seat is not None:
                 self._batchers[turn.seat.replica].leave(call)
         if changed.refused:
-            # Later: this may be within the end of another call.
+            # In a later iteration: this may run while another call is ending.
             self._clock.soon(partial(self._refuse, changed.refused))
         for turn in changed.ready:
             assert turn.seat is not None
@@ -186,20 +186,20 @@ class Sequences:
             model = turn.call.instance.model
             deliver([turn.call], SequenceInterrupted(model, turn.id))
 
-    # --- sequences that expire ---
+    # --- expiry of sequences ---
 
     def _wake_later(self) -> None:
         due = self._table.due_ns
         if self._due_ns is None and due is not None:
             self._due_ns = due
-            # A timer must not keep a model that is unloaded.
+            # A weak reference: a pending timer must not keep an unloaded model alive.
             self._clock.at(due, partial(_wake, weakref.ref(self)))
 
     def wake(self) -> None:
         """End expired sequences."""
         self._due_ns = None
         changed = self._table.expire(self._clock.now_ns())
-        # Before another sequence is executed in its slot.
+        # Before the slot is given to another sequence.
         for sequence, seat in changed.expired:
             self._on_expired(sequence, seat)
         self._follow(changed)

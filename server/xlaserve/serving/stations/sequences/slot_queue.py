@@ -1,4 +1,4 @@
-"""Turns of sequences with fixed batch rows (StrategyDirect)."""
+"""Queue for sequences with fixed batch rows (StrategyDirect)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,10 +7,10 @@ from xlaserve.serving.stations.batching import BatchPolicy
 
 
 class SlotQueue:
-    """Turns of one replica, at most one for each slot (a RequestQueue)."""
+    """Turns of one replica, at most one per slot (a RequestQueue)."""
 
     def __init__(self, policy: BatchPolicy, slots: int, utilization: float) -> None:
-        """Without a `utilization` the delay of the policy counts for nothing."""
+        """If `utilization` is 0, the batch delay of the policy is ignored."""
         self.policy = policy
         self._wanted = slots * utilization
         self._waiting: list[InferCall] = []
@@ -22,23 +22,23 @@ class SlotQueue:
         return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
-        """Queue a turn."""
+        """Enqueue a turn."""
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a cancelled turn; one that has left is ignored."""
+        """Remove a cancelled turn; does nothing if it has already left the queue."""
         if request in self._waiting:
             self._waiting.remove(request)
 
     def clear(self) -> list[InferCall]:
-        """Dequeue and return all turns, in order."""
+        """Remove and return all turns, in order."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Return all turns of one shape, the oldest among them, or none if they should wait.
+        """Dequeue the turns with the shape of the oldest; return none if they should wait.
 
-        They wait while too small a part of the slots is ready, up to the delay.
+        They wait up to the batch delay while too few slots are ready (minimum_slot_utilization).
         """
         waiting = self._waiting
         due = self.due_ns(could_leave=True)
@@ -54,11 +54,11 @@ class SlotQueue:
         return ()
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return 0: as above."""
+        """Return 0: turns have no queue timeout."""
         return 0
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when the batch delay of the oldest turn ends; None without a delay."""
+        """Return the end of the oldest turn's batch delay; None if there is no delay."""
         if not (self._waiting and could_leave and self._wanted and self.policy.delay_ns):
             return None
         return self._waiting[0].submitted_ns + self.policy.delay_ns

@@ -1,4 +1,4 @@
-"""The assembled station of a model that serves sequences."""
+"""Assembly of the station of a sequence model."""
 
 import asyncio
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _MICROSECOND_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SequenceParts:
-    """Parts of the station of a sequence model."""
+    """Components of a sequence model's station."""
 
     instance: Served
     model: SequentialModel
@@ -38,12 +38,12 @@ class SequenceParts:
     workers: Workers
     clock: Clock
     is_gathered: bool
-    """Whether several sequences share a batch (the server's dynamic batching)."""
+    """Whether several sequences share a batch."""
     processes: int = 1
-    """Processes of the server."""
+    """Number of server processes."""
 
     def station(self) -> Sequences:
-        """Return the station, with a batcher for each replica."""
+        """Build the station, with a batcher for each replica."""
         model = self.model
         idle_ns = model.batching.idle_microseconds * _MICROSECOND_NS
         table = SequenceTable(
@@ -70,15 +70,15 @@ class SequenceParts:
         )
 
     def _queue(self) -> RequestQueue:
-        """Return the queue of a replica."""
+        """Create the queue of a replica."""
         model, batching = self.model, self.model.batching
         policy = BatchPolicy(
-            # No more can come: each sequence with a slot has one turn at a time.
+            # The queue cannot exceed this: each sequence with a slot has one turn at a time.
             max_requests=model.slots,
             preferred_rows=batching.preferred_batch_size,
             delay_ns=batching.max_queue_delay_microseconds * _MICROSECOND_NS,
         )
-        # Code that is handed requests one by one sees no rows.
+        # Python models get requests one by one and have no batch rows.
         has_rows = model.batch_limit > (model.handling is not None)
         if batching.is_direct and has_rows and self.is_gathered:
             return SlotQueue(policy, model.slots, batching.minimum_slot_utilization)
@@ -86,12 +86,12 @@ class SequenceParts:
         return BatchQueue(self.instance.model, policy, most)
 
     def _runner(self, station: Sequences, outbox: Outbox, replica: int) -> Runner:
-        """Return the runner of a replica's batches."""
+        """Create the runner of a replica."""
         instance, model, now_ns = self.instance, self.model, self.clock.now_ns
         if model.handling is not None:
 
             def settle(call: InferCall, *, has_failed: bool) -> None:
-                # `station` is a weak reference: a method of it would keep it.
+                # `station` is a weak proxy; its bound method would be a strong reference.
                 station.settle(call, has_failed=has_failed)
 
             def again(call: InferCall) -> None:

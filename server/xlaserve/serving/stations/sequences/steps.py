@@ -1,4 +1,4 @@
-"""Batches of sequences: a row each, laid out by strategy, on one replica."""
+"""Batches of sequences on one replica, with one row per sequence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,19 +18,19 @@ from xlaserve.tensors import Tensor
 
 
 class Settle(Protocol):
-    """Called when a call ends before its batch."""
+    """Called when a call of a batch ends before the batch."""
 
     def __call__(self, call: InferCall, *, has_failed: bool) -> None:
-        """Go on with its sequence."""
+        """Continue the sequence of the call."""
         ...
 
 
 class Batch:
-    """The rows of one batch. Made on the event loop; laid out in the thread that executes it."""
+    """One batch; created on the event loop, and laid out on the executing thread."""
 
     def __init__(self, model: SequentialModel, calls: Sequence[InferCall], replica: int) -> None:
         self._model = model
-        # Now: a call that is cancelled meanwhile may drop its own.
+        # Copied now: cancelling a call may clear its inputs.
         self._inputs = [call.inputs for call in calls]
         self._replica = replica
         self._is_batched = bool(model.info.max_batch_size)
@@ -45,12 +45,12 @@ class Batch:
             self._rows = range(len(calls))
 
     def execute(self) -> Mapping[str, Tensor]:
-        """Execute the step of all its sequences, and return the outputs in call order."""
+        """Execute the batch; return outputs in the order of the calls."""
         inputs, steps = self._laid_out()
         return self._own(self._model.step(inputs, steps, replica=self._replica))
 
     def dispatch(self) -> InFlight:
-        """Start the step on an accelerator."""
+        """Start the batch on an accelerator."""
         inputs, steps = self._laid_out()
         return _InFlight(self._model.dispatch_step(inputs, steps, replica=self._replica), self._own)
 
@@ -59,7 +59,7 @@ class Batch:
         if not self._is_batched:
             return {name: _host(value) for name, value in given[0].items()}, steps
         count = self._model.padded_rows(max(self._rows) + 1)
-        # Rows that are no request repeat the last one's: a loop may never end on zeros.
+        # Padding rows repeat the last request, because a loop in the model might not end on zeros.
         sources = [given[-1]] * count
         told = [Step(0, is_ready=False)] * count
         for row, own, step in zip(self._rows, given, steps, strict=True):
@@ -72,7 +72,7 @@ class Batch:
         return inputs, told
 
     def _own(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the rows of the calls, without padding."""
+        """Return the output rows of the calls, without padding."""
         if not self._is_batched:
             return outputs
         count = len(self._steps)
@@ -91,12 +91,12 @@ class _InFlight:
         self._own = own
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for the outputs, and return those of the calls."""
+        """Wait for the outputs, and return the rows of the calls."""
         return self._own({name: _host(value) for name, value in self._inner.fetch().items()})
 
 
 class HostSteps:
-    """Executes one replica's batches in threads, one after the other (a Runner)."""
+    """Executes one replica's batches on threads, one at a time (a Runner)."""
 
     lanes = 1
     is_inline = False
@@ -110,7 +110,7 @@ class HostSteps:
         self._now_ns = now_ns
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; both are called on completion."""
+        """Start a batch; `freed` and `ended` are called on completion."""
         self._work.watch.check()
         batch = Batch(self._model, requests, self._replica)
 
@@ -125,7 +125,7 @@ class HostSteps:
 
 
 class DeviceSteps:
-    """Executes the batches of one replica on its device, the next while one computes (a Runner)."""
+    """Executes one replica's batches on its device, overlapping consecutive ones (a Runner)."""
 
     lanes = 1
     is_inline = False
@@ -136,16 +136,16 @@ class DeviceSteps:
         self._replica = replica
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch when a slot is free."""
+        """Submit a batch to the dispatcher."""
         batch = Batch(self._model, requests, self._replica)
         dispatch, since_ns = partial(_dispatch, batch), requests[0].submitted_ns
         self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 
 
 class CopySteps:
-    """Hands the requests of a batch to one copy of a model, with its controls (a Runner).
+    """Hands the requests of a batch to one copy of a Python model, with its controls (a Runner).
 
-    The copy answers each request by itself; the batch has ended when it takes others.
+    The copy answers each request itself. The batch ends when the copy accepts another.
     """
 
     is_inline = False
@@ -161,13 +161,15 @@ class CopySteps:
         settle: Settle,
         again: Callable[[InferCall], None],
     ) -> None:
-        """`settle` gets the outcome of a call before its client; `again` rescheduled calls."""
+        """`settle` gets the outcome of a call before its client; `again` gets rescheduled calls."""
         assert model.handling is not None
         self._settle = settle
         self._again = again
         self._is_iterative = model.batching.is_iterative
         self._current: dict[InferCall, Exchange | None] = {}
-        """Unfinished calls and their exchanges; empty between two steps."""
+        """Unfinished calls with their exchanges; None between two steps of an iterative
+        sequence.
+        """
         self.lanes = model.handling.concurrency
         self._instance = instance
         self._model = model
@@ -177,8 +179,8 @@ class CopySteps:
         self._now_ns = now_ns
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Hand over a batch; both callbacks run when the copy takes others."""
-        # An iterative request that fails has ended its sequence.
+        """Hand over a batch; `freed` and `ended` are called when the copy accepts another."""
+        # A failed iterative request is not retried: its sequence has ended.
         is_shared = len(requests) > 1 and not self._is_iterative
         accompany(requests, is_shared=len(requests) > 1)
         handed = [self._exchange(call, is_shared=is_shared) for call in requests]
@@ -198,7 +200,7 @@ class CopySteps:
         return exchange
 
     def _ended(self, call: InferCall) -> None:
-        """Settle a call, unless its client has left before the model has ended with it."""
+        """Settle a call, unless its client left before the model had finished with it."""
         exchange = self._current.pop(call, None)
         if exchange is None or not (exchange.has_ended or exchange.has_failed):
             return
@@ -208,7 +210,7 @@ class CopySteps:
             self._settle(call, has_failed=exchange.has_failed)
 
     def _end_sequence(self, call: InferCall) -> None:
-        """Settle a call without another step: it was its whole sequence."""
+        """Settle a call that has no further step, which ends its iterative sequence."""
         turn = call.turn
         assert turn is not None
         if not turn.is_settled:
@@ -216,7 +218,7 @@ class CopySteps:
             self._settle(call, has_failed=False)
 
     def _go_on(self, exchange: Exchange) -> None:
-        """Reschedule a call if its model asked for it."""
+        """Reschedule a call if its model asked for that."""
         call = exchange.call
         if not self._handling.is_decoupled:
             exchange.check_answered()
@@ -224,7 +226,7 @@ class CopySteps:
             self._current[call] = None
             self._again(call)
         else:
-            # A decoupled model may give answers from threads of its own after that.
+            # A decoupled model may still send answers from its own threads.
             self._end_sequence(call)
 
     def _over(self, handed: Sequence[Exchange], freed: Callable[[], None], ended: Ended) -> None:

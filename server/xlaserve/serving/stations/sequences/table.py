@@ -1,10 +1,10 @@
-"""The sequences of a loaded model: those in progress, their slots, and the queue.
+"""State of a model's sequences: those in progress, their slots, and queued requests.
 
-It knows no asyncio, no clock and no calls: requests are turns, and times are handed in.
+Independent of asyncio, clocks and calls: requests are turns, and times are arguments.
 
-A sequence has at most one turn with the batcher; the others wait behind it. One that has no slot
-waits in the backlog until another sequence ends. Its state is made of exactly the turns that were
-executed, in their order: where one is not, those that wait for it are not either.
+At most one turn of a sequence is with the batcher; later ones wait for it. A sequence without a
+slot waits in the backlog until another one ends. A sequence's state results from exactly the turns
+executed, in order: if one is not executed, the waiting ones that build on it are refused.
 """
 
 from collections import deque
@@ -27,21 +27,21 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request of a sequence."""
+    """One request in a sequence."""
 
     call: Any
-    """The request, opaque to the table."""
+    """The request, which the table does not inspect."""
     id: SequenceId
     is_start: bool = False
     is_end: bool = False
     is_begun: bool = False
-    """Whether its execution has begun; set by its runner."""
+    """Whether its execution has begun; set by the runner."""
     is_settled: bool = False
-    """Whether the table knows its outcome before its batch has ended."""
+    """Whether its outcome was recorded before its batch ended."""
     seat: Seat | None = None
-    """Its seat, set when it leaves the queue."""
+    """Its slot, set when it becomes ready."""
     owner: str = ""
-    """Owner of the sequence: ids are scoped to a caller."""
+    """Owner of the sequence: ids are scoped by caller."""
 
     @property
     def key(self) -> "Key":
@@ -50,22 +50,22 @@ class Turn:
 
 
 Key: TypeAlias = tuple[str, SequenceId]
-"""The owner and the id of a sequence."""
+"""Owner and id of a sequence."""
 
 
 @dataclass(slots=True)
 class Changed:
-    """The consequences of a change."""
+    """Consequences of a change to the table."""
 
     ready: list[Turn] = field(default_factory=list)
-    """Turns ready for execution, each with its seat."""
+    """Turns ready for execution."""
     refused: list[Turn] = field(default_factory=list)
-    """Turns that will not be executed, after one that was not."""
+    """Turns refused because an earlier one was not executed."""
     expired: list[tuple[SequenceId, Seat]] = field(default_factory=list)
-    """Expired sequences, and their seats."""
+    """Expired sequences and their slots."""
 
     def __iadd__(self, other: "Changed") -> "Changed":
-        """Add later changes."""
+        """Append later changes."""
         self.ready += other.ready
         self.refused += other.refused
         self.expired += other.expired
@@ -74,16 +74,16 @@ class Changed:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One sequence in progress."""
+    """A sequence in progress."""
 
     id: SequenceId
     key: Key
     waiting: deque[Turn] = field(default_factory=deque)
     running: Turn | None = None
-    """The turn held by the batcher."""
+    """The turn that the batcher has."""
     seat: Seat | None = None
     has_state: bool = False
-    """Whether a turn of it was executed, and was not the last."""
+    """Whether a turn was executed that did not end the sequence."""
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +93,7 @@ class _Sequence:
 
 
 class _Slots:
-    """The free slots of one replica; the lowest is taken first, so that batches stay dense."""
+    """The free slots of one replica; the lowest is taken first, which keeps batches dense."""
 
     def __init__(self, count: int) -> None:
         self.free = list(range(count))
@@ -104,12 +104,12 @@ class _Slots:
 
 
 class SequenceTable:
-    """The sequences of one loaded model. Of the event loop."""
+    """The sequences of one loaded model; belongs to the event loop."""
 
     def __init__(
         self, model: str, replicas: int, slots: int, idle_ns: int, *, processes: int = 1
     ) -> None:
-        """`processes` is the number of the server's processes, each with its own sequences."""
+        """`processes` is the number of server processes; each has its own sequences."""
         self._model = model
         self._processes = processes
         self._idle_ns = idle_ns
@@ -118,11 +118,11 @@ class SequenceTable:
         self._backlog: dict[_Sequence, None] = {}
         """Sequences waiting for a slot, in arrival order."""
         self._idle: dict[_Sequence, int] = {}
-        """Sequences in progress without a request, and since when; the oldest first."""
+        """Idle sequences with the start of their idle time, oldest first."""
 
     @property
     def in_progress(self) -> int:
-        """Return the number of sequences, waiting ones included."""
+        """Return the number of sequences, including those waiting for a slot."""
         return len(self._live)
 
     def backlog(self) -> Iterator[Turn]:
@@ -130,9 +130,9 @@ class SequenceTable:
         return (sequence.waiting[0] for sequence in self._backlog)
 
     def add(self, turn: Turn) -> Changed:
-        """Enqueue a turn; raises SequenceNotStarted where its sequence is not in progress.
+        """Enqueue a turn; raises SequenceNotStarted if its sequence is not in progress.
 
-        A start in the middle of a sequence begins it anew, behind what waits of it.
+        A start within a sequence restarts it after the queued turns.
         """
         sequence = self._live.get(turn.key)
         if not turn.is_start and (sequence is None or not sequence.is_open):
@@ -149,7 +149,7 @@ class SequenceTable:
         return key in self._live
 
     def again(self, turn: Turn, following: Turn) -> Changed:
-        """Reschedule an executed turn before the queued ones."""
+        """Reschedule an executed turn, ahead of the queued ones."""
         sequence = self._live[turn.key]
         sequence.running = None
         sequence.has_state = True
@@ -157,9 +157,9 @@ class SequenceTable:
         return Changed(ready=list(self._next(sequence)))
 
     def drop(self, turn: Turn, now_ns: int, *, ends: bool = False) -> Changed:
-        """Dequeue a turn that has not begun, and those that build on it.
+        """Remove a turn that has not begun, and refuse those that build on it.
 
-        With `ends` its sequence is not gone on with.
+        With `ends`, its sequence ends.
         """
         sequence = self._live[turn.key]
         if ends:
@@ -183,14 +183,15 @@ class SequenceTable:
             sequence.running = None
             sequence.has_state = not turn.is_end
             if turn.is_end and sequence.waiting and self._backlog:
-                # Its next turn starts it anew: others have waited longer for a slot.
+                # Its next turn restarts it, so sequences that have waited longer get the slot
+                # first.
                 changed.ready.extend(self._leave_seat(sequence))
                 self._backlog[sequence] = None
             changed.ready.extend(self._go_on(sequence, now_ns))
         return changed
 
     def failed(self, turns: Sequence[Turn], now_ns: int) -> Changed:
-        """Record failed turns: their states are unchanged."""
+        """Record failed turns, which leave their sequences' states unchanged."""
         changed = Changed()
         for turn in turns:
             sequence = self._live[turn.key]
@@ -200,9 +201,9 @@ class SequenceTable:
         return changed
 
     def lost(self, replica: int, now_ns: int) -> Changed:
-        """Note that the states of a replica are gone: its sequences can only be started again.
+        """Record that the states of a replica are lost: its sequences must be restarted.
 
-        What has begun ends by itself; of what has not, all but starts is refused.
+        Turns that have begun end by themselves; queued turns are refused, except starts.
         """
         changed = Changed()
         for sequence in list(self._live.values()):
@@ -210,7 +211,7 @@ class SequenceTable:
                 continue
             sequence.has_state = False
             running = sequence.running
-            # Where none is with the batcher, none waits.
+            # If no turn is with the batcher, none is waiting.
             if running is not None and not (running.is_start or running.is_begun):
                 sequence.running = None
                 changed.refused += [running, *self._interrupt(sequence)]
@@ -218,7 +219,7 @@ class SequenceTable:
         return changed
 
     def expire(self, now_ns: int) -> Changed:
-        """End sequences that were idle for too long."""
+        """End sequences that have been idle too long."""
         changed = Changed()
         while self._idle and (due := self.due_ns) is not None and due <= now_ns:
             sequence = next(iter(self._idle))
@@ -229,21 +230,21 @@ class SequenceTable:
 
     @property
     def due_ns(self) -> int | None:
-        """Return when the next sequence expires; None while all have requests."""
+        """Return the time at which the next sequence expires; None if none is idle."""
         oldest = next(iter(self._idle.values()), None)
         return None if oldest is None else oldest + self._idle_ns
 
     # --- one sequence ---
 
     def _next(self, sequence: _Sequence) -> Iterator[Turn]:
-        """Return the next turn of a sequence, if it is ready."""
+        """Yield the next turn of a sequence if it is ready."""
         if sequence.seat is not None and sequence.running is None and sequence.waiting:
             turn = sequence.running = sequence.waiting.popleft()
             turn.seat = sequence.seat
             yield turn
 
     def _go_on(self, sequence: _Sequence, now_ns: int) -> Iterator[Turn]:
-        """Return the next ready turn: of the sequence, or of one that gets its slot."""
+        """Yield the next ready turn, of this sequence or of the one that gets its slot."""
         if sequence.running is not None:
             return
         if sequence.waiting:
@@ -254,7 +255,7 @@ class SequenceTable:
             yield from self._end(sequence)
 
     def _interrupt(self, sequence: _Sequence) -> list[Turn]:
-        """Dequeue and return the turns after one that was not executed."""
+        """Remove and return the queued turns up to the next start."""
         refused = []
         while sequence.waiting and not sequence.waiting[0].is_start:
             refused.append(sequence.waiting.popleft())
@@ -269,7 +270,7 @@ class SequenceTable:
     # --- slots ---
 
     def _seat(self, sequence: _Sequence) -> None:
-        """Give a sequence a slot of the replica with the most free ones, or queue it."""
+        """Assign a slot on the replica with the most free ones, or join the backlog."""
         replica = max(range(len(self._slots)), key=lambda index: len(self._slots[index]))
         free = self._slots[replica].free
         if free:
@@ -278,7 +279,7 @@ class SequenceTable:
             self._backlog[sequence] = None
 
     def _leave_seat(self, sequence: _Sequence) -> Iterator[Turn]:
-        """Free the slot of a sequence for the longest waiting one."""
+        """Free a sequence's slot, and give it to the sequence that has waited longest."""
         seat, sequence.seat = sequence.seat, None
         if seat is None:
             return
