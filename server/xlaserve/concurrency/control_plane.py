@@ -129,7 +129,7 @@ class ControlPlane(Protocol):
         ...
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers of all other processes, including those that did not answer."""
+        """Ask all other processes; returns one Answer per process, also if it did not answer."""
         ...
 
 

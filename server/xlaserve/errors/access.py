@@ -70,7 +70,7 @@ class WrongHost(XlaserveError):
 
 
 class WrongOrigin(XlaserveError):
-    """A cross-origin request that may come from an authorized user's browser without consent."""
+    """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
         super().__init__(

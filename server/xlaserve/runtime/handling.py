@@ -30,7 +30,7 @@ class AnswerParameters(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """What the server knows about a request's sender, for models that schedule requests."""
+    """A request's sender, for models that schedule requests themselves."""
 
     submitted_ns: int = 0
     """When the request was ready for execution (`time.perf_counter_ns`); 0 if no client sent it."""
@@ -162,7 +162,7 @@ class ModelRequest(Protocol):
     def when_cancelled(self, leave: Callable[[], None]) -> None:
         """Call back once, on the event loop, if the request is cancelled.
 
-        Only the model may call this, and only while it is being handed the request.
+        Only the model that handles the request may call this, before its `handle` returns.
         """
         ...
 

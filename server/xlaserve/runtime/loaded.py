@@ -221,7 +221,7 @@ class Executable(Protocol):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run once, on inputs that were checked against `info.inputs`. Blocks.
+        """Execute on inputs that were checked against `info.inputs`. Blocks.
 
         With `resident` the outputs may stay on the device; otherwise all are host arrays. Raises
         OutOfMemory.

@@ -107,7 +107,7 @@ class ModelMetrics:
             ]
 
     def check(self, described: Described) -> None:
-        """Raise MetricError for a name or kind that is not valid."""
+        """Raise MetricError for an invalid metric name, or one that is used with another kind."""
         name = described.name
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise MetricError(f"metric {name[:_LONGEST]!r}: expected a name of letters and digits")

@@ -46,8 +46,8 @@ class Settings(Derived):
     """workers: each process loads every model, on CPUs; front-ends: one process has the devices and
     models, the others serve clients; auto: front-ends if device names an accelerator."""
     front_end_shared_bytes: int = 128 << 20
-    """Shared memory between each front end and the engine in bytes, half for each direction:
-    tensors of 64 KiB and more that fit use it, others a socket."""
+    """Shared memory between each front end and the engine in bytes, half for each direction, for
+    tensors of 64 KiB and more; other tensors use a socket."""
     max_front_end_requests: int = 16_384
     """Maximum number of unanswered requests that one front end may have forwarded to the engine."""
     process_answer_seconds: float = 8.0
@@ -59,7 +59,7 @@ class Settings(Derived):
     offload_seconds: float = 0.002
     """Seconds of expected execution from which an idle worker may take over a batch; 0: never."""
     offload_shared_bytes: int = 32 << 20
-    """Shared memory between each two workers for this, in bytes, half for each direction."""
+    """Shared memory between each two workers for such batches, in bytes, half per direction."""
 
     # --- Endpoints ---
 
@@ -142,7 +142,7 @@ class Settings(Derived):
     """Maximum memory in bytes of a Python model's process before a restart; 0: any."""
     python_shared_bytes: int = 64 << 20
     """Shared memory between the server and each Python model's process in bytes, half for each
-    direction: tensors that fit use it, others a pipe. 0 for none."""
+    direction, for tensors that fit; other tensors use a pipe. 0 for none."""
     poll_interval_seconds: float = 15.0
     """With poll: seconds between two scans of the repository."""
     poll_unload_fraction: float = 0.5
@@ -235,8 +235,8 @@ class Settings(Derived):
     compilation_cache_max_days: int = 90
     """Days after which a program that no server has used is evicted; 0: never."""
     compilation_cache_url: str = ""
-    """URL of remote_schemes where servers share programs, as s3://bucket/programs. Programs missing
-    in the directory are read from it and uploaded to it. Writers can run code on this server."""
+    """URL of remote_schemes with programs that servers share, as s3://bucket/programs: read if the
+    directory lacks a program, and written after compiling. Writers can run code on this server."""
     compilation_cache_url_seconds: float = 5.0
     """Time limit in seconds to read a program from there; then it is compiled."""
     conversion_cache_max_bytes: int = 16 << 30
@@ -353,12 +353,12 @@ class Settings(Derived):
     """Time in seconds that the event loop polls for the next gRPC request without sleeping, while
     requests arrive in quick succession; 0: never poll."""
     max_stream_resets: int = 200
-    """Requests a gRPC connection may cancel in a while beyond those answered; 8 times in a mesh."""
+    """Requests a connection may cancel per control_window_seconds beyond those answered."""
     max_control_frames: int = 2000
-    """HTTP/2 frames without content that a connection may send in a while, beyond four per frame of
-    its answers; eight times as many with modelmesh."""
+    """HTTP/2 frames without content a connection may send per control_window_seconds, beyond four
+    per frame of its answers; eight times as many with modelmesh."""
     control_window_seconds: float = 30.0
-    """Period in seconds over which these two limits are counted."""
+    """Period of max_stream_resets and max_control_frames, in seconds."""
     max_work_per_pass: int = 1024
     """Maximum HTTP/2 frames handled for a connection before others are served, or 3 ms; a request
     counts as 16 frames, and 16 bytes of headers to be decoded as one."""
@@ -380,7 +380,7 @@ class Settings(Derived):
     max_http_header_bytes: int = 16 << 10
     """Maximum size in bytes of an HTTP request line, and of a single header."""
     max_http_heads: int = 2048
-    """Heads of HTTP inference requests that are known by their bytes, and not read again."""
+    """Maximum number of parsed HTTP inference request heads that are cached."""
     max_http_chunks: int = 65536
     """Maximum number of chunks of a chunked HTTP body."""
     strict_json: bool = False
@@ -410,7 +410,7 @@ class Settings(Derived):
     max_infer_streams: int = 4096
     """Maximum number of open ModelStreamInfer streams."""
     max_infer_stream_requests: int = 64
-    """Maximum requests in flight per ModelStreamInfer stream; others are not read until then."""
+    """Maximum requests in flight per ModelStreamInfer stream; more are read as these complete."""
     max_infer_stream_bytes: int = 1 << 20
     """Bytes of unread answers per ModelStreamInfer or server-sent events stream beyond which the
     server reads no further requests from it, and decoupled models pause."""
@@ -466,7 +466,7 @@ class Settings(Derived):
     # --- Log ---
 
     log_level: str = "auto"
-    """debug, info, warning or error; auto is info, or warning in a terminal with a live display."""
+    """debug, info, warning or error; auto: info, or warning for one process in a terminal."""
     access_log: str = ""
     """File for a JSON record per request, or stderr, stdout, fd:<number>; empty for none."""
     access_log_rate: float = 1.0

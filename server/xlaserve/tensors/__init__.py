@@ -187,7 +187,7 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 class TensorDataError(ValueError):
-    """Tensor data that does not fit its datatype and shape; carries what was expected and got.
+    """Tensor data does not match its datatype and shape; names expected and actual.
 
     Callers that know the model and the tensor convert it to InvalidTensor.
     """

@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Packing:
-    """The place of each parameter among the arguments of a program: buffers first, then the rest.
+    """Maps parameters to program arguments: packed buffers first, then the other parameters.
 
     Depends only on dtypes, shapes and partition rules, so that equal models are packed alike.
     """

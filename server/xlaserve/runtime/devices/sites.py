@@ -54,7 +54,7 @@ class Site:
         self.platform = platform
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
-        """Lock for dispatching to several devices; None for a single device."""
+        """Lock to hold while dispatching to several devices; None for a single device."""
 
     @property
     def device_names(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class JaxExportModel:
         replica: int = 0,
         programs: Sequence[Program] | None = None,
     ) -> Mapping[str, Value]:
-        """Run the smallest bucket that holds the rows, padded with the last of them.
+        """Run the smallest bucket that fits the rows, padded by repeating the last row.
 
         If `programs` is given, run the program in it for the replica's copy instead. With
         `resident` the outputs are DeviceTensors. Raises OutOfMemory.

@@ -22,7 +22,7 @@ class DeviceTensor:
 
     array: jax.Array
     batch: int | None
-    """Number of real rows, or None if the first dimension is not a batch."""
+    """Number of rows without padding, or None if the first dimension is not a batch."""
     model: str
     """Name of the model that computed the output."""
 
@@ -64,7 +64,7 @@ class JaxInFlight:
     arguments: Arrays
     """Kept alive while the device may still read them: copies are asynchronous."""
     rows: int | None
-    """Number of real rows in the outputs, or None if there is no padding."""
+    """Number of rows without padding, or None if the outputs have no padding."""
     resident: bool
 
     def fetch(self) -> Mapping[str, Value]:

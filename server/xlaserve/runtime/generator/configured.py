@@ -139,7 +139,7 @@ def predict_slots(
         for index, array in enumerate(found.cache)
     )
     tables = info.vocab * _TABLES_BYTES + mask_words(info.vocab) * _WORD_BYTES
-    # The largest of these steps copies its share of the cache, in proportion to its slots.
+    # A step with fewer slots copies its share of the cache; the largest such step counts.
     gathered = cache * max(info.step_sizes, default=0) // info.slots
     programs = len(info.step_sizes) * len(info.windows) * EXECUTABLE_BYTES
     host = host_bytes(info, has_text=_may_have_text(directory, config))

@@ -29,13 +29,13 @@ _MEASURED_RUNS = 8
 _MEASURED_SECONDS = 0.005
 
 _ALIKE, _ALIKE_SECONDS = 4.0, 100e-6
-"""Factor and seconds by which the times of two models may differ for them to share measurements."""
+"""Factor and seconds by which a program's times with two models' parameters may differ for this
+model to adopt the other model's measurements."""
 
 _LOOKS_AGAIN = 2
 _LOOK_SECONDS = 0.002
-"""Number of repeated measurements of every program, and the time limit of each. Repeating avoids
-that a disturbance of a few milliseconds distorts the times of a single bucket.
-"""
+"""Number of repeated measurements of every program, and the time limit of each. Without them, a
+disturbance of a few milliseconds would distort the time of a single bucket."""
 
 Place: TypeAlias = "tuple[Copy, int, Sizes]"
 """Identifies a program: its copy, number of rows (`buckets.FIXED` for none) and other sizes."""

@@ -138,7 +138,7 @@ class Net:
     def _tolerance(self) -> float:
         return tolerances.of_module(text_of(self.subject.exported.mlir_module_serialized))
 
-    # --- what another start has found ---
+    # --- outcomes of earlier runs ---
 
     def _remembered(self, find: Callable[[], Outcome]) -> Outcome:
         """Return a trial's outcome from the compilation cache, or run `find` and store it."""

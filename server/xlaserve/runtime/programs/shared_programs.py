@@ -80,7 +80,7 @@ class SharedPrograms:
         self._computations: dict[str, _Computation] = {}
 
     def known(self, key: str) -> Any:
-        """Return a computation's artifact without its module; None unless it is in use.
+        """Return a computation's artifact without its module; None if no model uses it.
 
         The artifact was validated when it was first loaded.
         """

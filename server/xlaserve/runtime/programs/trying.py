@@ -39,7 +39,7 @@ def tried(
     limit_processor: Callable[[float], None],
     say: Say,
 ) -> Tried:
-    """Execute a model as a trial requires; raises what JAX and XLA raise.
+    """Execute a model as a trial requires; raises the errors of JAX and XLA.
 
     Calls `say` before each phase, because the phase may crash the process.
     """

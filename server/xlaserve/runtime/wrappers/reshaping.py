@@ -189,7 +189,7 @@ class _ReshapedInFlight:
         return self.shapes.returned(self.inner.fetch())
 
 
-# --- what clients see ---
+# --- shapes that clients see ---
 
 
 def _of_side(

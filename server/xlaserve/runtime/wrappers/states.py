@@ -111,7 +111,7 @@ class States:
 
     def prepared(self, rows: int) -> int:
         """Return the smallest compiled size that fits this many rows."""
-        scatters = self._pools[-1].scatters  # prepared last
+        scatters = self._pools[-1].scatters  # the last pool to be prepared
         # Copy the keys: another thread may add sizes meanwhile.
         return rows if rows in scatters else min(size for size in list(scatters) if size >= rows)
 

@@ -123,7 +123,7 @@ def _written(
 ) -> tuple[Answer, bytes]:
     try:
         data = serialized.written(executable)
-    # Some programs cannot be serialized, and the class of the error depends on the program.
+    # Some programs cannot be serialized; the class of the error depends on the program.
     except Exception as error:
         return Answer(refused=f"it cannot be serialized: {_text(error)}"), b""
     return _whole(data, program, environment)

@@ -30,9 +30,8 @@ arguments are the parent's process id and the memory limit in bytes.
 _LOOK_SECONDS = 0.05
 """Interval in seconds at which cancellation and the process's memory are checked."""
 _ATTEMPTS = 2
-"""Attempts per job: the model may be innocent of a crash, as when the system is out of memory or an
-operator kills the process.
-"""
+"""Attempts per job: a crash may not be the model's fault, for example if the system is out of
+memory or an operator kills the process."""
 _KEPT_PART = 0.25
 """A process that uses more than this fraction of its memory limit is ended after its answer."""
 _CLOSING_SECONDS = 5.0
