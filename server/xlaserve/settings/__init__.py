@@ -68,7 +68,7 @@ class Settings(Derived):
     grpc_endpoint: str = "port:8001"
     """gRPC address: port:<n> (0 for a free port), unix:<path>, or systemd:<FileDescriptorName>."""
     grpc_data_endpoint: str = ""
-    """A second gRPC address for inference, as ModelMesh may use; empty for none."""
+    """A second gRPC address, for inference; empty for none. ModelMesh can use both."""
     http_endpoint: str = "port:8000"
     """HTTP address: port:<n>, unix:<path>, systemd:<name>, or none."""
     metrics_endpoint: str = "http"
@@ -353,7 +353,7 @@ class Settings(Derived):
     """Time in seconds that the event loop polls for the next gRPC request without sleeping, while
     requests arrive in quick succession; 0: never poll."""
     max_stream_resets: int = 200
-    """Requests a connection may cancel per control_window_seconds beyond those answered."""
+    """Requests a connection may cancel per control_window_seconds beyond answers; mesh: 8 times."""
     max_control_frames: int = 2000
     """HTTP/2 frames without content a connection may send per control_window_seconds, beyond four
     per frame of its answers; eight times as many with modelmesh."""

@@ -112,7 +112,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_choices": 1,
         "max_embedding_inputs": 1,
         "max_waiting_texts": 1,
-        # A normal text may take this long on a slow machine.
+        # A normal text takes longer than this on a slow machine.
         "template_seconds": 0.01,
         "tokenizer_seconds": 0.01,
         "grammar_seconds": 0.01,
