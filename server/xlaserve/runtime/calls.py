@@ -154,7 +154,7 @@ _current: ContextVar[object] = ContextVar("python_request", default=None)
 
 @contextmanager
 def computing(request: object) -> Iterator[None]:
-    """Attribute calls made within the block to this request."""
+    """Make calls to other models within the block part of this request."""
     token = _current.set(request)
     try:
         yield

@@ -59,7 +59,7 @@ class Settings(Derived):
     offload_seconds: float = 0.002
     """Seconds of expected execution from which an idle worker may take over a batch; 0: never."""
     offload_shared_bytes: int = 32 << 20
-    """Shared memory between each two workers for such batches, in bytes, half per direction."""
+    """Shared memory between two workers for offloaded batches, in bytes, half per direction."""
 
     # --- Endpoints ---
 
@@ -68,7 +68,7 @@ class Settings(Derived):
     grpc_endpoint: str = "port:8001"
     """gRPC address: port:<n> (0 for a free port), unix:<path>, or systemd:<FileDescriptorName>."""
     grpc_data_endpoint: str = ""
-    """A second gRPC address, for inference; empty for none. ModelMesh can use both."""
+    """A second gRPC address, for inference; empty for none. ModelMesh can use both addresses."""
     http_endpoint: str = "port:8000"
     """HTTP address: port:<n>, unix:<path>, systemd:<name>, or none."""
     metrics_endpoint: str = "http"
@@ -91,7 +91,7 @@ class Settings(Derived):
     tls_certificate: str = ""
     """PEM file of the certificate chain for TLS; empty to serve without TLS."""
     tls_key: str = ""
-    """File of the private key; empty if the certificate's file contains it."""
+    """PEM file of the certificate's private key; empty if the certificate's file contains it."""
     tls_client_ca: str = ""
     """CA file for client certificates; empty to accept any client. All three files are reloaded."""
     tls_endpoints: tuple[TlsEndpoint, ...] = tuple(TlsEndpoint)
@@ -108,7 +108,7 @@ class Settings(Derived):
     """Groups of gRPC requests that require a header, as in Triton: <group>,<group>:<key>=<value>;
     the header is triton-grpc-protocol-<key>. Repeatable."""
     http_restricted_api: tuple[str, ...] = ()
-    """The same for HTTP, where the header is <key>. Also applies to SageMaker's requests."""
+    """Like grpc_restricted_protocol for HTTP, including SageMaker; the header is <key>."""
     allowed_host: tuple[str, ...] = ()
     """A further permitted Host of HTTP requests, * for any; repeatable. Addresses, localhost,
     host and the machine's name are permitted; with sagemaker any Host, unless one is given."""
@@ -177,7 +177,7 @@ class Settings(Derived):
     """Time in seconds that a load waits for memory which unloads and other loads are about to
     release, and with modelmesh for further unloads; then the load is refused."""
     memory_overhead_bytes: int = 300 << 20
-    """Bytes of that memory reserved for the process itself, or for the device's workspace."""
+    """Bytes of capacity reserved for the process itself, or for the device's workspace."""
     container_memory_bytes: int = 0
     """Memory request; else MODEL_SERVER_MEM_REQ_BYTES, CONTAINER_MEM_REQ_BYTES."""
 
@@ -231,17 +231,17 @@ class Settings(Derived):
     compilation_cache_directory: str = "auto"
     """Directory of compiled programs, private to this user; auto: ~/.cache/xlaserve; or none."""
     compilation_cache_max_bytes: int = 1 << 30
-    """Size limit of that directory in bytes; the least recently used programs are evicted."""
+    """Size limit of compilation_cache_directory in bytes; least recently used programs go first."""
     compilation_cache_max_days: int = 90
-    """Days after which a program that no server has used is evicted; 0: never."""
+    """Days after which an unused program in the compilation cache is evicted; 0: never."""
     compilation_cache_url: str = ""
     """URL of remote_schemes with programs that servers share, as s3://bucket/programs: read if the
     directory lacks a program, and written after compiling. Writers can run code on this server."""
     compilation_cache_url_seconds: float = 5.0
-    """Time limit in seconds to read a program from there; then it is compiled."""
+    """Time limit in seconds to read a program from the URL; then it is compiled."""
     conversion_cache_max_bytes: int = 16 << 30
-    """Size limit of the cache of converted ONNX models in that directory, in bytes; the least
-    recently used are evicted. With 0, or without the directory, every load converts again."""
+    """Size limit in bytes of converted ONNX models in the compilation cache, evicted by LRU.
+    With 0, or without a compilation cache, every load converts again."""
     max_conversion_bytes: int = 8 << 30
     """Maximum size in bytes of an ONNX model, with its external data, that a load converts."""
     mmap_parameters: bool = False
@@ -423,7 +423,7 @@ class Settings(Derived):
     template_seconds: float = 2.0
     """Processor time in seconds that a chat template may take for one text."""
     tokenizer_seconds: float = 1.0
-    """Processor time in seconds for a text, if the tokenizer is not known to be fast."""
+    """Processor time in seconds to tokenize a text, unless the tokenizer is known to be fast."""
     grammar_seconds: float = 0.05
     """Processor time in seconds to compile a client's grammar, schema or regular expression."""
     text_process_bytes: int = 512 << 20
@@ -453,7 +453,7 @@ class Settings(Derived):
     remote_cache_directory: str = "auto"
     """Directory of fetched models, private to this user; auto: ~/.cache/xlaserve-models."""
     remote_cache_max_bytes: int = 64 << 30
-    """Size limit of that directory in bytes; evicts LRU models that are not loaded."""
+    """Size limit of remote_cache_directory in bytes; evicts LRU models that are not loaded."""
     remote_threads: int = 4
     """Number of concurrent downloads."""
     remote_stall_seconds: float = 30.0
