@@ -65,8 +65,8 @@ class Sequential(Protocol):
     ) -> Mapping[str, Tensor]:
         """Execute one step of several sequences, one row per sequence. Blocks.
 
-        If this raises, no state has changed, except that StatesLost means that the replica has lost
-        all states. Raises OutOfMemory.
+        If this raises, no state has changed; only StatesLost means that all states of the replica
+        are gone. Raises OutOfMemory.
         """
         ...
 

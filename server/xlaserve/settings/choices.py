@@ -112,11 +112,11 @@ class TypedAnswerForm(StrEnum):
     """Form of answers to gRPC requests with typed contents."""
 
     BOTH = "both"
-    """In typed contents and raw_output_contents, because some clients read only one of them."""
+    """Answers have typed contents and raw_output_contents: some clients read only one."""
     TYPED = "typed"
-    """In typed contents."""
+    """Answers have typed contents only."""
     RAW = "raw"
-    """In raw_output_contents, as for requests with raw inputs."""
+    """Answers have raw_output_contents only, as for requests with raw inputs."""
 
 
 class TlsEndpoint(StrEnum):

@@ -39,7 +39,7 @@ class GenerationInfo:
     written_at: int = 0
     """Modification time of its description, in seconds since the epoch."""
     roots: Roots = ANYWHERE
-    """Directories that may hold its files."""
+    """Directories that may contain the model's files."""
     text: LanguageText | None = None
     """The tokenizer and chat template; None if the model only accepts token ids."""
     no_text: str = ""

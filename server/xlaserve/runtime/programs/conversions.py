@@ -22,7 +22,7 @@ from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 DIRECTORY = "converted"
-"""Name of the subdirectory of the compilation cache."""
+"""Subdirectory of the compilation cache for converted models."""
 
 Convert: TypeAlias = Callable[[Path], None]
 """Writes a version directory to a path that does not exist yet; raises InvalidModel or OSError."""
