@@ -353,7 +353,7 @@ class RegionExists(XlaserveError):
 
 
 class TooManyRegions(XlaserveError):
-    """The limit of registered shared memory is reached."""
+    """The limit of registered shared memory is reached; unregister a region first."""
 
     def __init__(self, limit: int, unit: str, setting: str) -> None:
         super().__init__(
@@ -428,7 +428,7 @@ class Overloaded(XlaserveError):
 
 
 class BudgetExhausted(XlaserveError):
-    """The memory limit for client data, or a connection's share of it, is reached."""
+    """The memory for client data, or a connection's share of it, is exhausted; retry later."""
 
     def __init__(self, what: str, count: int, limit: int) -> None:
         super().__init__(
