@@ -61,7 +61,7 @@ _MODULES = {"content_types": "xlaserve.tensors.content_types"}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: whoever only serves or asks must not wait for jax.
+    # Imported lazily: servers and clients must not wait for jax.
     if name == "__version__":
         return import_module("xlaserve.build").number()
     if name in _HOMES:

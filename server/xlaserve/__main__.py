@@ -1,4 +1,4 @@
-"""`python -m xlaserve`, for where the script is not on the path."""
+"""`python -m xlaserve`, in case the script is not on PATH."""
 
 from xlaserve.cli import main
 

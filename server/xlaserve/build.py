@@ -1,4 +1,4 @@
-"""Identifies this build: its version and its commit. Needs no package."""
+"""The version and commit of this build. Uses only the standard library."""
 
 import os
 import re
@@ -6,15 +6,15 @@ from functools import cache
 from pathlib import Path
 
 COMMIT_FILE = "commit.txt"
-"""File in a wheel with its commit, written by `hatch_build.py`."""
+"""File in a wheel that contains its commit, written by `hatch_build.py`."""
 VARIABLE = "SOURCE_COMMIT"
-"""Names the commit for a build without a repository, such as an image's."""
+"""Environment variable with the commit, for builds without a repository such as images."""
 
 UNKNOWN = "0"
-"""The version of files that are neither installed nor in a source tree."""
+"""The version if the package is neither installed nor in a source tree."""
 
 _SHOWN = 12
-"""Characters of a commit that are shown."""
+"""Number of characters of a commit to show."""
 _NUMBER = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
 _PATTERN = "xlaserve-*.dist-info"
 _OF = re.compile(r"xlaserve-(.+)\.dist-info")
@@ -23,10 +23,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 @cache
 def number() -> str:
-    """Return the version: that of the distribution that this package is of, or of its source tree.
+    """Return the version of the installed distribution, or of the source tree.
 
-    A tree on PYTHONPATH is no distribution, and has all that a server needs. Told by the names of
-    directories: `importlib.metadata` takes longer to import than the rest of a command.
+    The package may be used from a source tree on PYTHONPATH without being installed. Reads
+    directory names, because importing `importlib.metadata` takes longer than the rest of a command.
     """
     packages = Path(__file__).parent.parent
     distributions = [
@@ -40,9 +40,9 @@ def number() -> str:
 
 @cache
 def version() -> str:
-    """Return the version and the commit as `0.1.0+c9b4d5dd84c6`; the version where none is known.
+    """Return version and commit as `0.1.0+c9b4d5dd84c6`, or only the version.
 
-    Code that was changed since its commit says the same.
+    Uncommitted changes are not detected.
     """
     found = commit()
     return f"{number()}+{found[:_SHOWN]}" if found else number()
@@ -50,13 +50,13 @@ def version() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of this code: the wheel's or the checkout's."""
+    """Return the commit of this code, from the wheel or the repository; or an empty string."""
     package = Path(__file__).parent
     return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
 
 
 def commit_of(source: Path) -> str:
-    """Return the commit of a source tree; empty outside of a repository."""
+    """Return the commit of a source tree, or an empty string outside of a repository."""
     if not (source / "pyproject.toml").exists():
         return ""
     found = _of_repository(source / ".git")
@@ -64,7 +64,7 @@ def commit_of(source: Path) -> str:
 
 
 def _of_repository(git: Path) -> str:
-    if git.is_file():  # of a worktree
+    if git.is_file():  # a linked worktree
         git = git.parent / _read_text(git).removeprefix("gitdir:").strip()
     head = _read_text(git / "HEAD").strip()
     if not head.startswith("ref:"):

@@ -1,4 +1,4 @@
-"""Fixtures of pytest: servers of models for tests. Needs pytest.
+"""pytest fixtures that run servers for tests. Requires pytest.
 
 pytest_plugins = ["xlaserve.testing"]  # in conftest.py
 
@@ -18,10 +18,10 @@ from xlaserve.local.servers import Server, serve
 
 @pytest.fixture(scope="session")
 def xlaserve_serve() -> Iterator[Callable[..., Server]]:
-    """Return a function that starts a server, as `xlaserve.serve` does; all end with the session.
+    """Return a function that starts servers like `xlaserve.serve`; they stop with the session.
 
-    Asked again with the same arguments it starts another one: a fixture of the module that asks
-    once has its tests share it.
+    Every call starts another server. To share one between tests, call it in a fixture with module
+    scope.
     """
     with ExitStack() as stack:
 

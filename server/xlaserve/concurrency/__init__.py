@@ -1,1 +1,1 @@
-"""The threads that compute and wait, so that the event loop does neither."""
+"""Threads for computing and blocking work, to keep the event loop responsive."""

@@ -1,4 +1,4 @@
-"""Work abandoned in threads that are still running, and the resources it still holds."""
+"""Tracks abandoned calls whose threads are still running and hold resources."""
 
 import time
 from collections.abc import Callable
@@ -15,20 +15,20 @@ _SHOWN = "its thread cannot be stopped: it keeps its memory, and may keep a core
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Abandoned:
-    """Work in an abandoned thread."""
+    """An abandoned call that is still running in its thread."""
 
     model: str
     fingerprint: object
-    """Identifies the files that the load reads: another load of the same ones is refused."""
+    """Identifies the files being loaded: a second load of the same files is refused."""
     doing: str
-    """The stage it was in when it was abandoned: `warming 1 of 2`."""
+    """The stage of the load when it was abandoned: `warming 1 of 2`."""
     holds_bytes: int
-    """The memory that stays reserved for it until its thread ends, on all devices."""
+    """Bytes of memory, on all devices, that stay reserved until the thread ends."""
     since: float = field(default_factory=time.monotonic)
 
 
 class AbandonedWork:
-    """All abandoned work, and its limit. Belongs to the event loop."""
+    """All abandoned calls, with a limit on their number. Used on the event loop only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +39,7 @@ class AbandonedWork:
         return len(self._held)
 
     def add(self, call: LimitedCall[Any], work: Abandoned, then: Callable[[], None]) -> None:
-        """Record abandoned work; `then` is called when its thread ends."""
+        """Record an abandoned call; `then` is called when its thread ends."""
         self._held.append(work)
         self._log.error(
             "abandoned calls that do not end",
@@ -59,10 +59,10 @@ class AbandonedWork:
         call.whenever(ended)
 
     def check(self, model: str, fingerprint: object) -> None:
-        """Raise unless another load may begin.
+        """Raise unless a load of this model may begin.
 
-        LoadFailed where the same files are still being loaded, TooManyAbandoned where too much
-        was abandoned by now.
+        Raises LoadFailed if an abandoned load of the same files is still running, and
+        TooManyAbandoned if the limit is reached.
         """
         for work in self._held:
             if (work.model, work.fingerprint) == (model, fingerprint):
@@ -75,6 +75,6 @@ class AbandonedWork:
         self.check_limit(model)
 
     def check_limit(self, model: str) -> None:
-        """Raise TooManyAbandoned where too much was abandoned by now."""
+        """Raise TooManyAbandoned if the limit of abandoned calls is reached."""
         if len(self._held) >= self._limit:
             raise TooManyAbandoned(model, len(self._held))

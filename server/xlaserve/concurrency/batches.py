@@ -1,4 +1,4 @@
-"""A thread that processes batches of items in the background."""
+"""A background thread that processes items in batches."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ _log = structlog.get_logger("threads")
 
 
 class BatchThread(Generic[T]):
-    """Calls `work` with batches in its own thread, without blocking their producers.
+    """Calls `work` with batches on its own thread, so that producers do not block.
 
-    The thread starts with the first batch. It is a daemon: work that blocks for ever keeps neither
-    the server nor its end waiting.
+    The thread starts with the first batch. It is a daemon thread, so that `work` that hangs does
+    not keep the process from exiting.
     """
 
     def __init__(self, name: str, work: Callable[[Sequence[T]], None], max_items: int) -> None:
-        """At most `max_items` are queued."""
+        """`max_items` limits the queue."""
         self._name = name
         self._work = work
         self._max_items = max_items
@@ -38,9 +38,9 @@ class BatchThread(Generic[T]):
         return self._max_items - self._waiting
 
     def put(self, items: Sequence[T], count: int | None = None) -> None:
-        """Hand over items; the caller has seen that there is room for them (`free`).
+        """Enqueue items; the caller has checked `free`.
 
-        They count as `count` items, where each of them stands for several.
+        They count as `count` items if each of them stands for several.
         """
         weight = len(items) if count is None else count
         with self._lock:
@@ -48,13 +48,13 @@ class BatchThread(Generic[T]):
         self._hand_over((items, weight))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread, after the queued items."""
+        """Call a function on the thread, after all queued items."""
         self._hand_over(function)
 
     def close(self, seconds: float) -> bool:
-        """End the thread after its queued work, waiting up to this long; return whether it ended.
+        """Stop the thread after its queued work, waiting up to this many seconds.
 
-        Return whether it has ended.
+        Returns whether the thread has ended.
         """
         thread = self._thread
         if thread is None:
@@ -81,7 +81,7 @@ class BatchThread(Generic[T]):
                 else:
                     self._work(item[0])
             except BaseException as error:
-                # One batch that cannot be worked off must not end the thread.
+                # An error in one batch must not end the thread.
                 _log.error("a batch was lost", thread=self._name, exc_info=error)
             finally:
                 if not callable(item):

@@ -1,4 +1,4 @@
-"""Results of threads, handed over to the event loop."""
+"""Passes results from threads to the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,12 +14,12 @@ class Cancellable(Protocol):
     """Work that can be cancelled."""
 
     def cancel(self) -> object:
-        """Cancel it, if possible."""
+        """Cancel the work, if possible."""
         ...
 
 
 class _Handed(Generic[T]):
-    """A call for a thread; its result is taken once, and not kept."""
+    """A call for a thread, whose result can be taken once and is not kept."""
 
     __slots__ = ("_calls", "_results")
 
@@ -28,14 +28,14 @@ class _Handed(Generic[T]):
         self._results: list[T | BaseException] = []
 
     def __call__(self) -> None:
-        """Run the call in the thread, and drop it; raises nothing."""
+        """Run the call, then drop the reference to it; never raises."""
         try:
             self._results.append(self._calls.pop()())
         except BaseException as error:
             self._results.append(answerable(error))
 
     def take(self) -> T | BaseException:
-        """Return or raise the outcome of the call once, or CancelledError."""
+        """Return the result or exception of the call, once; or CancelledError if it did not run."""
         return self._results.pop() if self._results else asyncio.CancelledError()
 
 
@@ -45,11 +45,11 @@ def hand_over(
     completion: Callable[[T | BaseException], None],
     loop: asyncio.AbstractEventLoop,
 ) -> "Future[None]":
-    """Run a call in a pool thread and pass its result to `completion` on the event loop.
+    """Run a call on a pool thread and pass its result to `completion` on the event loop.
 
-    A thread of a pool keeps the call, and the future its result, until the next call. But the
-    program of a model and its outputs are memory that has to be free when its unload is answered.
-    Raises RuntimeError where no thread can be started.
+    A plain pool keeps the call in its thread, and the result in its future, until the next call.
+    That would keep a model's program and outputs in memory after its unload was answered. Raises
+    RuntimeError if no thread can be started.
     """
     handed = _Handed(call)
     running = pool.submit(handed)
@@ -60,7 +60,7 @@ def hand_over(
 
 
 def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
-    """Complete a future with a result or an exception, unless it is done."""
+    """Set the result or exception of a future, unless it is already done."""
     if answer.done():
         return
     if isinstance(found, BaseException):
@@ -70,7 +70,7 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
 
 
 async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
-    """Await a future's result; cancel the work when the caller is cancelled."""
+    """Await the result of a future; cancel the work if the caller is cancelled."""
     try:
         return await answer
     finally:

@@ -1,7 +1,7 @@
-"""The control plane: what changes the server, and what asks all of it, passes here.
+"""The control plane: changes to the server, and questions to all of its processes.
 
-With one process a change is made and that is all. With several, every process makes it, in one
-order for each subject, and only then is the client answered.
+In a server with several processes, every process makes each change, in the same order per subject,
+before the client is answered.
 """
 
 import asyncio
@@ -17,31 +17,31 @@ from xlaserve.errors import ShuttingDown
 
 T = TypeVar("T")
 LEFT_BEHIND = "left behind"
-"""Asks for state that a replacement cannot get: counts, by name."""
+"""Question for counts, by name, of state that a replacement process cannot take over."""
 ANSWERING = "answering"
-"""The question which models a process that loads answers for, and which failed to load."""
+"""Question to a loading process: which models does it serve, and which failed to load?"""
 
 
 class ChangeKind(StrEnum):
     """Kinds of changes."""
 
     LOAD = "load"
-    """A model of the repository, as a client asks for it."""
+    """Load a model from the repository, on a client's request."""
     FOLLOW = "follow"
-    """A model of the repository, since its files have changed."""
+    """Load a model from the repository because its files have changed."""
     UNLOAD = "unload"
     LOAD_AT = "load_at"
-    """A model from where a mesh says it is."""
+    """Load a model from the path that a mesh specifies."""
     LOAD_URL = "load_url"
-    """A model of a multi-model container, from its url."""
+    """Load a model from its URL, for a multi-model container."""
     EVICT = "evict"
-    """Unload, and forget the name."""
+    """Unload a model and forget its name."""
     PURGE = "purge"
-    """Unload everything, and cancel loads."""
+    """Unload all models and cancel all loads."""
     LOG = "log"
     TRACE = "trace"
     REGISTER = "register"
-    """A region of shared memory."""
+    """Register a shared memory region."""
     UNREGISTER = "unregister"
 
 
@@ -51,44 +51,44 @@ OF_MODELS = frozenset(
         *(ChangeKind.LOAD_AT, ChangeKind.LOAD_URL, ChangeKind.EVICT),
     }
 )
-"""Changes of loaded models."""
+"""Changes to loaded models."""
 
 OF_LOADS = frozenset({ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.LOAD_AT, ChangeKind.LOAD_URL})
-"""Changes that end, and are undone, when the client that asked for them has left."""
+"""Changes that are cancelled and undone when the requesting client disconnects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the server, as data: another process can make it too."""
+    """A change to the server in serializable form, so that other processes can make it too."""
 
     kind: ChangeKind
     subject: str = ""
-    """The model or the region; changes of one subject are serialized."""
+    """The model or region to change. Changes to the same subject are serialized."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Any value that JSON can hold."""
+    """Any JSON values."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents too long for a message."""
+    """File contents that are too long for a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One process's reply to a question to all."""
+    """The reply of one process to a question to all processes."""
 
     worker: int
     said: Any = None
-    """Any JSON value; None without an answer."""
+    """Any JSON value; None if the process did not answer."""
     problem: str = ""
-    """Why it did not answer."""
+    """Why the process did not answer, or an empty string."""
 
 
 Make: TypeAlias = Callable[[Change], Awaitable[object]]
-"""Makes a change in this process only."""
+"""Makes a change in this process."""
 Reply: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Answers a question for this process only."""
+"""Answers a question on behalf of this process."""
 
 
 class ControlPlane(Protocol):
-    """Has changes made in every process of the server."""
+    """Makes changes in every process of the server."""
 
     @property
     def is_ready(self) -> bool:
@@ -97,74 +97,74 @@ class ControlPlane(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Whether every process has been ready."""
+        """Whether every process has been ready at least once."""
         ...
 
     @property
     def leads(self) -> bool:
-        """Whether this process follows the repository for all."""
+        """Whether this process watches the repository on behalf of all processes."""
         ...
 
     @property
     def loads(self) -> bool:
-        """Whether this process loads models; a front end mirrors its engine's."""
+        """Whether this process loads models; a front end mirrors its engine's models instead."""
         ...
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Tell whether a model is hidden as not ready, since other processes lack it."""
+        """Tell whether a model must be reported as not ready because another process lacks it."""
         ...
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Register the handler of other processes' changes."""
+        """Register the function that makes changes requested by other processes."""
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Register the reply to other processes' questions."""
+        """Register the function that answers other processes' questions."""
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make a change with `here`, then in every other process; return the result of `here`.
+        """Make a change with `here`, then in all other processes; return the result of `here`.
 
-        Raises what `here` raises, and then nothing is changed elsewhere; or what another process
-        raises, and then it is undone everywhere. A caller that is cancelled takes a load back.
+        If `here` raises, no other process is changed. If another process fails, the change is
+        undone everywhere and its error raised. Cancelling the caller undoes a load.
         """
         ...
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers of all other processes, naming silent ones."""
+        """Ask all other processes; returns one Answer per process, also if it did not answer."""
         ...
 
 
 class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A change of the server, as it is written down."""
+    """A change to the server in serialized form."""
 
     kind: ChangeKind
     subject: str
     arguments: dict[str, Any]
     files: str = ""
-    """File of contents too long for a message; the parent removes it."""
+    """File with contents that are too long for a message; the parent process removes it."""
 
 
 class Journal:
-    """The changes since the start, for a process that has to make them again.
+    """The changes since the server started, for a new process to repeat.
 
-    Of each subject only the last one counts. They are in the order in which they were made, but a
-    load that replaces a load of the same model is where the first one was.
+    Only the last change per subject is kept. Changes are in chronological order, except that a load
+    which replaces a load of the same model takes the position of the first one.
     """
 
     def __init__(self) -> None:
         self._changes: dict[tuple[str, str], ChangeText] = {}
 
     def changes(self, kinds: Collection[ChangeKind] = frozenset(ChangeKind)) -> list[ChangeText]:
-        """Return the changes of some kinds, in the journal's order."""
+        """Return the changes of these kinds, in the journal's order."""
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:
-        """Return the last change of a change's subject, or None."""
+        """Return the last recorded change with the same subject, or None."""
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:
-        """Record a change, and return those that it replaces.
+        """Record a change, and return the changes that it replaces.
 
-        A load that replaces a load keeps its place, before the ensembles that need the model.
+        A load that replaces a load keeps its position, before ensembles that need the model.
         """
         key = _key(change.kind, change.subject)
         last = self._changes.get(key)
@@ -180,7 +180,7 @@ class Journal:
                 gone = regions if not change.subject else [change.subject]
                 return [one for name in gone for one in self._pop(_key(ChangeKind.REGISTER, name))]
             case ChangeKind.UNLOAD:
-                # Each may be loaded again by itself.
+                # Record one unload per model, because each may be loaded again individually.
                 for name in change.arguments.get("models", ()):
                     left += self._pop(_key(change.kind, name))
                     own = ChangeText(change.kind, name, {"models": [name]})
@@ -194,7 +194,7 @@ class Journal:
         return left
 
     def forget_models(self) -> list[ChangeText]:
-        """Forget and return the changes of models."""
+        """Remove and return all changes to models."""
         models = [key for key, change in self._changes.items() if change.kind in OF_MODELS]
         return [one for key in models for one in self._pop(key)]
 
@@ -208,16 +208,16 @@ def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
 
 
 class ChangesInProgress:
-    """Changes in progress, and the kinds refused while the server is being replaced.
+    """Changes in progress, and the kinds of changes refused while the server is replaced.
 
-    A replacement receives the changes of clients; later changes would be lost.
+    The replacement process repeats the clients' changes; changes made afterwards would be lost.
     """
 
     def __init__(self) -> None:
         self._refused: Collection[ChangeKind] = ()
         self._kinds: list[ChangeKind] = []
         self._ended = asyncio.Event()
-        """Set when a change has ended."""
+        """Set whenever a change has ended."""
 
     def refuses(self, kind: ChangeKind) -> bool:
         """Tell whether changes of a kind are refused."""
@@ -234,14 +234,14 @@ class ChangesInProgress:
             self._ended.set()
 
     async def hold(self, kinds: Collection[ChangeKind]) -> None:
-        """Refuse changes of some kinds from now on; return once none of them is in progress."""
+        """Refuse changes of these kinds; return once none of them is in progress."""
         self._refused = kinds
         while any(kind in kinds for kind in self._kinds):
             self._ended.clear()
             await self._ended.wait()
 
     def go_on(self) -> None:
-        """Refuse none."""
+        """Accept all changes again."""
         self._refused = ()
 
 
@@ -255,26 +255,26 @@ class OneProcess:
 
     def __init__(self) -> None:
         self.files_of_model: Callable[[str], Mapping[str, bytes]] = lambda _: {}
-        """Returns the files that a client loaded a model with; reads the disk."""
+        """Returns the files that a client sent to load a model; reads the disk."""
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, Reply] = {}
         self._journal = Journal()
         self._in_progress = ChangesInProgress()
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Return false: this process is the only one."""
+        """Return false: no other process can lack a model."""
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Register the handler of changes from a replaced process."""
+        """Register the function that repeats changes of a replaced process."""
         self._makes[kind] = make
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Register the reply to a question, which only this process asks."""
+        """Register the function that answers a question; only this process asks it."""
         self._replies[question] = reply
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Apply the change; raises like `here`, and ShuttingDown while changes are held."""
+        """Make the change; raises like `here`, or ShuttingDown while changes are refused."""
         if self._in_progress.refuses(change.kind):
             raise ShuttingDown
         with self._in_progress.making(change.kind):
@@ -289,30 +289,30 @@ class OneProcess:
             self._journal.remember(ChangeText(change.kind, change.subject, dict(change.arguments)))
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return nothing: there is no other process."""
+        """Return an empty sequence: there are no other processes."""
         return ()
 
-    # --- a process that replaces this one, or that this one replaces ---
+    # --- replacement of a process ---
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return earlier ones once none is in progress."""
+        """Refuse changes of these kinds; return the recorded ones once none is in progress."""
         await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 
     def go_on(self) -> None:
-        """Take changes again."""
+        """Accept changes again."""
         self._in_progress.go_on()
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
-        """Return the files of a change; waits for the disk."""
+        """Return the files that belong to a change; blocks on the disk."""
         return self.files_of_model(change.subject) if change.kind is ChangeKind.LOAD else {}
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return the answer of this process, if it has one."""
+        """Return this process's answer to a question, if it has one."""
         reply = self._replies.get(question)
         return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:
-        """Apply a change of the replaced process; raises like the change."""
+        """Repeat a change of the replaced process; raises the errors of the change."""
         await self._makes[change.kind](change)
         self._remember(change)

@@ -1,4 +1,4 @@
-"""The two threads of an accelerator."""
+"""The dispatch and fetch threads of an accelerator."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 class DeviceThreads:
-    """The two threads of a device: one dispatches work, the other waits for its completion.
+    """Two threads per device: one dispatches executions, the other waits for their completion.
 
-    Both take one call after the other, as the device does: its work has one order, and no output
-    suffers head-of-line blocking by work that came later. Used from the event loop only.
+    Each thread handles calls in order, like the device, which executes in order of dispatch.
+    Outputs therefore never wait behind work that was dispatched later. Used on the event loop only.
     """
 
     def __init__(self, device: str) -> None:
         self.in_flight = 0
-        """Executions of all models in flight; the dispatcher that starts one counts it."""
+        """Number of executions in flight, of all models; incremented by the dispatcher."""
         self._dispatch = ThreadPoolExecutor(1, f"dispatch {device}")
         self._fetch = ThreadPoolExecutor(1, f"fetch {device}")
 
@@ -31,10 +31,10 @@ class DeviceThreads:
         dispatched: Callable[[], None],
         completion: Callable[[T | BaseException], None],
     ) -> "Future[Callable[[], T]]":
-        """Give the device some work: `dispatch` does, and returns what waits for the end of it.
+        """Run `dispatch` on the dispatch thread; it returns a function that waits for completion.
 
-        Then `dispatched` is called on the event loop, and in the end `completion`; that alone where
-        nothing was dispatched, because it failed or was cancelled.
+        After a successful dispatch, `dispatched` is called on the event loop, and finally
+        `completion`. If the dispatch failed or was cancelled, only `completion` is called.
         """
         loop = asyncio.get_running_loop()
 
@@ -44,10 +44,11 @@ class DeviceThreads:
                 loop.call_soon_threadsafe(completion, failure)
                 return
             loop.call_soon_threadsafe(dispatched)
-            # From here, not from the loop: that may be busy, and this keeps the order.
+            # Enqueue from this thread rather than from the event loop, which may be busy; this also
+            # keeps the order.
             try:
                 hand_over(self._fetch, dispatching.result(), completion, loop)
-            except RuntimeError as error:  # no thread can be started
+            except RuntimeError as error:  # no thread could be started
                 loop.call_soon_threadsafe(completion, error)
 
         dispatching = self._dispatch.submit(dispatch)
@@ -55,9 +56,9 @@ class DeviceThreads:
         return dispatching
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads after the work in flight; cancel undispatched work.
+        """Stop the threads after the executions in flight; cancel undispatched work.
 
-        Waits at most this many seconds, for each; return whether both have ended.
+        Waits at most this many seconds per thread; returns whether both have ended.
         """
         return ended(self._dispatch, seconds) and ended(self._fetch, seconds)
 

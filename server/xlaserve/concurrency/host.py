@@ -1,4 +1,4 @@
-"""Threads that execute on the host, scheduled fairly between models."""
+"""Threads that execute on the CPU, scheduled fairly between models."""
 
 import asyncio
 import threading
@@ -16,16 +16,16 @@ from xlaserve.errors.panics import answerable
 T = TypeVar("T")
 
 AHEAD = 2
-"""Uncompleted executions per thread before it stops taking more."""
+"""Executions per thread whose completions may be pending before the threads pause."""
 
 _NONE = object()
 
 
 class HostJob:
-    """A call that a thread of the host runs, or that is pending.
+    """A call that is queued for, or running on, a host thread.
 
-    Its threads own it until it is completed. Its completion must not refer to it: a reference cycle
-    would keep inputs and result until garbage is collected.
+    The threads own the job until it is complete. Its completion callback must not refer to the job:
+    the reference cycle would keep inputs and results alive until the next garbage collection.
     """
 
     __slots__ = ("__weakref__", "_call", "_completion", "_result", "_threads", "loop", "model")
@@ -39,70 +39,69 @@ class HostJob:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.model = model
-        """Key of fair scheduling: jobs with equal keys share one turn."""
+        """Key for fair scheduling: jobs with equal keys share one queue."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
         self._completion: Callable[[Any], None] = completion
         self._result: object = None
 
     def cancel(self) -> bool:
-        """Cancel it, unless a thread has begun; `completion` gets CancelledError later."""
+        """Cancel the job unless a thread has started it; `completion` later gets CancelledError."""
         return self._threads.cancel(self)
 
     @property
     def waits(self) -> bool:
-        """Tell whether it is still queued."""
+        """Tell whether the job is still queued."""
         return self._call is not None
 
     def take(self) -> Callable[[], object]:
-        """Dequeue the call, which is no longer pending."""
+        """Return the call and mark the job as started."""
         call, self._call = self._call, None
         assert call is not None
         return call
 
     def run(self, call: Callable[[], object]) -> None:
-        """Call, in a thread, and keep the result for `complete` alone; raises nothing."""
+        """Run the call on a thread and keep its result for `complete`; never raises."""
         try:
             self._result = call()
         except BaseException as error:
             self._result = answerable(error)
 
     def complete(self, failure: BaseException | None = None) -> None:
-        """Invoke the completion with the result of the call or its error."""
-        # Ownership passes on: the thread may have the job for a moment longer.
+        """Call the completion callback with the result or error."""
+        # Drop the job's reference to the result: a thread may keep the job a moment longer.
         result, self._result = self._result, None
         self._completion(failure or result)
 
 
 class HostThreads:
-    """The threads that compute on the host, and their queue, fair between models.
+    """The threads that compute on the CPU, with fair queueing between models.
 
-    Models take turns; jobs of one model begin in order. However long one model computes, others
-    are computed meanwhile: all threads but the spare ones serve every model, and a spare one serves
-    a model for which no thread computes.
+    Models are served round-robin; jobs of one model start in order. A model that computes for long
+    does not block others: regular threads serve every model, and a spare thread serves a model for
+    which no thread is computing.
 
-    Backpressure: threads do not run ahead of the event loop. While it is busy they could end any
-    number of executions, and the outputs would pile up.
+    Backpressure: threads pause while the event loop is busy. Otherwise they could complete any
+    number of executions, and their outputs would accumulate.
     """
 
     def __init__(self, threads: int, spare: int = 0) -> None:
         self._threads = threads
         self._most = threads + spare
         self._lock = threading.Lock()
-        """Lock of the following state; never held during a computation."""
+        """Guards the fields below; never held during a computation."""
         self._waiting: dict[Hashable, deque[HostJob]] = {}
-        """Pending jobs by model, the next model first. No queue is empty."""
+        """Queued jobs by model, the next model first. Queues are never empty."""
         self._computing: Counter[Hashable] = Counter()
         self._busy = 0
-        """The sum of those."""
+        """The total of `_computing`."""
         self._uncompleted = 0
-        """Ended executions whose completions are queued on the event loop."""
+        """Number of executions whose completions are queued on the event loop."""
         self._idle = 0
-        """Threads waiting on `_wake`."""
+        """Number of threads that are waiting on `_wake`."""
         self._waking = 0
-        """Threads that were woken or started and have not looked for work yet. At most one: it
-        wakes the next, so that there are never more threads than jobs.
-        """
+        """Number of threads that were woken or started but have not looked for work yet. At most
+        one: it wakes the next, so that there are never more threads than jobs."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._closed = False
@@ -113,10 +112,10 @@ class HostThreads:
         completion: Callable[[T | BaseException], None],
         model: Hashable = None,
     ) -> HostJob:
-        """Enqueue a call for a model; calls of one model begin in order.
+        """Enqueue a call for a model; calls of one model start in order.
 
-        `completion` is called on the event loop with what it returned or raised, or with
-        CancelledError; not within this call. Raises RuntimeError where no thread can be started.
+        `completion` is later called on the event loop with the result or exception, or with
+        CancelledError; never within this call. Raises RuntimeError if no thread can be started.
         """
         job = HostJob(self, model, call, completion)
         with self._lock:
@@ -126,7 +125,7 @@ class HostThreads:
             if self._may_start(model) and not self._waking:
                 try:
                     self._wake_one()
-                except RuntimeError:  # no thread can be started
+                except RuntimeError:  # no thread could be started
                     if not self._started:
                         self._dequeue(job)
                         raise
@@ -134,17 +133,17 @@ class HostThreads:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no job is running or pending."""
+        """Tell whether no job is running or queued."""
         with self._lock:
             return not self._busy and not self._waiting
 
     async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
-        """Run a job in the model's fair turn; return or raise its outcome."""
+        """Run a call when it is the model's turn; return its result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await settled(future, self.start(call, partial(settle, future), model))
 
     def cancel(self, job: HostJob) -> bool:
-        """Cancel a pending job; tell whether it was pending."""
+        """Cancel a queued job; tell whether it was still queued."""
         with self._lock:
             if not job.waits or job not in self._waiting.get(job.model, ()):
                 return False
@@ -153,9 +152,9 @@ class HostThreads:
         return True
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads after their running jobs; cancel pending jobs.
+        """Stop the threads after their running jobs; cancel queued jobs.
 
-        Waits at most this many seconds. Return whether all have ended.
+        Waits at most this many seconds. Returns whether all threads have ended.
         """
         with self._lock:
             self._closed = True
@@ -166,7 +165,7 @@ class HostThreads:
             self._wake.put(None)
         return joined(self._started, seconds)
 
-    # --- with the lock held ---
+    # --- while holding the lock ---
 
     def _may_start(self, model: Hashable) -> bool:
         if self._uncompleted >= self._threads * AHEAD or self._busy >= self._most:
@@ -174,7 +173,7 @@ class HostThreads:
         return self._busy < self._threads or not self._computing[model]
 
     def _start_next(self) -> HostJob | None:
-        """Dequeue the next job and count it as running; None if none may start."""
+        """Dequeue the next job and count it as running; None if no job may start."""
         model = next(filter(self._may_start, self._waiting), _NONE)
         if model is _NONE:
             return None
@@ -201,7 +200,7 @@ class HostThreads:
 
     def _wake_if_needed(self) -> None:
         if not self._waking and any(map(self._may_start, self._waiting)):
-            # Without another thread those that there are do the work.
+            # If no thread can be started, the existing threads do the work.
             with suppress(RuntimeError):
                 self._wake_one()
 
@@ -212,13 +211,13 @@ class HostThreads:
             self._wake.put(None)
         elif len(self._started) < self._most:
             name = f"execute_{len(self._started)}"
-            # The end of the process does not wait for a call that does not end.
+            # Daemon: a call that hangs must not keep the process from exiting.
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             thread.start()
             self._waking += 1
             self._started.append(thread)
 
-    # --- in the threads ---
+    # --- on the threads ---
 
     def _serve(self) -> None:
         ended, comes = None, True
@@ -253,6 +252,6 @@ class HostThreads:
     def _complete(self, job: HostJob) -> None:
         with self._lock:
             self._uncompleted -= 1
-            # Before the completion: a thread may be idle.
+            # Before the completion, so that an idle thread starts without delay.
             self._wake_if_needed()
         job.complete()

@@ -1,4 +1,4 @@
-"""The end of threads, waited for within a limit."""
+"""Waits for threads to end, with a time limit."""
 
 import threading
 import time
@@ -8,9 +8,9 @@ from functools import partial
 
 
 def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
-    """End a pool's threads: cancel queued calls, and wait for running ones.
+    """Shut down a pool: cancel queued calls, and wait for running ones.
 
-    Waits at most this many seconds; return whether all have ended.
+    Waits at most this many seconds; returns whether all threads have ended.
     """
     ending = threading.Thread(target=partial(pool.shutdown, cancel_futures=True), daemon=True)
     ending.start()

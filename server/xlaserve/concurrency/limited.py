@@ -1,6 +1,6 @@
-"""Calls that may never end, each in a thread that is abandoned after its limit.
+"""Calls with time limits, each on a thread that is abandoned beyond its limit.
 
-Nothing stops a thread that computes in XLA. What can be done is to stop waiting for it.
+A thread that computes in XLA cannot be stopped; the caller can only stop waiting for it.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class Overdue(Exception):
-    """A call exceeded its time limit, and was abandoned."""
+    """A call exceeded its time limit and was abandoned."""
 
 
 class Beat:
-    """Time of a call's last progress, by a monotonic clock; set in its thread."""
+    """The time of a call's last progress, by a monotonic clock; set by the call's thread."""
 
     __slots__ = ("at",)
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """None until its thread begins."""
+        """Time of the last progress; None until the thread starts."""
 
     def __call__(self) -> None:
         """Report progress."""
@@ -39,30 +39,30 @@ class Beat:
 
 
 class LimitedCall(Generic[T]):
-    """A call that is queued for a slot, then runs in a thread."""
+    """A call that waits for a slot and then runs on its own thread."""
 
     def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
         self.future: Future[T] = Future()
-        """Receives the call's result, even after the deadline."""
+        """Receives the result of the call, even after the time limit."""
         self.call: Callable[[], T] | None = call
-        """None once its thread has begun."""
+        """The function to call; None once the thread has started."""
         self.beat = beat
         self._threads = threads
 
     def cancel(self) -> bool:
-        """Cancel it and drop its callbacks, unless its thread has begun."""
+        """Cancel the call and drop its callbacks, unless its thread has started."""
         cancelled = self.future.cancel()
         if cancelled:
-            # The queue keeps this object, which must keep no model alive.
+            # The queue keeps this object, which must not keep a model alive.
             self.call = None
         return cancelled
 
     def abandon(self) -> None:
-        """Release the call's slot; its thread continues."""
+        """Release the call's slot; the thread keeps running."""
         self._threads.abandon(self)
 
     async def within(self, seconds: float) -> T:
-        """Return the call's result; raises Overdue after this long without progress.
+        """Return the call's result; raises Overdue after this many seconds without progress.
 
         A caller that stops waiting must cancel or abandon the call.
         """
@@ -78,7 +78,7 @@ class LimitedCall(Generic[T]):
         return self.future.result()
 
     def whenever(self, then: Callable[[], None]) -> None:
-        """Add a callback for the end of the call, run on the event loop."""
+        """Call `then` on the event loop when the call ends."""
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         ended.add_done_callback(lambda _: then())
@@ -94,18 +94,18 @@ def _tell(
 
     try:
         loop.call_soon_threadsafe(tell)
-    except RuntimeError:  # the event loop is closed: there is no waiter left
+    except RuntimeError:  # the event loop is closed, so no caller is waiting
         return
 
 
 class LimitedThreads:
-    """A limited number of concurrent calls, first come first served, each in a new thread."""
+    """Runs a limited number of concurrent calls, first come first served, each on a new thread."""
 
     def __init__(self, name: str, slots: int) -> None:
         self._name = name
         self._free = slots
         self._lock = threading.Lock()
-        """Lock of the following state."""
+        """Guards the fields below."""
         self._waiting: deque[LimitedCall[Any]] = deque()
         self._running: dict[LimitedCall[Any], threading.Thread] = {}
         self._abandoned: dict[LimitedCall[Any], threading.Thread] = {}
@@ -113,11 +113,11 @@ class LimitedThreads:
 
     @property
     def abandoned(self) -> int:
-        """Return the number of abandoned calls still running."""
+        """Return the number of abandoned calls that are still running."""
         return len(self._abandoned)
 
     def start(self, call: Callable[[], T], beat: Beat | None = None) -> LimitedCall[T]:
-        """Queue a call for the next free slot. Its future has RuntimeError if no thread starts."""
+        """Queue a call for the next free slot. Its future gets RuntimeError if no thread starts."""
         work = LimitedCall(self, call, beat or Beat())
         with self._lock:
             self._waiting.append(work)
@@ -135,7 +135,7 @@ class LimitedThreads:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Add a slot while the holder of one waits for another call."""
+        """Add a slot within a block, while the holder of a slot waits for another call."""
         self._add(1)
         try:
             yield
@@ -148,9 +148,9 @@ class LimitedThreads:
             self._fill()
 
     def close(self, seconds: float | None = None) -> bool:
-        """Cancel queued calls, and wait up to this long for running ones that were not abandoned.
+        """Cancel queued calls, and wait up to this many seconds for calls that are not abandoned.
 
-        Return whether no thread is left.
+        Returns whether no thread is left.
         """
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
@@ -165,13 +165,13 @@ class LimitedThreads:
             if not work.future.set_running_or_notify_cancel():
                 continue
             name = f"{self._name}_{next(self._numbers)}"
-            # Daemon: the process may exit while the call runs.
+            # Daemon: the process may exit while the call is running.
             thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
             self._free -= 1
             self._running[work] = thread
             try:
                 thread.start()
-            except RuntimeError as error:  # no thread can be started
+            except RuntimeError as error:  # no thread could be started
                 del self._running[work]
                 self._free += 1
                 work.future.set_exception(error)

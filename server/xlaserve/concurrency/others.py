@@ -1,4 +1,4 @@
-"""The peer processes of the server, and questions to them."""
+"""Questions to the other worker processes of the server."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Question(StrEnum):
-    """A question that every worker answers for itself."""
+    """Questions that every worker answers about itself."""
 
     STATISTICS = "statistics"
     INDEX = "index"
@@ -24,15 +24,15 @@ class Question(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """The answers of the workers to one question."""
+    """The answers of all workers to a question."""
 
     answers: Mapping[str, T]
-    """One for each worker; the asking one's comes first."""
+    """Answers by worker; the asking worker's own answer comes first."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Reasons of missing answers, by worker; workers that are not ready are not asked."""
+    """Why answers are missing, by worker. Workers that are not ready are not asked."""
 
     def complete(self) -> Mapping[str, T]:
-        """Return the answers where every worker has one; else raises WorkersSilent."""
+        """Return the answers if every worker has answered; raises WorkersSilent otherwise."""
         if self.missing:
             raise WorkersSilent(self.missing)
         return self.answers
@@ -42,36 +42,36 @@ About = Mapping[str, str]
 """The arguments of a question."""
 
 Answering = Callable[[About], Awaitable[object]]
-"""Returns this process's answer to a question of another."""
+"""Answers a question from another worker."""
 
 
 class Others(Protocol):
-    """The other workers of the server."""
+    """The other worker processes of the server."""
 
     @property
     def are_there(self) -> bool:
-        """Tell whether the server is more than this process."""
+        """Tell whether the server has more than one worker."""
         ...
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
-        """Return the answers of all workers within a limit of time; `own` is that of this one.
+        """Return the answers of all workers within a time limit; `own` is this worker's answer.
 
-        Those of the others are read as `kind`, the type of the answer.
+        The other workers' answers are decoded as the type `kind`.
         """
         ...
 
     def answer(self, question: Question, answering: Answering) -> None:
-        """Answer a question of another worker."""
+        """Register the function that answers a question of other workers."""
         ...
 
 
 class Nobody:
-    """A single-process server."""
+    """The `Others` of a server with a single process."""
 
     are_there = False
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
-        """Return the one answer."""
+        """Return this process's own answer."""
         return Asked({"": own})
 
     def answer(self, question: Question, answering: Answering) -> None:

@@ -1,4 +1,4 @@
-"""Makes changes again that may need one another, in whatever order they are known."""
+"""Repeats changes that may depend on each other, in any order."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from xlaserve.concurrency.control_plane import OF_LOADS, ChangeKind
 
 
 class Remade(Protocol):
-    """A change, as one process or another has it."""
+    """A change to be repeated in this process."""
 
     @property
     def kind(self) -> ChangeKind:
@@ -18,7 +18,7 @@ class Remade(Protocol):
 
     @property
     def subject(self) -> str:
-        """The model."""
+        """The name of the model."""
         ...
 
 
@@ -26,25 +26,25 @@ C = TypeVar("C", bound=Remade)
 E = TypeVar("E")
 
 _OF_ANOTHER = re.compile(r"\b(ensemble|step|unknown model|is not ready)\b")
-"""Words in the error of a load that failed because of another model."""
+"""Words in a load error which show that the load failed because of another model."""
 
 
 @dataclass(slots=True)
 class Failed(Generic[C, E]):
-    """A change that could not be made."""
+    """A change that failed."""
 
     change: C
     error: E
     loads: int
-    """How many loads had succeeded by then."""
+    """Number of loads that had succeeded before it failed."""
     needs_another: bool
 
 
 class Remaking(Generic[C, E]):
-    """Makes changes, and those again that failed for a model which was loaded later.
+    """Repeats changes, and retries those that failed because a model was not loaded yet.
 
-    A load of an ensemble needs those of its steps, whichever was asked for first. Any other load
-    that fails would fail again, and may take long to do so: it is made once.
+    Loading an ensemble requires its steps, which may come later in the list. Any other failed load
+    would fail again, possibly after a long time, so it is not retried.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Remaking(Generic[C, E]):
         text: Callable[[E], str],
         without_files: Callable[[C], C],
     ) -> None:
-        """`make` returns why a change cannot be made, whose `text` says which model it needs."""
+        """`make` returns an error, or None on success; `text` returns the error's text."""
         self.failed: list[Failed[C, E]] = []
-        """Changes that could not be made, in order; with their files if they may be made yet."""
+        """Failed changes, in order. They keep their files while they may be retried."""
         self._make = make
         self._text = text
         self._without_files = without_files
         self._loads = 0
 
     async def make(self, change: C) -> None:
-        """Make a change for the first time."""
+        """Make a change, and record it if it fails."""
         error = await self._tried(change)
         if error is not None:
             needs = self._needs_another(change, error)
@@ -70,7 +70,7 @@ class Remaking(Generic[C, E]):
             self.failed.append(Failed(kept, error, self._loads, needs))
 
     async def settle(self) -> None:
-        """Make those again that may work, as others were loaded behind them."""
+        """Retry failed changes as long as further models have been loaded since."""
         while again := [
             one for one in self.failed if one.needs_another and one.loads < self._loads
         ]:
@@ -91,6 +91,6 @@ class Remaking(Generic[C, E]):
     def _needs_another(self, change: C, error: E) -> bool:
         if change.kind not in OF_LOADS:
             return False
-        # A model may be called a step.
+        # Ignore the model's own name, which may contain one of the words.
         said = self._text(error).replace(f"'{change.subject}'", "")
         return _OF_ANOTHER.search(said) is not None

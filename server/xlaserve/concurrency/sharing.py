@@ -1,4 +1,4 @@
-"""Single-flight work, and locks by key."""
+"""Single-flight tasks, coalesced calls, and locks by key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
@@ -9,11 +9,10 @@ T = TypeVar("T")
 
 
 class CalledOff(Exception):
-    """The shared work was cancelled under its callers."""
+    """Raised to callers that share a task when the task is cancelled."""
 
 
 def _any(key: Hashable) -> bool:
-    """Be content with any key."""
     return True
 
 
@@ -28,17 +27,18 @@ class _Flight(Generic[T]):
 class SingleFlight(Generic[T]):
     """Callers with the same key share one task.
 
-    With `abandonable` it is cancelled when the last of them leaves; otherwise it goes on alone.
+    If `abandonable`, the task is cancelled when its last caller leaves; otherwise it runs to
+    completion.
     """
 
     def __init__(self, *, abandonable: bool) -> None:
         self._abandonable = abandonable
         self._flights: dict[Hashable, _Flight[T]] = {}
         self._closed: dict[asyncio.Task[T], Hashable] = {}
-        """Keys of running work that takes no new callers."""
+        """Running tasks that accept no further callers, with their keys."""
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Join the running work of this key, or start it."""
+        """Join the running task for this key, or start one."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(asyncio.ensure_future(work()))
@@ -50,7 +50,7 @@ class SingleFlight(Generic[T]):
             if flight.task.cancelled() and not _being_cancelled():
                 raise CalledOff from None
             if self._abandonable and flight.waiters == 1 and not flight.task.done():
-                # A later caller starts its own work instead of joining cancelled work.
+                # A later caller starts a new task instead of joining the cancelled one.
                 self._leave(key, flight.task)
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
@@ -59,25 +59,25 @@ class SingleFlight(Generic[T]):
             flight.waiters -= 1
 
     def close(self, key: Hashable) -> None:
-        """Stop new callers from joining the running work of a key; they start their own."""
+        """Let later callers with this key start a new task instead of joining the running one."""
         flight = self._flights.pop(key, None)
         if flight is not None:
             self._closed[flight.task] = key
 
     def cancel(self, of: Callable[[Hashable], bool] = _any) -> list["asyncio.Task[T]"]:
-        """Cancel the work of matching keys, and return it; callers get CalledOff."""
+        """Cancel the tasks with matching keys and return them; their callers get CalledOff."""
         tasks = self._under_way(of)
         for task in tasks:
             task.cancel()
         return tasks
 
     async def call_off(self, of: Callable[[Hashable], bool] = _any) -> None:
-        """Cancel the work of these keys and return once it ended; its callers get CalledOff."""
+        """Cancel the tasks with matching keys and wait for them; their callers get CalledOff."""
         if tasks := self.cancel(of):
             await asyncio.wait(tasks)
 
     async def over(self, of: Callable[[Hashable], bool]) -> None:
-        """Return once the running work of matching keys has ended."""
+        """Wait until the running tasks with matching keys have ended."""
         if tasks := self._under_way(of):
             await asyncio.wait(tasks)
 
@@ -94,7 +94,7 @@ class SingleFlight(Generic[T]):
     def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
         self._leave(key, task)
         if not task.cancelled():
-            # Read, so that an error whose every waiter left is not reported as never retrieved.
+            # Retrieve the exception: without callers, asyncio would report it as never retrieved.
             task.exception()
 
 
@@ -104,18 +104,18 @@ def _being_cancelled() -> bool:
 
 
 class Turns:
-    """One lock for each key, kept while it is held or awaited."""
+    """A lock for each key, which exists while it is held or awaited."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
     def is_free(self, key: Hashable) -> bool:
-        """Tell whether a key's lock is free and has no waiters."""
+        """Tell whether the lock for a key is free and not awaited."""
         return key not in self._locks
 
     @asynccontextmanager
     async def of(self, key: Hashable) -> AsyncIterator[None]:
-        """Hold the key's lock for the length of an `async with` block."""
+        """Hold the lock for a key within an `async with` block."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, users + 1
         try:
@@ -132,8 +132,7 @@ class Turns:
 class Coalesced:
     """Coalesces calls: one run of the work serves all callers that arrived before it started.
 
-    A caller that comes while the work runs waits for the next run, which serves all that came in
-    the meantime.
+    A caller that arrives during a run waits for the next run, together with other such callers.
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -142,7 +141,7 @@ class Coalesced:
         self._next: asyncio.Task[None] | None = None
 
     async def __call__(self) -> None:
-        """Return once the work has run after this call was made."""
+        """Return after a complete run of the work that started after this call."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._run_after(self._running))
         await asyncio.shield(self._next)

@@ -1,4 +1,4 @@
-"""Thread pools for blocking and computing work."""
+"""Thread pools for computing and blocking work."""
 
 import asyncio
 import os
@@ -20,18 +20,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEAST_THREADS = 2
-"""Threads that execute on one core or two: they share it better than they wait in a queue."""
+"""Minimum number of computing threads, even on a single core: sharing a core is better than
+queueing."""
 DEFAULT_MAX_ABANDONED = 8
 _DISK_THREADS = 2
 _FETCH_THREADS = 8
-"""Each asks one store for one thing, or waits for the files of one model."""
+"""Number of concurrent store requests, or of model fetches."""
 _COMPILE_THREADS = 2
-"""A shape of one model is compiled while another model's takes its time."""
+"""Number of on-demand compilations at the same time, so that models do not wait for each other."""
 
 
 class Workers:
-    """Named pools: loading, compiling what loads leave and what requests ask for, executing, and
-    waiting for disk and memory. Each accelerator has threads of its own."""
+    """The server's thread pools.
+
+    They run loads, background and on-demand compilations, executions on the CPU, and calls that
+    block on disk or memory. Each accelerator has its own threads.
+    """
 
     def __init__(
         self,
@@ -43,9 +47,9 @@ class Workers:
     ) -> None:
         executing = execute_threads or max(_LEAST_THREADS, (os.cpu_count() or 2) - 1)
         self.closed = False
-        """Whether the threads are to end."""
+        """Whether the pools are shutting down."""
         self.abandoned = AbandonedWork(max_abandoned)
-        """Calls abandoned in their threads."""
+        """Calls that were abandoned and still run on their threads."""
         self._load = LimitedThreads("load", load_threads)
         self.host = HostThreads(executing, spare_execute_threads)
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
@@ -55,21 +59,21 @@ class Workers:
         self._devices: dict[str, DeviceThreads] = {}
 
     def load(self, call: Callable[[], T]) -> LimitedCall[T]:
-        """Start a load; the caller waits for it within a time limit."""
+        """Start a load on its own thread; the caller waits with a time limit."""
         return self._load.start(call)
 
     def lending_load(self) -> AbstractContextManager[None]:
-        """Allow another load during a block, in which one load waits for another."""
+        """Allow another load within a block in which one load waits for another."""
         return self._load.lending()
 
     def device(self, queue: str) -> DeviceThreads:
-        """Return the threads for a line of work on accelerators (Dispatching.queues)."""
+        """Return the threads for a dispatch queue (Dispatching.queues)."""
         if queue not in self._devices:
             self._devices[queue] = DeviceThreads(queue)
         return self._devices[queue]
 
     def finish(self, call: Callable[[], T], beat: Beat) -> LimitedCall[T]:
-        """Start background work, one task at a time; `beat` reports progress."""
+        """Start background work, one call at a time; `beat` reports progress."""
         return self._finish.start(call, beat)
 
     def compile(self, call: Callable[[], T]) -> LimitedCall[T]:
@@ -77,26 +81,26 @@ class Workers:
         return self._compile.start(call)
 
     async def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that blocks on the disk or on memory, and return its result."""
+        """Run a call that blocks on disk or memory, and return its result."""
         return await asyncio.wrap_future(
             self._disk.submit(answering(partial(call, *args, **kwargs)))
         )
 
     def fetch(self, call: Callable[[], T]) -> "Future[T]":
-        """Start a call to a store."""
+        """Start a request to a store."""
         return self._fetch.submit(answering(call))
 
     async def fetch_for(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call to a store, and return its result."""
+        """Run a request to a store, and return its result."""
         return await asyncio.wrap_future(
             self._fetch.submit(answering(partial(call, *args, **kwargs)))
         )
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads after their running work; cancel queued work.
+        """Stop all threads after their running work; cancel queued work.
 
-        Waits at most this many seconds, and not for what was abandoned. Return whether no thread
-        is left, which nothing could end but the end of the process.
+        Waits at most this many seconds, but not for abandoned calls. Returns whether all threads
+        have ended; remaining ones only end with the process.
         """
         self.closed = True
         until = None if seconds is None else time.monotonic() + seconds

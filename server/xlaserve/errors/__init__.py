@@ -1,28 +1,28 @@
-"""Error classes: each takes the facts and forms its own text.
+"""Error classes. Each takes facts and formats its own message.
 
-Nothing here knows a status code. `net/status.py` holds the one table from these classes to gRPC and
-HTTP statuses; a test demands a row for every class.
+Errors do not know status codes: `net/status.py` maps these classes to gRPC and HTTP statuses, and a
+test requires a row for every class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class XlaserveError(Exception):
-    """Base of all errors reported to clients and operators."""
+    """Base class of all errors reported to clients and operators."""
 
     is_noted = False
-    """Whether the event log has it."""
+    """Whether the error is already in the event log."""
 
     steps: Sequence[str] = ()
-    """Names of models of an ensemble that its text may have, which its client may not see."""
+    """Names of ensemble steps that may occur in the text and that the client may not see."""
 
 
 _REPEATED_CHARACTERS = 1_000
-"""Length limit of a reason: it may quote a client or a file, which could be of any size."""
+"""Maximum length of a reason, which may quote a client or file."""
 
 
 def repeatable(text: str) -> str:
-    """Return a text safe for logs and terminals: printable, and of limited length."""
+    """Return a text that is safe for logs and terminals: printable and limited in length."""
     if len(text) > _REPEATED_CHARACTERS:
         text = f"{text[:_REPEATED_CHARACTERS]}..."
     if text.isprintable():
@@ -31,11 +31,11 @@ def repeatable(text: str) -> str:
 
 
 MOST_CAUSES = 16
-"""Causes of causes that are looked at: an error may be its own."""
+"""Maximum length of a chain of causes, which may be circular."""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes, up to a limit."""
+    """Yield an error and the chain of its causes, up to a limit."""
     for _ in range(MOST_CAUSES):
         if error is None:
             return
@@ -47,10 +47,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class ModelNotFound(XlaserveError):
-    """No such model, or no such version of it. Nothing else may ever use this class.
+    """The model or version does not exist. Must not be used for anything else.
 
-    ModelMesh drops and reloads a model when it sees the status of this error, and clients look
-    for the way in which the text starts.
+    ModelMesh drops and reloads a model when it sees the status of this error, and clients match the
+    beginning of the message.
     """
 
     def __init__(self, model: str, version: str = "", *, detail: str = "is not found") -> None:
@@ -59,14 +59,14 @@ class ModelNotFound(XlaserveError):
 
 
 class VersionNotFound(ModelNotFound):
-    """The model is available, but not in the requested version.
+    """The model exists, but not in the requested version.
 
-    Told apart because a mesh must not believe that a model which is there is gone.
+    A separate class, because a mesh must not conclude that an existing model is gone.
     """
 
 
 class ModelNotReady(XlaserveError):
-    """The model is known, but no version that could answer is ready."""
+    """The model exists, but no suitable version is ready."""
 
     def __init__(self, model: str, version: str, state: str, reason: str = "") -> None:
         asked = f"'{model}'" if not version else f"'{model}' version {version}"
@@ -75,7 +75,7 @@ class ModelNotReady(XlaserveError):
 
 
 class StillStarting(ModelNotReady):
-    """The model is missing, but may appear: the first scan of the repository has not ended."""
+    """The model is missing, but may appear: the first scan of the repository is still running."""
 
     def __init__(self, model: str, version: str, because: str) -> None:
         named = f"model '{model}'" if model else "a model without a name"
@@ -84,7 +84,7 @@ class StillStarting(ModelNotReady):
 
 
 class LoadFailed(XlaserveError):
-    """A model could not be loaded; versions served before are still served."""
+    """A model could not be loaded; earlier versions remain available."""
 
     def __init__(self, model: str, reason: str) -> None:
         self.reason = repeatable(reason)
@@ -92,15 +92,15 @@ class LoadFailed(XlaserveError):
 
 
 class StoreUnavailable(LoadFailed):
-    """A model could not be loaded because its store does not answer; to try again may help."""
+    """A model could not be loaded because its store does not answer; a retry may succeed."""
 
 
 class FilesMissing(LoadFailed):
-    """A model could not be loaded because a version or a required file is missing."""
+    """A model could not be loaded because its version or a required file is missing."""
 
 
 class FileNameTooLong(LoadFailed):
-    """A file sent with a load has a name that is too long for the file system."""
+    """A file sent with a load request has a name that is too long for the file system."""
 
     def __init__(self, model: str, name: str, most_bytes: int) -> None:
         super().__init__(
@@ -111,18 +111,18 @@ class FileNameTooLong(LoadFailed):
 
 
 class ModelAlreadyLoaded(XlaserveError):
-    """A name is to be given to a model, and has one already."""
+    """A model with this name is already loaded."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"model '{model}' is loaded already, unload it first")
 
 
 class InvalidModel(XlaserveError):
-    """A model's files are invalid. Loading turns this into LoadFailed."""
+    """A model's files are invalid. Loads convert this to LoadFailed."""
 
 
 class LoadTimedOut(LoadFailed):
-    """A load took longer than it may, and was abandoned."""
+    """A load exceeded its time limit and was abandoned."""
 
     def __init__(self, model: str, stage: str, seconds: float) -> None:
         super().__init__(
@@ -143,7 +143,7 @@ class TooManyAbandoned(XlaserveError):
 
 
 class CompilationTimedOut(XlaserveError):
-    """A shape took longer to compile than it may, and was abandoned."""
+    """The compilation of a shape exceeded its time limit and was abandoned."""
 
     def __init__(self, model: str, shape: object, seconds: float) -> None:
         super().__init__(
@@ -154,14 +154,14 @@ class CompilationTimedOut(XlaserveError):
 
 
 class LoadCancelled(XlaserveError):
-    """A load was cancelled before it ended."""
+    """A load was cancelled."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"failed to load '{model}', the load was cancelled")
 
 
 class ModelControlForbidden(XlaserveError):
-    """The control mode does not let clients load or unload."""
+    """The model control mode does not allow clients to load or unload models."""
 
     def __init__(self, operation: str, mode: str) -> None:
         super().__init__(
@@ -171,16 +171,16 @@ class ModelControlForbidden(XlaserveError):
 
 
 class OutOfMemory(XlaserveError):
-    """The device or the host lacks memory for the request."""
+    """The device or the host has not enough memory."""
 
     def __init__(self, model: str, detail: str, *, needed_bytes: int = 0) -> None:
         self.needed_bytes = needed_bytes
-        """Bytes a load needed on one device; 0 where that is not known."""
+        """Bytes that a load needs on one device; 0 if unknown."""
         super().__init__(f"model '{model}': out of memory, {detail}")
 
 
 class OutOfMappings(OutOfMemory):
-    """The process may not have the memory mappings of more programs, it would die of them."""
+    """Further compiled programs could exceed the limit of memory mappings and crash XLA."""
 
     def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
         super().__init__(
@@ -199,7 +199,7 @@ class OutOfSpace(XlaserveError):
 
 
 class OutOfFiles(XlaserveError):
-    """The process, or the system, has as many files open as it may: no fault of the model."""
+    """The process or the system has reached its limit of open files; the model is not at fault."""
 
     def __init__(self, model: str, detail: str, limit: int) -> None:
         super().__init__(
@@ -213,11 +213,11 @@ class OutOfFiles(XlaserveError):
 
 
 class InvalidRequest(XlaserveError):
-    """The caller's fault: the request can never succeed as it is."""
+    """The client is at fault: the same request can never succeed."""
 
 
 class InvalidVersion(InvalidRequest):
-    """A version is asked for that no model can have."""
+    """The requested version is not a valid version number."""
 
     def __init__(self, model: str, version: str) -> None:
         shown = repeatable(version)
@@ -225,14 +225,14 @@ class InvalidVersion(InvalidRequest):
 
 
 class InvalidTensor(InvalidRequest):
-    """A tensor contradicts the model's specification, or its own."""
+    """A tensor does not match the model's specification, or its own shape or datatype."""
 
     def __init__(self, model: str, kind: str, tensor: str, expected: str, got: str) -> None:
         super().__init__(f"model '{model}', {kind} '{tensor}': expected {expected}, got {got}")
 
 
 class UnknownTensor(InvalidRequest):
-    """A tensor is named that the model does not have."""
+    """The request names a tensor that the model does not have."""
 
     def __init__(self, model: str, kind: str, tensor: str, known: Iterable[str]) -> None:
         names = ", ".join(f"'{name}'" for name in known)
@@ -240,33 +240,33 @@ class UnknownTensor(InvalidRequest):
 
 
 class MissingInputs(InvalidRequest):
-    """Inputs that the model needs were not sent."""
+    """The request lacks inputs that the model requires."""
 
     def __init__(
         self, model: str, expected: int, got: int, missing: Iterable[str], *, optional: int = 0
     ) -> None:
-        """`optional` inputs of the `expected` ones may be left out."""
+        """`optional` is the number of `expected` inputs that may be omitted."""
         names = ", ".join(f"'{name}'" for name in missing)
         count = f"{expected - optional} to {expected}" if optional else str(expected)
         super().__init__(f"model '{model}': expected {count} inputs but got {got}, missing {names}")
 
 
 class DuplicateTensor(InvalidRequest):
-    """A tensor is named twice in one request."""
+    """The request names a tensor twice."""
 
     def __init__(self, model: str, kind: str, tensor: str) -> None:
         super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request, send one")
 
 
 class UnknownDatatype(InvalidRequest):
-    """A datatype that the V2 protocol does not have."""
+    """The datatype does not exist in the V2 protocol."""
 
     def __init__(self, datatype: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown datatype '{datatype}', expected one of {', '.join(known)}")
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter that is unknown, or whose value is of the wrong kind."""
+    """A parameter is unknown, or its value has the wrong type."""
 
     def __init__(self, parameter: str, expected: str, got: str) -> None:
         self.parameter = parameter
@@ -274,7 +274,7 @@ class InvalidParameter(InvalidRequest):
 
 
 class InvalidName(InvalidRequest):
-    """A name that would lead out of its directory."""
+    """A name is not allowed, for example because it leads outside of its directory."""
 
     def __init__(self, kind: str, name: str, problem: str) -> None:
         shown = name if len(name) <= 64 else name[:64] + "..."
@@ -282,32 +282,32 @@ class InvalidName(InvalidRequest):
 
 
 class InvalidBody(InvalidRequest):
-    """A request body that cannot be parsed."""
+    """The request body cannot be parsed."""
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """A body in a form that is not read here."""
+    """The request body has an unsupported Content-Type."""
 
     def __init__(self, got: str, known: Iterable[str]) -> None:
         super().__init__(f"expected a Content-Type of {', '.join(known)}, got '{got[:80]}'")
 
 
 class NotAcceptable(InvalidRequest):
-    """An answer is asked for in a form that it cannot be given in."""
+    """The requested response format is not available."""
 
     def __init__(self, got: str, known: Iterable[str]) -> None:
         super().__init__(f"expected an Accept of {', '.join(known)}, got '{got[:80]}'")
 
 
 class OutputNotInForm(XlaserveError):
-    """The model's output cannot be expressed in the answer's format; not the client's fault."""
+    """A model's output cannot be expressed in the response format; not the client's fault."""
 
     def __init__(self, model: str, tensor: str, form: str, got: str, action: str) -> None:
         super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, {action}")
 
 
 class OutputNotText(InvalidRequest):
-    """A model computed bytes that are not UTF-8, and the answer is to be text: JSON or CSV."""
+    """A model's output is not UTF-8, but the response format is text: JSON or CSV."""
 
     def __init__(self, model: str, tensor: str) -> None:
         super().__init__(
@@ -325,7 +325,7 @@ class CrossSiteRequest(XlaserveError):
 
 
 class BodyTimeout(XlaserveError):
-    """The body of a request did not come in time."""
+    """The request body did not arrive in time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the body takes over {seconds:g} s (message_timeout_seconds), send again")
@@ -339,21 +339,21 @@ class InvalidRegion(InvalidRequest):
 
 
 class RegionNotFound(XlaserveError):
-    """The status is asked for of a region that is not registered."""
+    """A status request names a region that is not registered."""
 
     def __init__(self, kind: str, region: str) -> None:
         super().__init__(f"Unable to find {kind} shared memory region: {region!r}, register it")
 
 
 class RegionExists(XlaserveError):
-    """A region is registered by a name that another one has."""
+    """The region's name is already registered."""
 
     def __init__(self, region: str) -> None:
         super().__init__(f"shared memory region {region!r} already in manager, unregister it first")
 
 
 class TooManyRegions(XlaserveError):
-    """As much shared memory is registered as may be; more may be, once some is unregistered."""
+    """The limit of registered shared memory is reached; unregister a region first."""
 
     def __init__(self, limit: int, unit: str, setting: str) -> None:
         super().__init__(
@@ -373,16 +373,16 @@ class NotLocal(XlaserveError):
 
 
 class Unsupported(XlaserveError):
-    """A part of the protocol that this server does not have."""
+    """The server does not support this part of the protocol."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not implemented by this server")
 
 
 class Decoupled(Unsupported):
-    """One answer is asked for of a model that gives any number of answers to a request.
+    """The request expects one answer, but the model is decoupled and may send any number.
 
-    Clients of Triton look for the words of its policy.
+    The message contains the name of Triton's policy, which Triton's clients match.
     """
 
     def __init__(self, model: str) -> None:
@@ -395,7 +395,7 @@ class Decoupled(Unsupported):
 
 
 class NotOneAnswer(XlaserveError):
-    """A model was asked for one answer, and gave none or more."""
+    """A model was expected to give one answer, and gave none or several."""
 
     def __init__(self, model: str, count: str) -> None:
         super().__init__(
@@ -405,21 +405,21 @@ class NotOneAnswer(XlaserveError):
 
 
 class TooManyAnswers(XlaserveError):
-    """A model was not done after as many answers to a request as it may give."""
+    """A model exceeded its maximum number of answers per request."""
 
     def __init__(self, model: str, limit: int, setting: str) -> None:
         super().__init__(f"model '{model}' was not done after {limit} answers: raise {setting}")
 
 
 class SwitchedOff(XlaserveError):
-    """A part of the protocol that the operator turned off."""
+    """The operator has turned off this part of the protocol."""
 
     def __init__(self, what: str, setting: str) -> None:
         super().__init__(f"{what} is turned off on this server: start it with {setting}")
 
 
 class Overloaded(XlaserveError):
-    """A bound on work in progress is reached; the same request may succeed later."""
+    """A limit of work in progress is reached; the same request may succeed later."""
 
     def __init__(self, model: str, limit: int, setting: str) -> None:
         super().__init__(
@@ -428,7 +428,7 @@ class Overloaded(XlaserveError):
 
 
 class BudgetExhausted(XlaserveError):
-    """Clients hold as much as they may, or their connection its share; it may succeed later."""
+    """The memory for client data, or a connection's share of it, is exhausted; retry later."""
 
     def __init__(self, what: str, count: int, limit: int) -> None:
         super().__init__(
@@ -439,7 +439,7 @@ class BudgetExhausted(XlaserveError):
 
 
 class QueueTimeout(XlaserveError):
-    """A request waited in the queue of its model for longer than the model allows."""
+    """A request exceeded the queue timeout of its model."""
 
     def __init__(self, microseconds: int) -> None:
         super().__init__(
@@ -459,7 +459,7 @@ class ExecutionStalled(XlaserveError):
 
 
 class DeadlineExceeded(XlaserveError):
-    """The deadline of a request passed before it was answered."""
+    """A request's deadline expired before it was answered."""
 
     def __init__(self) -> None:
         super().__init__("the deadline of the request has passed, send it with a later one")
@@ -473,7 +473,7 @@ class TooLarge(XlaserveError):
 
 
 class TooManyChanges(XlaserveError):
-    """The queue of changes to the server, which all processes must make, is full."""
+    """The queue of changes that all server processes must make is full."""
 
     def __init__(self, kind: str, subject: str, limit: int) -> None:
         super().__init__(
@@ -482,14 +482,14 @@ class TooManyChanges(XlaserveError):
 
 
 class ShuttingDown(XlaserveError):
-    """The server takes no new work because it is about to exit."""
+    """The server is shutting down and accepts no new work."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down, try again")
 
 
 class WorkersSilent(XlaserveError):
-    """Processes of the server did not say what an answer of all of them has to hold."""
+    """Some processes of the server did not contribute to an answer that requires all of them."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
@@ -497,14 +497,14 @@ class WorkersSilent(XlaserveError):
 
 
 class ProcessSilent(XlaserveError):
-    """Another process of the server gives no sign of life; it is replaced if it gives none soon."""
+    """Another process of the server does not respond; it will be replaced unless it recovers."""
 
     def __init__(self, what: str, process: str) -> None:
         super().__init__(f"{what}: the {process} process gives no sign of life, try again")
 
 
 class EngineGone(XlaserveError):
-    """The process that is to execute a request ended before it began; another one replaces it."""
+    """The engine process ended before it started to execute the request; it is being replaced."""
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
@@ -514,7 +514,7 @@ class EngineGone(XlaserveError):
 
 
 class EngineLost(XlaserveError):
-    """The process that executed a request ended before it answered; another one replaces it."""
+    """The engine process ended while it executed the request; it is being replaced."""
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
@@ -523,11 +523,11 @@ class EngineLost(XlaserveError):
         )
 
 
-# --- start-up ----------------------------------------------------------------------------------
+# --- startup ---
 
 
 class InvalidSettings(XlaserveError):
-    """A setting, a flag or an environment variable that cannot be used."""
+    """A setting, flag or environment variable is invalid."""
 
     def __init__(self, setting: str, expected: str, got: object) -> None:
         super().__init__(f"setting {setting}: expected {expected}, got {got!r}")
@@ -541,7 +541,7 @@ class RepositoryUnreadable(XlaserveError):
 
 
 class StartFailed(XlaserveError):
-    """A model that is loaded at the start failed, and the operator wants none to."""
+    """A model failed to load at startup, and the operator wants the server to exit."""
 
     def __init__(self, models: Sequence[str], shown: int = 10) -> None:
         names = ", ".join(f"'{name}'" for name in models[:shown])
@@ -550,7 +550,7 @@ class StartFailed(XlaserveError):
 
 
 class WorkerDied(XlaserveError):
-    """A process of a server that is several died, at the start or too often of late."""
+    """A worker process died during startup, or too often recently."""
 
     def __init__(self, worker: int, reason: str, deaths: int) -> None:
         often = "" if deaths == 1 else f" {deaths} times within a minute"
@@ -558,7 +558,7 @@ class WorkerDied(XlaserveError):
 
 
 class InvalidReference(XlaserveError):
-    """Code named on the command line is missing or invalid."""
+    """Code referenced on the command line is missing or invalid."""
 
 
 class DeviceUnavailable(XlaserveError):

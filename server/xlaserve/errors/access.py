@@ -6,11 +6,11 @@ from xlaserve.errors import XlaserveError, repeatable
 
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,80}")
 HIDDEN = "(hidden from this caller)"
-"""Placeholder for the name of a model or step that the caller may not see."""
+"""Replaces the name of a model or step that the caller may not see."""
 
 
 class Unauthenticated(XlaserveError):
-    """The caller is unknown. The text reveals nothing about the requested object."""
+    """The caller is not authenticated. The text reveals nothing about the requested object."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -20,7 +20,7 @@ class Unauthenticated(XlaserveError):
 
 
 class NotPermitted(XlaserveError):
-    """The caller is authenticated, but lacks the permission."""
+    """The caller is authenticated but lacks the permission."""
 
     def __init__(self, principal: str, operation: str) -> None:
         super().__init__(
@@ -30,35 +30,35 @@ class NotPermitted(XlaserveError):
 
 
 class Restricted(XlaserveError):
-    """A request needs a header with a value that only some know; in the words of Triton."""
+    """The request lacks a required secret header; the text is Triton's."""
 
     def __init__(self, what: str, header: str) -> None:
         super().__init__(f"This {what} is restricted, expecting header '{header}'")
 
 
 class QuotaExceeded(XlaserveError):
-    """A caller asks more than it may."""
+    """The caller has exceeded its quota."""
 
     def __init__(self, principal: str, quota: str, retry_seconds: float) -> None:
         self.retry_seconds = retry_seconds
-        """Time after which it may ask again."""
+        """Time in seconds after which the caller may retry."""
         super().__init__(
             f"caller '{repeatable(principal)}' has {quota}, try again in {retry_seconds:.3g} s"
         )
 
 
 class TooManyRequests(XlaserveError):
-    """A queue is full, for protocols that distinguish this from an unavailable server."""
+    """A queue is full, in protocols that distinguish this from an unavailable server."""
 
     retry_seconds = 1.0
-    """Time after which to ask again."""
+    """Time in seconds after which to retry."""
 
     def __init__(self, error: XlaserveError) -> None:
         super().__init__(str(error))
 
 
 class WrongHost(XlaserveError):
-    """A request names a host that the server is not: a browser was led to it."""
+    """The Host header names another host, as in a DNS rebinding attack on a browser."""
 
     def __init__(self, got: str) -> None:
         name = got.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Errors of models that are code: exceptions, wrong outputs, dead processes."""
+"""Errors of Python models: exceptions, wrong outputs, dead processes."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,14 @@ from xlaserve.errors import XlaserveError, repeatable
 
 
 class ModelFailed(XlaserveError):
-    """The code of a model raised an error, or ended otherwise than by an answer."""
+    """A model's code raised an exception or did not answer."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"model '{model}': {repeatable(reason)}")
 
 
 class WrongOutput(ModelFailed):
-    """The code of a model gave another output than its model promises."""
+    """A model's code returned an output that does not match its declaration."""
 
     def __init__(self, model: str, tensor: str, expected: str, got: str) -> None:
         place = f"output '{tensor}' of its code: " if tensor else "its code: "
@@ -21,7 +21,7 @@ class WrongOutput(ModelFailed):
 
 
 class MissingOutputs(ModelFailed):
-    """The code of a model gave an answer without some of its outputs."""
+    """A model's code returned an answer without some of its outputs."""
 
     def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
         names = ", ".join(f"'{name}'" for name in missing)
@@ -41,7 +41,7 @@ class Deadlock(ModelFailed):
 
 
 class ChangesItself(ModelFailed):
-    """The code of a model asks for a load or unload that would wait for the code itself."""
+    """A model's code requested a load or unload that would wait for this code to finish."""
 
     def __init__(self, model: str, changed: str, *, is_load: bool) -> None:
         what = "load" if is_load else "unload"
@@ -52,9 +52,9 @@ class ChangesItself(ModelFailed):
 
 
 class ProcessLost(ModelFailed):
-    """The process that the code of a model runs in was lost while it executed the request.
+    """A Python model's process was lost while it executed the request.
 
-    The request may be why: to send it again could end another process.
+    The request may be the cause, so sending it again could crash another process.
     """
 
     def __init__(self, model: str, reason: str) -> None:
@@ -66,7 +66,7 @@ class ProcessLost(ModelFailed):
 
 
 class ProcessAbsent(ModelFailed):
-    """The process that the code of a model runs in was lost before it began with the request."""
+    """A Python model's process was lost before it started to execute the request."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
@@ -77,11 +77,11 @@ class ProcessAbsent(ModelFailed):
 
 
 class RefusedByModel(ModelFailed):
-    """The code of a model says that the request is wrong."""
+    """A model's code reports an invalid request."""
 
 
 class NotFoundByModel(ModelFailed):
-    """A model's code reports a missing object, never the model itself."""
+    """A model's code reports that an object is missing; never used for the model itself."""
 
 
 class ExistsForModel(ModelFailed):
@@ -89,15 +89,15 @@ class ExistsForModel(ModelFailed):
 
 
 class UnavailableToModel(ModelFailed):
-    """The code of a model says that something cannot be had now; it may be later."""
+    """A model's code reports that a resource is temporarily unavailable."""
 
 
 class UnsupportedByModel(ModelFailed):
-    """The code of a model says that it does not do that."""
+    """A model's code reports an unsupported operation."""
 
 
 class CancelledByModel(ModelFailed):
-    """The code of a model stopped, since the request was cancelled."""
+    """A model's code stopped because the request was cancelled."""
 
 
 class UnknownToModel(ModelFailed):

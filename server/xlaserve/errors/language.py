@@ -1,4 +1,4 @@
-"""Errors of the text of language models, as facts. See errors.py."""
+"""Errors about the text input of language models."""
 
 from xlaserve.errors import InvalidRequest, Unsupported, XlaserveError, repeatable
 
@@ -8,16 +8,16 @@ def _named(model: str) -> str:
 
 
 class ModelHasNoText(InvalidRequest):
-    """Text is sent to a model that has no tokenizer: it takes token ids only."""
+    """A request contains text, but the model has no tokenizer: it only accepts token ids."""
 
     def __init__(self, model: str = "", reason: str = "") -> None:
-        """`reason` says why, where it is not that there is no such file."""
+        """`reason` replaces the default reason, a missing tokenizer file."""
         why = reason or "has no tokenizer.json beside it"
         super().__init__(f"{_named(model)} {why}: it takes no text, send token ids")
 
 
 class ModelHasNoTemplate(InvalidRequest):
-    """Messages are sent to a model that has no chat template."""
+    """A request contains messages, but the model has no chat template."""
 
     def __init__(self, model: str = "") -> None:
         super().__init__(
@@ -27,7 +27,7 @@ class ModelHasNoTemplate(InvalidRequest):
 
 
 class TextNotInstalled(Unsupported):
-    """Text needs packages that are not installed."""
+    """Text input requires packages that are not installed."""
 
     def __init__(self, model: str, package: str) -> None:
         XlaserveError.__init__(
@@ -38,7 +38,7 @@ class TextNotInstalled(Unsupported):
 
 
 class TextTooLong(InvalidRequest):
-    """A text has more characters than are turned into tokens at once."""
+    """The text is too long to tokenize."""
 
     def __init__(self, model: str, limit: int, got: int) -> None:
         super().__init__(
@@ -47,14 +47,14 @@ class TextTooLong(InvalidRequest):
 
 
 class NotText(InvalidRequest):
-    """A string with half of a surrogate pair, which is no valid Unicode."""
+    """A string contains a lone surrogate, so it is not valid Unicode."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"{_named(model)}: expected text in Unicode, got half of a surrogate pair")
 
 
 class SpelledSpecialToken(InvalidRequest):
-    """A client's text would become a special token, which only the model's template may write."""
+    """The text contains a special token, which only the model's template may produce."""
 
     def __init__(self, model: str, token: str) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class SpelledSpecialToken(InvalidRequest):
 
 
 class TokenizerFailed(InvalidRequest):
-    """The tokenizer of a model makes no tokens of a text, or takes too much for it."""
+    """The tokenizer fails on a text, or exceeds its limits."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
@@ -73,21 +73,21 @@ class TokenizerFailed(InvalidRequest):
 
 
 class MessagesRefused(InvalidRequest):
-    """The chat template of a model takes no such messages."""
+    """The model's chat template rejects the messages."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{_named(model)}: its chat template refuses: {repeatable(reason)}")
 
 
 class TemplateFailed(XlaserveError):
-    """The chat template of a model is at fault: it is none, or it took more than it may."""
+    """The model's chat template is invalid or exceeds its limits."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{_named(model)}: its chat template failed: {repeatable(reason)}")
 
 
 class TextProcessLost(XlaserveError):
-    """A process that computes texts of clients for a model was lost, by no fault of the text."""
+    """The process that handles text for a model was lost; the text is not at fault."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
@@ -97,7 +97,7 @@ class TextProcessLost(XlaserveError):
 
 
 class TooManyTexts(XlaserveError):
-    """Too many texts of one caller wait for the one thread of their model."""
+    """Too many texts of one caller are waiting for their model's text thread."""
 
     def __init__(self, model: str, limit: int) -> None:
         super().__init__(

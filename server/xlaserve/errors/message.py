@@ -1,12 +1,12 @@
-"""Messages of protobuf that cannot be read, as facts. See `errors`."""
+"""Errors in decoding protobuf messages."""
 
 
 class TooManyFields(ValueError):
-    """A message that would take too long to read."""
+    """A message has so many fields that decoding it would take too long."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the message has more than {limit} fields (max_message_fields)")
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message of the class that was asked for."""
+    """The bytes are not a valid message of the expected type."""

@@ -1,4 +1,4 @@
-"""Exceptions that do not derive from Exception, such as panics of Rust libraries."""
+"""Handles BaseExceptions that are not Exceptions, such as panics in Rust libraries."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +7,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or the server: they are always raised again. Any other
-exception becomes the answer of the call that raised it.
-"""
+"""Exceptions that end a task, a generator or the server; they are always re-raised. Any other
+exception becomes the result of the call that raised it."""
 
 
 class Panicked(Exception):
-    """Code in a thread raised a BaseException that is no Exception; it is the cause."""
+    """Code on a thread raised a BaseException that is not an Exception; see `__cause__`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {text_of(error)}")
@@ -21,15 +20,15 @@ class Panicked(Exception):
 
 
 def answerable(error: BaseException) -> Exception:
-    """Convert an exception from a thread into the one that its waiters get.
+    """Convert an exception from a thread to the Exception that waiting callers get.
 
-    Nothing there is cancelled, interrupted or ended by what it raises, whatever that is.
+    A worker thread's CancelledError or KeyboardInterrupt must not cancel or interrupt its callers.
     """
     return error if isinstance(error, Exception) else Panicked(error)
 
 
 def answering(call: Callable[[], T]) -> Callable[[], T]:
-    """Return a call that raises Exceptions alone, for a thread of a pool."""
+    """Wrap a call for a pool thread, so that it only raises Exceptions."""
 
     def run() -> T:
         try:
@@ -43,8 +42,8 @@ def answering(call: Callable[[], T]) -> Callable[[], T]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text, even if its `__str__` fails."""
+    """Return an error's text, even if its `__str__` raises."""
     try:
         return str(error)
-    except BaseException:  # code has the last word on its own errors
+    except BaseException:  # models' code can define exceptions with a faulty __str__
         return "(its text cannot be made)"

@@ -1,10 +1,10 @@
-"""Errors of sequences of requests, as facts. See errors.py."""
+"""Errors about sequences of requests."""
 
 from xlaserve.errors import InvalidRequest, XlaserveError, repeatable
 
 
 class MissingSequence(InvalidRequest):
-    """A request to a model that serves sequences says not which one it is of."""
+    """A request to a sequence model does not specify its sequence."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -14,10 +14,10 @@ class MissingSequence(InvalidRequest):
 
 
 class SequenceNotStarted(InvalidRequest):
-    """A request continues a sequence that ended, expired or never started."""
+    """A request continues a sequence that has ended, expired or never started."""
 
     def __init__(self, model: str, sequence: object, processes: int = 1) -> None:
-        """Whether another one of several `processes` may have it."""
+        """With several `processes`, another one may hold the sequence."""
         text = (
             f"inference request for sequence {repeatable(str(sequence))} to model '{model}' must "
             "specify the START flag on the first request of the sequence"
@@ -31,7 +31,7 @@ class SequenceNotStarted(InvalidRequest):
 
 
 class SequenceRows(InvalidRequest):
-    """A request of a sequence has several rows: which of them would come first?"""
+    """A sequence request has several rows, whose order would be ambiguous."""
 
     def __init__(self, model: str, rows: int) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class SequenceRows(InvalidRequest):
 
 
 class SequenceInterrupted(XlaserveError):
-    """A request of a sequence waited for one that was then not executed."""
+    """A request of a sequence waited for an earlier one that was then not executed."""
 
     def __init__(self, model: str, sequence: object) -> None:
         super().__init__(
@@ -52,7 +52,7 @@ class SequenceInterrupted(XlaserveError):
 
 
 class StatesLost(XlaserveError):
-    """The states of the sequences of a replica are gone with an execution that failed."""
+    """A failed execution has destroyed the sequence states of a replica."""
 
     def __init__(self, model: str) -> None:
         super().__init__(

@@ -1,1 +1,1 @@
-"""Files of models: allowed roots, the only opener, temporary directories."""
+"""Model files: permitted directories, safe opening, temporary directories."""

@@ -1,4 +1,4 @@
-"""The files of a version directory: opened, bounded, hashed, and written atomically."""
+"""Opens, limits, hashes and atomically writes the files of a version directory."""
 
 import hashlib
 import os
@@ -29,8 +29,8 @@ def opened(
 ) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file of a version directory; yields it with its size in bytes.
 
-    A file that leads out of the roots, or is missing, too large, unreadable or no file at all is
-    an InvalidModel that names it, and so is one whose reading fails inside the `with` block.
+    Raises InvalidModel with the file's name if the file is outside of the roots, missing, too
+    large, unreadable or not a regular file, or if reading it fails inside the `with` block.
     """
     try:
         with roots.open(directory / name) as file:
@@ -45,20 +45,20 @@ def opened(
 
 
 def size_of(directory: Path, name: str, *, limit_bytes: int, roots: Roots = ANYWHERE) -> int:
-    """Return the size of a file in bytes, under the same conditions as `opened`."""
+    """Return the size of a file in bytes; raises like `opened`."""
     with opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (_, size):
         return size
 
 
 def read_exactly(file: BinaryIO, count: int, name: str) -> bytearray:
-    """Read an exact number of bytes, or raise InvalidModel for a shorter file."""
+    """Read exactly `count` bytes; raises InvalidModel if the file is shorter."""
     data = bytearray(count)
     read_into(file, memoryview(data), name)
     return data
 
 
 def read_into(file: BinaryIO, target: memoryview, name: str) -> None:
-    """Fill a buffer from an unbuffered file, or raise InvalidModel for a shorter file."""
+    """Fill a buffer from an unbuffered file; raises InvalidModel if the file is shorter."""
     readinto = getattr(file, "readinto")  # noqa: B009 - BinaryIO does not declare it
     while target:
         count = readinto(target)
@@ -75,7 +75,7 @@ def read_checked(
     record: FileRecord | None = None,
     roots: Roots = ANYWHERE,
 ) -> bytearray:
-    """Read a whole file; raises InvalidModel when it is not the one of the record."""
+    """Read a whole file; raises InvalidModel if it does not match its record."""
     with opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (file, size):
         check_size(name, size, record)
         data = read_exactly(file, size, name)
@@ -111,6 +111,6 @@ def write_atomically(path: Path, parts: Iterable[Buffer]) -> FileRecord:
                 size += memoryview(part).nbytes
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)  # models are shared, whatever the umask is
+            os.fchmod(file.fileno(), 0o644)  # readable by others whatever the umask
         written.replace(path)
     return FileRecord(size, digest.hexdigest())

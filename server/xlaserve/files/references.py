@@ -1,4 +1,4 @@
-"""Code of the operator's own, by reference: `file.py:name` or `package.module:name`."""
+"""Imports operator code by reference: `file.py:name` or `package.module:name`."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from xlaserve.errors import InvalidReference
 def load_reference(reference: str) -> object:
     """Import the object that a reference names, which runs its module.
 
-    Raises InvalidReference where there is no such file, module or name.
+    Raises InvalidReference if the file, module or name does not exist.
     """
     source, _, attribute = reference.rpartition(":")
     if not source or not attribute.isidentifier():
@@ -29,8 +29,8 @@ def _run_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise InvalidReference(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    # As `python FILE.py` would have it: dataclasses look for their module, and the file may
-    # import the one beside it.
+    # As with `python FILE.py`: dataclasses look up their module in sys.modules, and the file may
+    # import its neighbors.
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))

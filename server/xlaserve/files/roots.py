@@ -1,4 +1,4 @@
-"""The directories that may hold model files, and their only opener."""
+"""The directories that may contain model files; opens files only within them."""
 
 import errno
 import os
@@ -10,36 +10,36 @@ from typing import BinaryIO
 
 from xlaserve.errors import InvalidModel
 
-# Not blocking: to open a FIFO would otherwise wait for its other end for ever.
+# O_NONBLOCK: opening a FIFO would otherwise wait forever for a writer.
 _AS_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-# To go through a directory takes less permission than to list it, and O_PATH no more than that.
+# Traversing a directory needs less permission than listing it; O_PATH only needs the former.
 _PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _AS_DIRECTORY = _PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 _SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR})
-"""Errors of opening a link where a file or directory was expected."""
+"""Errors from opening a link instead of the expected file or directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Directories below which files are opened; links may lead among them."""
+    """Directories within which files may be opened. Links between them are permitted."""
 
     directories: tuple[Path, ...]
 
     @classmethod
     def of(cls, directories: Iterable[Path]) -> "Roots":
-        """Make them from an operator's paths, which may be links."""
+        """Create roots from an operator's paths, which may be links."""
         return cls(tuple(directory.resolve() for directory in directories))
 
     def allow(self, resolved: Path) -> bool:
-        """Tell whether a path without links lies in one of them."""
+        """Tell whether a path without links is within one of the roots."""
         return self._root_of(resolved) is not None
 
     def confine(self, path: Path, said: str = "") -> Path:
         """Resolve a path; raises InvalidModel unless it is within one of the roots.
 
-        The text is the same whatever is there, and whether anything is. It calls the path what was
-        `said`, or by its name.
+        The error does not reveal whether the path exists. It names the path as `said`, or by its
+        last component.
         """
         resolved = _resolved(path)
         if resolved is None or not self.allow(resolved):
@@ -47,12 +47,12 @@ class Roots:
         return resolved
 
     def open(self, path: Path) -> BinaryIO:
-        """Open a regular file within the roots, safely against links that change meanwhile.
+        """Open a regular file within the roots, safe against links that change concurrently.
 
-        Raises InvalidModel for one that does not, or is not regular, and OSError. The path is
-        resolved once; then no link is followed on the way down from the root, so that one that is
-        put there between the check and the open is refused. Where there is no link below a root, as
-        a rule, the way down finds that out by itself.
+        Raises OSError, and InvalidModel if the file is outside of the roots or not regular. The
+        path is resolved once, and then opened from its root downwards without following links, so
+        that a link placed after the check is refused. Most paths have no links below their root and
+        are opened without being resolved.
         """
         if (found := self._opened(path)) is not None:
             return _regular(found, path.name)
@@ -63,14 +63,14 @@ class Roots:
             below = resolved.parts[len(root.parts) :]
             return _regular(_descend(root, below), path.name)
         except OSError as error:
-            # A circle of links resolves to itself from Python 3.13 on.
+            # From Python 3.13 on, resolve() returns a circular link itself.
             is_circle = error.errno == errno.ELOOP
             if is_circle or (error.errno in _SWAPPED and _resolved(path) != resolved):
                 raise InvalidModel(_outside(path.name)) from None
             raise
 
     def _opened(self, path: Path) -> int | None:
-        """Open a path that names a root and goes down from there; None where a link is on the way.
+        """Open a path below a root without following links, or return None if it contains one.
 
         Raises OSError.
         """
@@ -89,25 +89,26 @@ class Roots:
 
 
 def by_text(path: str) -> Path:
-    """Normalize a path by its text alone: no dots, no doubled slashes.
+    """Normalize a path textually: no dots and no repeated slashes.
 
-    `normpath` keeps two at the beginning, which Linux takes for one.
+    `normpath` keeps two leading slashes, which Linux treats as one.
     """
     plain = os.path.normpath(path)
     return Path("/" + plain.lstrip("/") if plain.startswith("/") else plain)
 
 
 def lies_in(path: Path, directory: Path) -> bool:
-    """Tell by the text of two absolute paths whether one is below the other, or the same.
+    """Tell, by comparing two absolute paths as text, whether `path` is `directory` or below it.
 
-    A load asks some hundred times. `is_relative_to` makes every parent of the path: 25 us.
+    Loads call this some hundred times, and `is_relative_to` takes 25 us because it creates every
+    parent path.
     """
     parts = directory.parts
     return path.parts[: len(parts)] == parts
 
 
 ANYWHERE = Roots((Path("/"),))
-"""For an operator's own command line: links may lead anywhere."""
+"""For commands that an operator runs: links may lead anywhere."""
 
 
 def _outside(name: str) -> str:
@@ -120,15 +121,15 @@ def _outside(name: str) -> str:
 def _resolved(path: Path) -> Path | None:
     try:
         return path.resolve()
-    # Links in a circle are a RuntimeError before Python 3.13.
+    # Before Python 3.13, circular links raise RuntimeError.
     except (OSError, RuntimeError, ValueError):
         return None
 
 
 def _descend(root: Path, parts: tuple[str, ...], more: int = 0) -> int:
-    """Open what lies below a root, following no link; returns the descriptor.
+    """Open a path below a root without following links; return the descriptor.
 
-    `more` are further flags for the root itself.
+    `more` are additional flags for opening the root itself.
     """
     flags = (_PATH if parts else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC | more
     descriptor = os.open(root, flags)

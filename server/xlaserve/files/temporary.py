@@ -1,8 +1,8 @@
-"""Temporary directories that are removed by the next process where theirs was killed.
+"""Temporary directories; if their process is killed, the next one removes them.
 
-The process that makes one holds a lock (flock) on it as long as it lives; the kernel releases it
-however the process ends. A process that gets the lock of such a directory knows that it is stale.
-Process ids would not do: they are reused, and other containers have their own.
+The creating process holds a lock (flock) on the directory, which the kernel releases however the
+process ends. If another process can lock the directory, it is stale. Process ids would not work:
+they are reused, and every container has its own.
 """
 
 import ctypes
@@ -19,25 +19,26 @@ from typing import Self
 
 _NAME = re.compile(r"\.xlaserve-(?P<boot>[0-9a-f]{8})-[a-z0-9_]{8}")
 _REPLACED = "replaced-"
-"""Prefix, in a temporary directory, of the replaced files."""
+"""Prefix, within a temporary directory, of files that `replace` has replaced."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _ANYWHERE = -100
-"""AT_FDCWD: relative to no open directory."""
+"""AT_FDCWD: paths are not relative to an open directory."""
 _EXCHANGE = 2
 """RENAME_EXCHANGE of renameat2(2)."""
 
 _ELSEWHERE_SECONDS = 24 * 3600.0
-"""File systems of several machines may not tell one of the other's locks: a directory that another
-machine made, or this one before it was booted, is left alone for so long."""
+"""File systems shared by several machines may not share locks. A directory created by another
+machine, or before the last boot, is therefore kept for this long.
+"""
 
 
 class TemporaryDirectory:
-    """A directory of this process, removed with its contents at the end of a block."""
+    """A directory owned by this process, removed with its contents at the end of a block."""
 
     def __init__(self, parent: Path) -> None:
-        """Make it, with a hidden name; raises OSError."""
+        """Create the directory, with a hidden name; raises OSError."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=f".xlaserve-{boot()}-", dir=parent))
             descriptor = _opened(path)
@@ -45,19 +46,19 @@ class TemporaryDirectory:
                 continue
             if _lock(descriptor) is not False and _is_at(path, descriptor):
                 break
-            # Another process took it for a leftover between its making and its locking.
+            # Another process has removed it as stale between its creation and locking.
             os.close(descriptor)
         self.path = path
         self._descriptor: int | None = descriptor
         self._made: list[Path] = []
-        """Directories above it that were made for it, the innermost first."""
+        """Parent directories that were created for it, the innermost first."""
 
     @classmethod
     def beside(cls, target: Path) -> Self:
-        """Make one beside `target`, which the block is to put there; raises OSError.
+        """Create one in the directory of `target`, which the block will create; raises OSError.
 
-        Directories above it are made as well, and removed with it where nothing has come to be in
-        them; leftovers of other processes go.
+        Creates missing parent directories, and removes those again that stay empty. Removes stale
+        directories of other processes.
         """
         parent = target.parent
         missing = [above for above in (parent, *parent.parents) if not above.exists()]
@@ -76,8 +77,8 @@ class TemporaryDirectory:
     def replace(self, source: Path, target: Path) -> None:
         """Rename `source` to `target`, next to this directory; replaces an existing one.
 
-        Atomic where the system can exchange two names. Elsewhere a process that is killed in
-        between leaves the old one or the new one: `remove_leftovers` puts the old one back.
+        Atomic if the system can exchange two names. Otherwise, if the process is killed in between,
+        `remove_leftovers` restores the old target.
         """
         if target.exists():
             if _exchanged(source, target):
@@ -86,20 +87,20 @@ class TemporaryDirectory:
         source.rename(target)
 
     def remove(self) -> None:
-        """Remove the directory and everything below it; a second time does nothing."""
+        """Remove the directory and its contents. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         _put_back(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(descriptor)
-        with suppress(OSError):  # the first that is not empty
+        with suppress(OSError):  # stop at the first that is not empty
             for directory in self._made:
                 directory.rmdir()
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two names at once; false where the system or the file system cannot."""
+    """Exchange two names atomically; false if the system or file system does not support it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -110,8 +111,8 @@ def _exchanged(one: Path, other: Path) -> bool:
 def remove_leftovers(parent: Path) -> int:
     """Remove the leftovers of killed processes in a directory; return their number.
 
-    Directories that a living process holds, those of other users, links, files and other names are
-    left alone. What cannot be removed stays.
+    Keeps directories of running processes and of other users, links, files and other names. Ignores
+    directories that cannot be removed.
     """
     try:
         names = os.listdir(parent)  # noqa: PTH208, there may be many, and few of them ours
@@ -161,7 +162,7 @@ def _opened(path: Path) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a directory for this process; False if another has it, None if unsupported."""
+    """Lock a directory for this process; False if another process holds it, None if unsupported."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

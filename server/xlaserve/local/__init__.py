@@ -1,1 +1,1 @@
-"""Serving from Python: `xlaserve.serve` runs a server for the length of a block."""
+"""Serving from Python: `xlaserve.serve` runs a server within a block."""

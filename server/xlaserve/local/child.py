@@ -1,7 +1,7 @@
-"""The process of `xlaserve.serve`: a server that tells a pipe how it started.
+"""The server process of `xlaserve.serve`; it reports its startup over a pipe.
 
-The first line of its stdin has the settings, as JSON. Once stdin ends it drains and ends: so it
-does not outlive the process that started it, however that ends.
+It reads its settings from the first line of stdin, as JSON. When stdin is closed it drains and
+exits, so it does not outlive its parent, however the parent ends.
 """
 
 import faulthandler
@@ -25,35 +25,35 @@ from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
 
 FAILED = 1
-"""The exit status of a server that said why it could not start."""
+"""Exit status of a server that has reported why it could not start."""
 
 
 class Told(NoDisplay):
-    """Says where the server listens, and then which models it has, one line of JSON each."""
+    """Reports the server's addresses, then its models, as one line of JSON each."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def say(self, **what: Any) -> None:
-        """Report to the parent, which may be gone."""
+        """Send a report to the parent, which may have exited."""
         with suppress(OSError, ValueError):
             self._stream.write(json.dumps(what) + "\n")
             self._stream.flush()
 
     def listening(self, addresses: Addresses) -> None:
-        """Say where the ports are."""
+        """Report the addresses of the endpoints."""
         self.say(grpc=addresses.grpc, http=addresses.http or "")
 
     def started(self, rows: Sequence[ModelRow]) -> None:
-        """Say how every load of the start has ended."""
+        """Report how each model's load at startup has ended."""
         entries = [row.entry for row in rows]
         self.say(models=[[one.name, one.version, one.state, one.reason] for one in entries])
 
 
 def main() -> None:
-    """Serve until stdin ends, or SIGTERM."""
+    """Serve until stdin is closed or SIGTERM arrives."""
     told = Told(os.fdopen(os.dup(1), "w"))
-    # What a model prints goes where the log goes.
+    # Redirect what models print to stderr, which is the log.
     os.dup2(2, 1)
     given = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, name="ends with its parent", daemon=True).start()
@@ -65,7 +65,7 @@ def main() -> None:
         told.say(failed=str(_first(group)))
         os._exit(FAILED)
     if left:
-        # Threads that do not end would keep the interpreter.
+        # Exit without waiting for threads that hang.
         os._exit(0)
 
 

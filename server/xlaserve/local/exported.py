@@ -1,4 +1,4 @@
-"""A function as a repository of one model with replaceable parameters."""
+"""Exports a function to a repository with one model, whose parameters can be replaced."""
 
 import shutil
 import tempfile
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExportedFunction:
-    """A temporary repository with versions of one function; `remove` removes it."""
+    """A temporary repository with versions of one function, until `remove`."""
 
     def __init__(self, model: "Exportable", name: str) -> None:
         """Write the first version; raises InvalidModel."""
@@ -35,7 +35,7 @@ class ExportedFunction:
         return Path(self._directory.name)
 
     def write(self, params: object) -> Path:
-        """Write another version, with these parameters, and return it; raises InvalidModel."""
+        """Write another version with these parameters and return it; raises InvalidModel."""
         from xlaserve.authoring.declared import check_params
 
         check_params(self._model.params, params)
@@ -47,17 +47,17 @@ class ExportedFunction:
         return version
 
     def keep(self, version: Path) -> None:
-        """Remove every other version."""
+        """Remove all other versions."""
         for other in (self.repository / self.name).iterdir():
             if other.name.isdecimal() and other != version:
                 shutil.rmtree(other)
 
     def drop(self, version: Path) -> None:
-        """Remove a version that did not load."""
+        """Remove a version that failed to load."""
         shutil.rmtree(version, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove all of it."""
+        """Remove the repository."""
         self._directory.cleanup()
 
 
@@ -89,6 +89,6 @@ def exportable(
 
 
 def name_of(source: object) -> str:
-    """Return a model name for a function: its own, if it has one."""
+    """Return a model name for a function: the function's name, if it has one."""
     name = getattr(getattr(source, "fn", source), "__name__", "")
     return name if name.isidentifier() else "model"

@@ -1,4 +1,4 @@
-"""A server in a child process: its start, its addresses, its log, its end."""
+"""A server in a child process: startup, addresses, log, shutdown."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from typing import Any
 from xlaserve.errors import XlaserveError
 
 STOP_SECONDS = 60.0
-"""Seconds between SIGTERM and SIGKILL: twice the drain's limit."""
+"""Time in seconds between SIGTERM and SIGKILL: twice the drain's limit."""
 _SHOWN_BYTES = 2000
-"""Bytes at the end of the log that an error has where the server ended without a word."""
+"""Number of bytes from the end of the log to show if the server ended without a message."""
 
 
 class NotServing(XlaserveError):
-    """A server started from Python has failed, or one of its models."""
+    """A server started from Python has failed, or one of its models has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One version of a model as the start left it."""
+    """One version of a model, and how its load at startup ended."""
 
     name: str
     version: str
@@ -44,14 +44,14 @@ class Started:
 
 
 class ServerProcess:
-    """One server; used from one thread at a time. `stop` ends it, and so does the end of Python."""
+    """A server process; not thread-safe. It ends with `stop`, or when Python exits."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Start it with these settings; `started` says how that went."""
+        """Start the process with these settings; `started` waits for the result."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it is written to until `close`
-        # Without the working directory on the path: a file there may be called like a module.
+        # -P: a file in the working directory must not shadow a module.
         command = [sys.executable, "-P", "-m", "xlaserve.local.child"]
-        # In its own session: Ctrl-C in a terminal is meant for the caller, not for the server.
+        # A new session: Ctrl-C in the terminal should only interrupt the caller.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -68,16 +68,16 @@ class ServerProcess:
     def log(self) -> str:
         """Return the server's log so far."""
         size = os.fstat(self._log.fileno()).st_size
-        # Without seeking: the server writes where the offset is, which both have.
+        # Use pread, not seek: the server appends at the file offset, which both processes share.
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the server has not ended."""
+        """Tell whether the process is still running."""
         return self._process.poll() is None
 
     def started(self, seconds: float) -> Started:
-        """Return once every load of the start has ended; raises NotServing."""
+        """Wait until all loads at startup have ended; raises NotServing."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + seconds
@@ -102,7 +102,7 @@ class ServerProcess:
                 found.grpc, found.http = what["grpc"], what["http"]
 
     def stop(self) -> None:
-        """Have the server drain and end, and return once it has; once is enough."""
+        """Drain and stop the server; returns once it has exited. Idempotent."""
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -116,7 +116,7 @@ class ServerProcess:
             process.wait()
 
     def close(self) -> None:
-        """Stop it, and forget its log."""
+        """Stop the server, and discard its log."""
         self.stop()
         self._log.close()
 

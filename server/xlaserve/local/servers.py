@@ -1,11 +1,10 @@
-"""`serve`: a server for the length of a block, with a client that asks it.
+"""`serve`: a server with a client, within a block.
 
-The server is a child process, and not a thread of this one. It is what `xlaserve serve` runs: JAX
-is configured for it alone, its log and its signals are its own, what it computes does not compete
-with this process for Python's lock, and a crash of one does not end the other. It works wherever a
-process may be started, so also below a running event loop (a notebook, an asynchronous test). The
-price is a second start of Python and JAX, some two seconds, and on a GPU memory of its own: JAX in
-this process takes 75 % of it unless XLA_PYTHON_CLIENT_PREALLOCATE=false is set before.
+The server runs in a child process like `xlaserve serve`, not in a thread. It has its own JAX
+configuration, log, signals and GIL, and a crash of one process does not affect the other. This also
+works below a running event loop (a notebook, an asynchronous test). The cost is another start of
+Python and JAX, about two seconds, and separate GPU memory: JAX in the calling process takes 75 % of
+it unless XLA_PYTHON_CLIENT_PREALLOCATE=false is set before.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 300.0
 _CLIENT_SECONDS = 120.0
-"""Timeout of a client's call: the first one of a shape may compile."""
+"""Client timeout in seconds; the first call with a shape may compile."""
 
 
 def serve(
@@ -44,30 +43,30 @@ def serve(
     start_seconds: float = START_SECONDS,
     **settings: Any,
 ) -> "Serving":
-    """Serve a repository, or a function, on this machine for the length of a block.
+    """Serve a model repository or a function on this machine, within a block.
 
         with xlaserve.serve("models") as server:
             server.client.infer("digits", {"image": image})
 
-    `async with` gives a server whose client has coroutines. A notebook that keeps its server for
-    several cells writes `server = xlaserve.serve("models").start()`, and `server.stop()` at the
-    end; it ends with Python at the latest.
+    `async with` returns a server with an asynchronous client. A notebook that uses a server in
+    several cells calls `server = xlaserve.serve("models").start()`, and finally `server.stop()`;
+    otherwise the server stops when Python exits.
 
-    `source` is a directory with models (a repository), or a function as `export_model` takes it:
-    `params` are its first argument, `inputs` the others by name, with datatype and shape, `outputs`
-    the names of what it returns unless that is a dict, and `max_batch_size` the most rows of one
-    request. An Exportable has all of these, and more. The function is exported to a temporary
-    repository, as the model `name`, or that of the function; `server.update(params=...)` puts other
-    parameters in the place of these.
+    `source` is a model repository (a directory), or a function as for `export_model`: `params` is
+    its first argument, `inputs` describes the others by name with datatype and shape, `outputs`
+    names its results unless it returns a dict, and `max_batch_size` limits the rows of a request.
+    An Exportable contains all of these, and more. The function is exported to a temporary
+    repository, under the model name `name` or its own name; `server.update(params=...)` replaces
+    its parameters.
 
-    `port` is the one of gRPC, `http_port` that of REST and of the page: 0 for any that is free.
-    `settings` are those of docs/settings.md: `device="cpu"`, `model_control_mode="poll"`. Without
-    another mode every model is loaded, and the client may load and unload.
+    `port` is the gRPC port, `http_port` that of REST and the web page; 0 selects a free port.
+    `settings` are described in docs/settings.md: `device="cpu"`, `model_control_mode="poll"`. By
+    default every model is loaded, and clients may load and unload models.
 
-    Entering the block raises NotServing, in words, where the server does not start within
-    `start_seconds`, or where a model does not load, unless `exit_on_error=False`; InvalidModel for
-    a function that cannot be exported; and InvalidRequest for what is no setting. The server is a
-    process of its own (xlaserve.local.servers says why), and has ended when the block has.
+    Entering the block raises NotServing, with the reason, if the server does not start within
+    `start_seconds` or a model fails to load (unless `exit_on_error=False`); InvalidModel for a
+    function that cannot be exported; and InvalidRequest for an unknown setting. The server runs in
+    a child process (see xlaserve.local.servers), which has ended when the block exits.
     """
     if isinstance(source, Path | str):
         given = {"params": params, "inputs": inputs, "outputs": outputs, "name": name or None}
@@ -88,7 +87,7 @@ def serve(
 
 
 def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str, Any]:
-    """Return the server's settings as texts; raises InvalidRequest for an invalid value."""
+    """Return the server's settings as strings; raises InvalidRequest for an invalid value."""
     known = {field.name for field in fields(Settings)} - {"repository"}
     for setting in settings:
         if setting not in known:
@@ -113,7 +112,7 @@ def _text(value: object) -> str | list[str]:
 
 
 class Serving:
-    """The result of `serve`: a context manager, also asynchronous, of a server."""
+    """The result of `serve`: a context manager, also an asynchronous one, for a server."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Serving:
         *,
         may_fail: bool,
     ) -> None:
-        """`may_fail` allows models that do not load."""
+        """`may_fail` permits models that fail to load."""
         self._may_fail = may_fail
         self._directory = directory
         self._function = function
@@ -133,7 +132,7 @@ class Serving:
         self._server: Server | AsyncServer | None = None
 
     def start(self) -> "Server":
-        """Start the server and return it; end it with `stop`. Raises like entering the block."""
+        """Start the server and return it; `stop` ends it. Raises like entering the block."""
         running = self._started()
         try:
             self._server = Server(running)
@@ -183,7 +182,7 @@ class Serving:
 
 
 def _check(started: Started) -> None:
-    """Raise NotServing with the reason of every model that did not load."""
+    """Raise NotServing with the reasons if any model failed to load."""
     failed = [row for row in started.models if is_failure(row.state, row.reason)]
     if failed:
         told = "; ".join(row.reason for row in failed)
@@ -191,7 +190,7 @@ def _check(started: Started) -> None:
 
 
 class Running:
-    """A server process, and its exported function."""
+    """A server process, and the exported function that it serves, if any."""
 
     def __init__(
         self, process: ServerProcess, started: Started, function: ExportedFunction | None
@@ -201,7 +200,7 @@ class Running:
         self.function = function
 
     def written(self, params: object) -> tuple[ExportedFunction, Path]:
-        """Write another version; raises InvalidRequest where a directory is served."""
+        """Write another version; raises InvalidRequest if the server serves a directory."""
         if self.function is None:
             raise InvalidRequest(
                 "update: expected a server of a function, this one serves a directory; export to "
@@ -210,21 +209,21 @@ class Running:
         return self.function, self.function.write(params)
 
     def close(self) -> None:
-        """Stop the process, and remove its temporary files."""
+        """Stop the process, and remove temporary files."""
         self.process.close()
         if self.function is not None:
             self.function.remove()
 
 
 class _Addresses:
-    """Addresses and log of a server."""
+    """The addresses and log of a server."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self.url = running.started.grpc
-        """Address of gRPC, as `host:port`."""
+        """gRPC address as `host:port`."""
         self.http = f"http://{running.started.http}" if running.started.http else ""
-        """URL of REST and the page; empty without them."""
+        """URL of REST and the web page; empty if HTTP is off."""
 
     @property
     def log(self) -> str:
@@ -237,20 +236,20 @@ class _Addresses:
 
 
 class Server(_Addresses):
-    """A server that runs, and a client that blocks. `xlaserve.serve` makes it."""
+    """A running server with a blocking client, as returned by `xlaserve.serve`."""
 
     def __init__(self, running: Running) -> None:
         super().__init__(running)
         self.client = Client(self.url, timeout=_CLIENT_SECONDS).__enter__()
-        """A gRPC client; any thread may use it."""
+        """A gRPC client. Thread-safe."""
         self._is_stopped = False
 
     def update(self, params: object) -> None:
-        """Put other parameters in the place of those of the function that is served.
+        """Replace the parameters of the function that is being served.
 
-        Returns once they answer; until then the ones before do, and they stay where this fails.
-        Raises InvalidModel where they do not fit the function, and CallFailed where the server
-        does not load them.
+        Returns once the new parameters answer requests. The old ones answer until then, and remain
+        if this fails. Raises InvalidModel if the parameters do not fit the function, and CallFailed
+        if the server fails to load them.
         """
         function, version = self._running.written(params)
         try:
@@ -261,7 +260,7 @@ class Server(_Addresses):
         function.keep(version)
 
     def stop(self) -> None:
-        """Drain and end the server; repeated calls do nothing."""
+        """Drain and stop the server. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -272,12 +271,12 @@ class Server(_Addresses):
 
 
 class AsyncServer(_Addresses):
-    """A server that runs, and a client with coroutines. `async with xlaserve.serve` makes it."""
+    """A running server with an asynchronous client, for `async with xlaserve.serve`."""
 
     def __init__(self, running: Running) -> None:
         super().__init__(running)
         self.client = AsyncClient(self.url, timeout=_CLIENT_SECONDS)
-        """Asks it over gRPC, in the event loop of the block."""
+        """A gRPC client on the event loop of the block."""
         self._is_stopped = False
 
     async def update(self, params: object) -> None:
@@ -291,7 +290,7 @@ class AsyncServer(_Addresses):
         await asyncio.to_thread(function.keep, version)
 
     async def stop(self) -> None:
-        """Drain and end the server; repeated calls do nothing."""
+        """Drain and stop the server. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True

@@ -1,1 +1,1 @@
-"""Models that can be called: recognised, loaded, compiled, executed."""
+"""Callable models: detection, loading, compilation, execution."""

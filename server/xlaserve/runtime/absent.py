@@ -1,4 +1,4 @@
-"""The error for a directory of no known kind of model."""
+"""Explains why a directory contains no model that the server can load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,18 +7,18 @@ from xlaserve.artifact.manifest import FILE_NAME
 from xlaserve.errors import repeatable
 
 _SHOWN = 4
-"""Limit of file names shown."""
+"""Maximum number of file names in the error message."""
 _SHOWN_CHARACTERS = 200
-"""Most characters of a file name that an error shows."""
+"""File names in the error message are cut to this many characters."""
 _MOST = 1000
-"""Limit of inspected entries."""
+"""Maximum number of directory entries to inspect."""
 
 
 def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
-    """Return which files are missing, which were found instead, and what to do.
+    """Return which files are missing, what the directory contains instead, and what to do.
 
-    `looked_for` are the files that make a directory a model; `named` is the only one where the
-    configuration, or its kind, asks for it.
+    `looked_for` lists the files that identify a model directory; `named` is the single file that
+    the configuration or the kind of model requires, if there is one.
     """
     missing = _short(named) if named else FILE_NAME
     others = "" if named else f", looked for {', '.join(looked_for[:-1])} or {looked_for[-1]}"
@@ -27,7 +27,8 @@ def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
 
 def _there(path: Path) -> str:
     if path.is_symlink() or path.parent.is_symlink():
-        # It may lead to a place that the caller may not read.
+        # Do not list the entries: the link's target may be a directory that the caller may not
+        # read.
         return f"the directory '{_shown(path)}', behind a link, holds no such file"
     try:
         entries = [entry for entry, _ in zip(path.iterdir(), range(_MOST), strict=False)]
@@ -54,7 +55,7 @@ def _found(path: Path, entries: list[Path]) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return a directory's name for messages to its owner, who does not know the server's path."""
+    """Return the directory's name for an error message, without the path on the server."""
     return _short(path.name)
 
 

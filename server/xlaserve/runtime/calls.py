@@ -1,4 +1,4 @@
-"""Calls of a model's code to other models of the server."""
+"""Calls from a model's Python code to other models on the server."""
 
 import threading
 from collections import deque
@@ -15,55 +15,55 @@ import numpy as np
 from xlaserve.tensors import Parameter
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-"""A tensor; one of BYTES has dtype object and holds `bytes`."""
+"""A tensor. BYTES tensors have dtype object, with `bytes` elements."""
 
 Arrays: TypeAlias = Mapping[str, Array]
 """Tensors by name."""
 
 WINDOW = 16
-"""Unread answers of another model before it pauses."""
+"""Number of unread answers after which the called model pauses (backpressure)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of the code of a model."""
+    """An inference request from a model's code to another model."""
 
     model: str
     inputs: Arrays
     version: str = ""
-    """Empty for the newest."""
+    """The requested version, or an empty string for the newest."""
     outputs: Sequence[str] = ()
-    """Empty for all."""
+    """Names of the requested outputs; empty requests all outputs."""
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
-    """Its timeout; 0 for the remaining time of its request."""
+    """Timeout in seconds; 0 uses the time left of the enclosing request."""
 
 
 class Answered(dict[str, Array]):
-    """The outputs of another model, and the parameters of its answer."""
+    """The outputs of another model, with the parameters of its response."""
 
     parameters: Mapping[str, Parameter] = MappingProxyType({})
 
 
 def answered(outputs: Arrays, parameters: Mapping[str, Parameter]) -> Answered:
-    """Return outputs with the parameters of their answer."""
+    """Return the outputs together with the parameters of the response."""
     found = Answered(outputs)
     found.parameters = parameters
     return found
 
 
 def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
-    """Return the parameters of another model's answer."""
+    """Return the response parameters of another model, or none for plain outputs."""
     return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """A load or an unload that the code of a model asks for."""
+    """A load or unload requested by a model's code."""
 
     by: str
-    """The model whose code asks."""
+    """Name of the model whose code makes the request."""
     model: str
     is_load: bool
     parameters: Mapping[str, bool | int | str | bytes]
@@ -71,7 +71,7 @@ class Change:
 
 
 class Replies:
-    """Answers to one request, in order. Thread-safe."""
+    """The answers to one request, in order; an iterator for the calling model. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -79,26 +79,26 @@ class Replies:
         self._has_ended = False
         self._error: BaseException | None = None
         self.is_end_empty = False
-        """Whether the last answer had no outputs, and is not returned."""
+        """Whether the final answer had no outputs; the iterator does not return it."""
         self.is_cancelled = False
-        """Whether the reader has stopped."""
+        """Whether the reader has cancelled the remaining answers."""
         self.on_taken: Callable[[], object] = lambda: None
-        """Called after an answer is taken (backpressure)."""
+        """Called after the reader takes an answer, so that the producer can continue."""
         self.on_cancel: Callable[[], object] = lambda: None
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the producer should pause until some answers were read."""
+        """Tell whether the producer should pause until the reader catches up."""
         return len(self._waiting) >= WINDOW
 
     def put(self, outputs: Arrays) -> None:
-        """Add an answer."""
+        """Append an answer."""
         with self._changed:
             self._waiting.append(outputs)
             self._changed.notify()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Mark the end of the answers, or the error that ended them."""
+        """Mark the stream as complete, or as failed with an error."""
         with self._changed:
             self._has_ended, self._error = True, self._error or error
             self._changed.notify_all()
@@ -112,7 +112,7 @@ class Replies:
         return self
 
     def __next__(self) -> Arrays:
-        """Return the next answer once it arrives; raises the other model's error."""
+        """Wait for the next answer and return it; raises the other model's error."""
         with self._changed:
             while not self._waiting and not self._has_ended:
                 self._changed.wait()
@@ -130,19 +130,22 @@ class Calls(Protocol):
     """Calls other models, from any thread."""
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Request one answer, as part of a request; the future raises the model's error."""
+        """Send a request for one answer, on behalf of the request `within`.
+
+        The future raises the called model's error.
+        """
         ...
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Start a request with any number of answers; return an iterator over them."""
+        """Send a request that may have many answers; return an iterator over them."""
         ...
 
     def change(self, change: Change, within: object) -> "Future[None]":
-        """Load or unload a model, with the permissions and limits that every client has."""
+        """Load or unload a model, with the same permissions and limits as any client."""
         ...
 
     def is_ready(self, model: str, version: str, within: object) -> bool:
-        """Tell whether a model would answer now, as part of a request."""
+        """Tell whether a model is ready, as seen by the request `within`."""
         ...
 
 
@@ -156,7 +159,7 @@ end_computing = _current.reset
 
 @contextmanager
 def computing(request: object) -> Iterator[None]:
-    """Make calls within the block part of a request."""
+    """Make calls to other models within the block part of this request."""
     token = begin_computing(request)
     try:
         yield
@@ -165,5 +168,5 @@ def computing(request: object) -> Iterator[None]:
 
 
 def current_request() -> object:
-    """Return the request of the current thread or coroutine."""
+    """Return the request that the current thread or coroutine is computing."""
     return _current.get()

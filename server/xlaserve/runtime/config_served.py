@@ -1,4 +1,4 @@
-"""The complete configuration of a loaded model: written fields, and the model's own."""
+"""The complete configuration of a loaded model: configured fields plus derived defaults."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,22 +20,22 @@ ConfigTensor = TypeVar("ConfigTensor", inference.ModelInput, inference.ModelOutp
 
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
-    """A loaded model, and the configuration of its load."""
+    """A loaded model, with the configuration that it was loaded with."""
 
     name: str
     config: ModelConfig
     info: ModelInfo
     sees: Callable[[str], bool] = lambda model: True
-    """Tells whether the reader may see a model named in it."""
+    """Tells whether the caller may see a model that the configuration names."""
 
     def message(self) -> inference.ModelConfig:
         """Return the configuration as written, with missing fields filled in from the model.
 
-        It may be sent back as the `config` of a load. Shares its parts with what was written: not
-        to be changed.
+        Clients may send the result back as the `config` of a load request. The message shares its
+        submessages with the written configuration: do not modify it.
         """
         written = self.config.message
-        if written is None:  # one that has nothing but empty messages is false
+        if written is None:  # A message with only empty fields is falsy, so test for None.
             written = inference.ModelConfig()
         message = copy.copy(written)
         message.name = self.name
@@ -81,7 +81,7 @@ def _tensors(
         tensor = copy.copy(by_name.get(spec.name) or kind())
         tensor.name = spec.name
         tensor.data_type = inference.DataType[spec.datatype.config_name]
-        # Without a max_batch_size of its own a configuration may have the batch in its dims.
+        # Without max_batch_size, the configured dims may include the batch dimension.
         tensor.dims = list(spec.shape[batched:])
         tensors.append(tensor)
     return tensors

@@ -1,11 +1,11 @@
 """Estimates the temporaries of a computation from its StableHLO, without compiling it.
 
-XLA fuses what is computed element by element into what takes it, and gives memory that nobody reads
-any more to others. What is left is walked through here: the results that have to be in memory, each
-from where it is made to where it is read last.
+XLA fuses element-wise operations into their consumers and reuses the memory of dead results. The
+estimate walks through the remaining operations and adds up the results that must be in memory, each
+from its definition to its last use.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import operator
@@ -25,10 +25,10 @@ from xlaserve.artifact.element_types import ITEMSIZES
 Shape: TypeAlias = tuple[int, ...]
 
 MAX_STEPS = 20_000
-"""Limit of operations, repeated calls included: some 0.2 ms each."""
+"""Maximum number of operations to walk through, including repeated calls; about 0.2 ms each."""
 
 _MAX_NUMBERS = 16
-"""Longest array of integers that is tracked, for computing shapes."""
+"""Maximum length of integer arrays whose values are tracked, to compute shapes."""
 
 _SMALL_BYTES = 1024
 """Smaller tensors are not tracked."""
@@ -36,10 +36,10 @@ _SMALL_BYTES = 1024
 _ANYWHERE = frozenset(
     {"constant", "iota", "dynamic_iota", "broadcast_in_dim", "dynamic_broadcast_in_dim"}
 )
-"""Operations that every consumer recomputes."""
+"""Operations that every consumer recomputes instead of reading a stored result."""
 
 _VIEWS = frozenset({"reshape", "dynamic_reshape", "bitcast_convert", "optimization_barrier"})
-"""Operations whose result is a view of their operand."""
+"""Operations whose result is a view of the operand."""
 
 _KERNELS = frozenset(
     {
@@ -58,7 +58,7 @@ _KERNELS = frozenset(
         "triangular_solve",
     }
 )
-"""Operations that read operands from memory; all others are fused with them."""
+"""Operations that read their operands from memory; all other operations are fused."""
 
 _IN_MEMORY = _KERNELS | {"concatenate", "reduce"}
 """Operations that always write their results to memory."""
@@ -67,11 +67,12 @@ _IN_PLACE = frozenset({"dynamic_update_slice", "scatter"})
 """Operations that update their first operand in place."""
 
 _WIDENED = frozenset({"bf16", "f16"})
-"""Datatypes that a CPU computes in FP32."""
+"""Datatypes that a CPU converts to FP32 to compute."""
 
 _SPLITS = 16
-"""Parts of a product that a GPU may compute side by side where it is small, each beside the others
-until they are added up: 22 were seen."""
+"""Assumed number of partial results into which a GPU splits a small matrix product (split-K); they
+are all in memory until they are summed. Up to 22 were observed.
+"""
 
 _MAX_SPLIT_BYTES = 4 << 20
 
@@ -90,38 +91,38 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Memory of one result."""
+    """Memory of one result, from definition to last use."""
 
     nbytes: int
     made: int
     last: int
-    """Its last read."""
+    """Index of the operation that reads it last."""
     over: "tuple[_Place, ...]" = ()
-    """Places whose memory it may reuse, if they are last read for it."""
+    """Memory that this result may reuse, if this operation is the last to read it."""
 
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """A result: its shape and place."""
+    """A result of an operation: its shape and memory."""
 
     shape: Shape
     nbytes: int
     numbers: tuple[int, ...] | None = None
-    """Its elements, for an array of a few known integers."""
+    """The elements, if the result is a short array of known integers."""
     places: tuple[_Place, ...] = ()
-    """Its memory, or the memory read to compute it."""
+    """The result's own memory, or the memory that is read to recompute it."""
     over: tuple[_Place, ...] = ()
-    """Places that it may overwrite."""
+    """Memory that the result may overwrite."""
     lies: bool = False
     is_moved: bool = False
-    """Whether it is a permutation of that memory, as products accept."""
+    """Whether it is a permutation of that memory; matrix products read permuted operands."""
     is_cheap: bool = False
     is_widened: bool = False
-    """Whether the host computes with a datatype of twice the width."""
+    """Whether the CPU computes it in a datatype of twice the width."""
 
 
 _Values: TypeAlias = dict[Any, _Value]
-"""Tensors by their MLIR value."""
+"""Results by MLIR value."""
 
 
 def of_module(
@@ -129,28 +130,29 @@ def of_module(
 ) -> int:
     """Estimate the peak bytes of outputs and temporaries for inputs of these shapes.
 
-    Before them it takes `kept` parameters. `platform` is the position of that which it is compiled
-    for among those of the artifact; a CPU `widens` half precision. Raises what JAX raises for what
-    is no artifact, and ValueError for one that is too long.
+    The first `kept` arguments are parameters, the inputs follow. `platform` is the index of the
+    target platform among the artifact's platforms. `widens`: half precision is computed in FP32, as
+    CPUs do. Raises JAX's errors for an invalid artifact, and ValueError if it has too many
+    operations.
     """
     with computation.parsed(module) as whole:
         return _Walk(whole, platform, widens=widens, rows=rows).estimate(shapes, kept)
 
 
 class _Walk:
-    """Walks through operations in order, into called functions."""
+    """Walks through operations in order, following calls into functions."""
 
     def __init__(self, module: Any, platform: int, *, widens: bool, rows: int) -> None:
         self._functions = {_name(one): one for one in module.body.operations}
         self._platform = platform
         self._widens = widens
         self._rows = rows
-        """The assumed size of dimensions that the module leaves open."""
+        """The assumed size of dynamic dimensions."""
         self._now = 0
         self._made: list[_Place] = []
 
     def estimate(self, shapes: Sequence[Shape], kept: int) -> int:
-        """Walk through it all."""
+        """Walk through the main function and return the peak memory in bytes."""
         main = self._functions["main"]
         (block,) = main.regions[0].blocks
         given, arguments = [], 0
@@ -203,7 +205,7 @@ class _Walk:
     def _branches(
         self, operation: Any, numbers: tuple[int, ...] | None, values: _Values
     ) -> list[_Value]:
-        """Walk through the taken branch, or through each if unknown."""
+        """Walk through the taken branch of a conditional, or through all if it is unknown."""
         branches = list(operation.regions)
         if numbers is not None:
             branches = [branches[numbers[0] if 0 <= numbers[0] < len(branches) else -1]]
@@ -215,7 +217,7 @@ class _Walk:
         return found
 
     def _loop(self, operation: Any, taken: Sequence[_Value], values: _Values) -> list[_Value]:
-        """Walk through a loop body once: operands live as long as the loop."""
+        """Walk through a loop's body once: its operands live as long as the loop."""
         for one in taken:
             self._keep(one, ())
         outer = {place for value in values.values() for place in value.places}
@@ -234,7 +236,7 @@ class _Walk:
     def _place(
         self, name: str, operation: Any, taken: Sequence[_Value], results: Sequence[_Value]
     ) -> None:
-        """Assign memory to results."""
+        """Assign memory to an operation's results."""
         if not results:
             return
         first = results[0]
@@ -266,11 +268,12 @@ class _Walk:
                 self._keep(one, over if may_be_over else ())
 
     def _bring(self, name: str, taken: Sequence[_Value]) -> None:
-        """Materialise a kernel's operands; products accept permuted ones."""
+        """Store a kernel's operands in memory, except permuted operands of matrix products."""
         is_product = name == "dot_general"
         for one in taken:
             if is_product and one.is_widened and _are_given(one.places):
-                # From the beginning: XLA converts what is there when it may.
+                # Widened parameters and inputs count from the start: XLA may convert them at any
+                # time.
                 self._made.append(_Place(one.nbytes, 0, self._now))
             elif one.nbytes > _SMALL_BYTES and not (is_product and one.is_moved):
                 self._keep(one, one.over)
@@ -281,7 +284,7 @@ class _Walk:
                 place.last = self._now
 
     def _keep(self, value: _Value, over: tuple[_Place, ...]) -> None:
-        """Have a result in memory from now on."""
+        """Store a result in memory from this operation on."""
         if not value.lies:
             for place in value.places:
                 place.last = self._now
@@ -311,7 +314,7 @@ class _Walk:
 
 
 def _most(made: Iterable[_Place]) -> int:
-    """Return the peak memory."""
+    """Return the peak of the memory in use at the same time."""
     changes, taken = Counter[int](), set[int]()
     for one in made:
         gone = next(
@@ -351,7 +354,7 @@ def _uses(result: Any) -> int:
 
 
 def _numbers(name: str, operation: Any, taken: Sequence[_Value]) -> tuple[int, ...] | None:
-    """Return the elements of a result that is a few known integers."""
+    """Return the elements of a result that is a short array of known integers, or None."""
     if name == "get_dimension_size":
         return (taken[0].shape[ir.IntegerAttr(operation.attributes["dimension"]).value],)
     if name == "constant":
@@ -379,7 +382,7 @@ def _constant(value: Any) -> tuple[int, ...] | None:
 
 
 def _shape_of(name: str, operation: Any, taken: Sequence[_Value]) -> Sequence[int] | None:
-    """Return the shape of open results, if it follows from the operands."""
+    """Return the shape of a dynamic result, or None unless it follows from the operands."""
     if all(ir.RankedTensorType(one.type).has_static_shape for one in operation.results):
         return None
     if name in ("dynamic_reshape", "dynamic_broadcast_in_dim", "dynamic_iota"):

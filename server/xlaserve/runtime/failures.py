@@ -1,4 +1,4 @@
-"""Errors of JAX and Python: which mean that memory is exhausted, or a model invalid."""
+"""Classifies errors of JAX and Python as out of memory or as invalid models."""
 
 import re
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from jax.errors import JaxRuntimeError
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 
 _EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
-"""Prefix of XLA's out-of-memory errors: their status, or that of their cause. Only a prefix counts,
-since names chosen by the model may contain the same words.
+"""Prefix of XLA's out-of-memory errors: their status, or that of their cause. Match only the
+prefix: names chosen by the model may contain the same words.
 """
 
 
@@ -21,7 +21,7 @@ def is_exhausted(error: Exception) -> bool:
 
 
 def raise_if_exhausted(model: str, error: Exception) -> None:
-    """Raise OutOfMemory if an error of JAX or Python means that."""
+    """Raise OutOfMemory if the error means that."""
     if isinstance(error, MemoryError):
         raise OutOfMemory(model, "the host has no memory left") from error
     if is_exhausted(error):
@@ -35,7 +35,7 @@ def invalid_model(model: str, name: str) -> Iterator[None]:
         yield
     except XlaserveError:
         raise
-    # What a changed artifact meets on its way through JAX and XLA has no class of its own.
+    # JAX and XLA raise errors of many classes for a corrupt artifact.
     except Exception as error:
         raise_if_exhausted(model, error)
         lines = str(error).strip().splitlines() or [type(error).__name__]

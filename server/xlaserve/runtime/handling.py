@@ -1,4 +1,4 @@
-"""The interface of models that handle requests in threads of their own."""
+"""The interface of models that handle requests on their own threads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,31 +15,31 @@ _NONE: Mapping[str, Parameters] = MappingProxyType({})
 
 
 class TensorParameters(NamedTuple):
-    """Parameters of a request's tensors, by tensor."""
+    """Parameters of a request's input and output tensors, by tensor name."""
 
     inputs: Mapping[str, Parameters] = _NONE
     outputs: Mapping[str, Parameters] = _NONE
-    """Parameters of the outputs that the client asks for by name."""
+    """Parameters of the outputs that the client requested by name."""
 
 
 class AnswerParameters(NamedTuple):
-    """Parameters of an answer, and of its outputs by name."""
+    """Parameters of an answer and of its output tensors."""
 
     answer: Parameters = MappingProxyType({})
     outputs: Mapping[str, Parameters] = _NONE
 
 
 class Sender(NamedTuple):
-    """The sender of a request as the server knows it, for models that serve many at once."""
+    """A request's sender, for models that schedule requests themselves."""
 
     submitted_ns: int = 0
-    """When it became ready for execution, by `time.perf_counter_ns`; 0 without a client."""
+    """When the request was ready for execution (`time.perf_counter_ns`); 0 if no client sent it."""
     principal: str = ""
-    """The caller's name; empty for anybody."""
+    """Name of the authenticated caller; empty for an anonymous one."""
     takes_many: bool = True
-    """Whether it accepts several answers."""
+    """Whether the client accepts more than one answer."""
     caller: str = ""
-    """Key of fair scheduling: the principal, or another identity of the client."""
+    """Key for fair scheduling: the principal, or another identity of the client."""
 
 
 NO_TENSOR_PARAMETERS = TensorParameters()
@@ -48,10 +48,10 @@ NO_SENDER = Sender()
 
 @runtime_checkable
 class SaysReady(Protocol):
-    """A model whose code says whether it is ready."""
+    """A model whose code can report whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Start readiness checks, which never fail; the model is ready if all return true."""
+        """Start the readiness checks, which never fail; the model is ready if all return true."""
         ...
 
 
@@ -60,12 +60,12 @@ class ModelRequest(Protocol):
 
     @property
     def id(self) -> str:
-        """Return the client's id; may be empty."""
+        """Return the id that the client sent, possibly empty."""
         ...
 
     @property
     def inputs(self) -> Mapping[str, Value]:
-        """Return the inputs by name; they were checked against `info.inputs`."""
+        """Return the inputs by name; the server has checked them against `info.inputs`."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class ModelRequest(Protocol):
 
     @property
     def tensor_parameters(self) -> TensorParameters:
-        """Return the parameters of single tensors in the request."""
+        """Return the parameters of individual tensors."""
         ...
 
     @property
@@ -95,20 +95,23 @@ class ModelRequest(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether the request was abandoned."""
+        """Tell whether the client cancelled the request."""
         ...
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client may be sent another answer (backpressure)."""
+        """Tell whether the client can receive another answer now (backpressure)."""
         ...
 
     def begin(self) -> None:
-        """Record the time: the model begins to compute."""
+        """Record the start time of the computation."""
         ...
 
     def charge(self, what: str, size: int) -> None:
-        """Charge its client for bytes until it ends; it fails, soon, without memory for them."""
+        """Count memory against the client's limit until the request ends.
+
+        If the limit does not allow it, the request fails soon afterwards.
+        """
         ...
 
     def answer(
@@ -118,7 +121,7 @@ class ModelRequest(Protocol):
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Answer with the requested outputs; the last answer ends the request."""
+        """Send an answer with the requested outputs; the last answer ends the request."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -134,32 +137,32 @@ class ModelRequest(Protocol):
         ...
 
     def later(self) -> None:
-        """Announce that the answer follows after this execution."""
+        """Announce that the answer follows after this execution has returned."""
         ...
 
     def end(self) -> None:
-        """End the request after all of its answers, possibly none."""
+        """End the request; all of its answers, if any, have been sent."""
         ...
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """End the request with an error.
 
-        `whole` means that the error is of the whole batch: each request without an answer is
-        executed again alone.
+        `whole` means that the whole batch failed: the server executes each request that has no
+        answer yet again, by itself.
         """
         ...
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call back once when the client can receive another answer, or has left.
+        """Call back once when the client can receive another answer or has disconnected.
 
-        In any thread, perhaps before this returns.
+        The callback may run on any thread, possibly before this returns.
         """
         ...
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Call back once when the request is cancelled, on the event loop; otherwise never.
+        """Call back once, on the event loop, if the request is cancelled.
 
-        Only for who is handed a request, before it returns.
+        Only the model that handles the request may call this, before its `handle` returns.
         """
         ...
 
@@ -167,7 +170,7 @@ class ModelRequest(Protocol):
 class UnsentRequest:
     """A request that no client sent (a ModelRequest).
 
-    A warm-up executes one; another tells a model that a sequence has expired.
+    Used for warm-up, and to notify a model that a sequence has expired.
     """
 
     id = ""
@@ -176,7 +179,7 @@ class UnsentRequest:
     tensor_parameters = NO_TENSOR_PARAMETERS
     sender = NO_SENDER
     call = None
-    """Calls of other models are part of no client's call."""
+    """Calls to other models are not part of any client's call."""
 
     def __init__(
         self,
@@ -188,7 +191,7 @@ class UnsentRequest:
         answered: Callable[[Mapping[str, Tensor]], None] | None = None,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Take callbacks for answers and the error, called in any thread."""
+        """`on_answer` and `on_error` callbacks may be called from any thread."""
         self.inputs = inputs
         self.outputs = outputs
         self.rows = rows
@@ -196,13 +199,13 @@ class UnsentRequest:
         self._answered = answered
         self._failed = failed
         self.is_late = False
-        """Whether the answer may come after the execution."""
+        """Whether the answer may arrive after the execution has returned."""
 
     def begin(self) -> None:
         """Do nothing: the start time is not recorded."""
 
     def charge(self, what: str, size: int) -> None:
-        """Do nothing: no client holds it."""
+        """Do nothing: no client's limit applies."""
 
     def answer(
         self,
@@ -211,7 +214,7 @@ class UnsentRequest:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Pass an answer to the caller, or drop it."""
+        """Pass the answer to the callback, if there is one."""
         if self._answered is not None:
             self._answered(outputs)
 
@@ -220,30 +223,30 @@ class UnsentRequest:
         return nullcontext()
 
     def again(self) -> None:
-        """Do nothing: a single execution suffices."""
+        """Do nothing: one execution is enough."""
 
     def later(self) -> None:
-        """Record that the caller waits for the end."""
+        """Record that the answer arrives later."""
         self.is_late = True
 
     def end(self) -> None:
-        """Do nothing: there is no waiting client."""
+        """Do nothing: no client is waiting."""
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """Pass the error to the caller."""
         self._failed(error)
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call at once."""
+        """Call back immediately."""
         resume()
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Do nothing: it is never cancelled."""
+        """Do nothing: the request is never cancelled."""
 
 
 @runtime_checkable
 class Handling(Protocol):
-    """A model that handles requests in its own threads."""
+    """A model that handles requests on its own threads."""
 
     @property
     def info(self) -> ModelInfo:
@@ -252,12 +255,12 @@ class Handling(Protocol):
 
     @property
     def replicas(self) -> int:
-        """Return the number of copies."""
+        """Return the number of replicas."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """Return the concurrent executions of each copy: more than 1 for coroutines."""
+        """Return the concurrent executions per replica; more than 1 only for coroutines."""
         ...
 
     @property
@@ -267,7 +270,7 @@ class Handling(Protocol):
 
     @property
     def is_batched(self) -> bool:
-        """Tell whether it takes several requests at once."""
+        """Tell whether the model accepts several requests per execution."""
         ...
 
     def handle(
@@ -278,10 +281,10 @@ class Handling(Protocol):
         *,
         together: bool = True,
     ) -> None:
-        """Pass requests to a copy, for one joint or several single executions; does not wait.
+        """Pass requests to a replica, for one joint or several single executions; does not wait.
 
-        `freed` is called in any thread when it takes others; each request is answered by then,
-        unless the model is decoupled.
+        `freed` is called from any thread when the replica can accept more requests. By then each
+        request has been answered, unless the model is decoupled.
         """
         ...
 
@@ -290,20 +293,20 @@ class Handling(Protocol):
 class Slotted(Handling, Protocol):
     """A model with slots for concurrent requests, which schedules them itself.
 
-    It puts all of its answers into one for a request that can be given no more.
+    If a client accepts only one answer, the model merges all answers into one.
     """
 
     @property
     def ahead(self) -> int:
-        """Return how many requests it may queue beyond its slots."""
+        """Return how many requests may be queued beyond the slots."""
         ...
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether another request of a priority would preempt one."""
+        """Tell whether a request of this priority would preempt a running one."""
         ...
 
     def text_bytes(self, inputs: Mapping[str, Value]) -> int:
-        """Return the memory of making tokens of a request's text, or 0."""
+        """Return the memory in bytes needed to tokenize a request's text, or 0."""
         ...
 
     def choose_outputs(
@@ -311,6 +314,6 @@ class Slotted(Handling, Protocol):
     ) -> tuple[TensorSpec, ...]:
         """Return an answer's outputs: all of them, or the requested ones.
 
-        Raises UnknownTensor for one that such an answer has not.
+        Raises UnknownTensor for a requested output that the answer does not have.
         """
         ...

@@ -1,4 +1,4 @@
-"""The server as seen by the code of a model."""
+"""Server services available to a Python model's code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from xlaserve.runtime.metrics import ModelMetrics
 
 @dataclass(frozen=True, slots=True)
 class PythonHost:
-    """Services and limits for permitted Python models."""
+    """Services and limits for Python models, if the operator permits such models."""
 
     calls: Calls
     metrics: ModelMetrics
     process_seconds: float = 0.0
-    """Limit of a process's silence while it has requests, in seconds; 0 for none."""
+    """Time in seconds that a process with pending requests may be silent; 0 for no limit."""
     process_bytes: int = 0
-    """Limit of a process's memory; 0 for none."""
+    """Memory limit of a model's process in bytes; 0 for no limit."""
     shared_bytes: int = 0
-    """Memory that each process shares with the server, for tensors on their way; 0 for none."""
+    """Shared memory between the server and each process, for tensors, in bytes; 0 for none."""
     memory_changed: Callable[[str], None] = lambda model: None
-    """Called in any thread when a loaded model holds another amount of memory than before."""
+    """Called from any thread when the memory of a loaded model has changed."""

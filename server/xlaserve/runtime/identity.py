@@ -1,4 +1,4 @@
-"""Models that return their inputs: no file, no JAX, every datatype."""
+"""Identity models, which return their inputs: no files, no JAX, all datatypes."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ MOST_DELAY_MS = 600_000
 
 
 class IdentityModel(UncompiledModel):
-    """Returns its inputs as outputs, to test a protocol or to measure a server without a model.
+    """Returns its inputs as outputs, to test a client or to measure the server without a model.
 
-    With `execute_delay_ms` each execution takes so long, as that of a real model would.
+    `execute_delay_ms` makes each execution take that long, as with a real model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class IdentityModel(UncompiledModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return the inputs as outputs, without absent ones."""
+        """Return the inputs as outputs; absent optional inputs have no output."""
         if self._delay:
             self._sleep(self._delay)
         return {
@@ -60,15 +60,15 @@ class IdentityModel(UncompiledModel):
         }
 
     def expected_seconds(self, rows: int) -> float:
-        """Return the delay, the only cost."""
+        """Return the configured delay."""
         return self._delay
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: the model holds no resources."""
 
 
 def load(directory: Path, context: LoadContext) -> IdentityModel:
-    """Make the model that a configuration with `backend: "identity"` describes."""
+    """Load a model whose configuration has `backend: "identity"`."""
     signature = from_config(context.config)
     inputs, outputs = signature.inputs, signature.outputs
     if len(inputs) != len(outputs):

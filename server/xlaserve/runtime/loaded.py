@@ -12,9 +12,9 @@ from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
 
 
 class Resident(Protocol):
-    """A tensor that a model left on its device, perhaps with padding rows after the real ones.
+    """A tensor that a model left on its device, possibly with padding rows at the end.
 
-    Only for the next model of an ensemble: it takes the device array as it is where it can.
+    Only the next step of an ensemble receives one; it uses the device array directly if it can.
     """
 
     @property
@@ -28,19 +28,19 @@ class Resident(Protocol):
         ...
 
     def numpy(self) -> Tensor:
-        """Fetch the real rows to the host. Blocks until they are computed."""
+        """Copy the rows without padding to the host. Blocks until they are computed."""
         ...
 
 
 Value: TypeAlias = "Tensor | Resident"
-"""A tensor on the host, or one that stayed on a device between two steps."""
+"""A tensor on the host, or on a device between two steps of an ensemble."""
 
 
 Optional: TypeAlias = Mapping[str, Tensor | None]
-"""Inputs that a request may leave out, each with its default.
+"""Optional inputs, each with its default.
 
-That is one element for all of it, or a whole tensor without the batch dimension; None where the
-code of the model sees that the input is absent.
+The default is one element to fill the tensor with, or a whole tensor without the batch dimension.
+None means that the model's code sees that the input is absent.
 """
 
 NONE_OPTIONAL: Optional = MappingProxyType({})
@@ -48,31 +48,33 @@ NONE_OPTIONAL: Optional = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes that one loaded model holds, as measured after its compilation."""
+    """Memory of one loaded model in bytes, measured after compilation."""
 
     parameters_bytes: int = 0
     constants_bytes: int = 0
-    """Constants that executables hold beside their code, on accelerators, as the compiler says."""
+    """Constants in executables besides the code, as reported by the compiler; accelerators only."""
     temporaries_bytes: int = 0
-    """Scratch memory, inputs and outputs of the largest bucket: once for each replica on the host,
-    IN_FLIGHT times for each on an accelerator."""
+    """Temporaries, inputs and outputs of the largest bucket: once per replica on the host,
+    IN_FLIGHT times per replica on an accelerator.
+    """
     executables_bytes: int = 0
     per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
-    does not know; otherwise the sum is `total_bytes`."""
+    """Bytes by device (`cpu:0`, `cuda:1`); the sum is `total_bytes`. Empty if the kind of model
+    does not report devices.
+    """
     states_bytes: int = 0
     """Bytes of sequence states: all slots of all replicas, used or not."""
     computation: str = ""
-    """Key of the parts shared with other models; empty if none are shared."""
+    """Key of the parts shared with other models, or an empty string if none are shared."""
     alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Bytes by device if no other model held a part of it; empty where no other does."""
+    """Bytes by device as if the model shared nothing; empty if it shares nothing."""
 
     def alone_on_devices(self, first: str) -> Mapping[str, int]:
-        """Return the maximum per device if no other model were loaded."""
+        """Return the maximum bytes by device that the model would need if it shared nothing."""
         return self.alone_per_device or self.on_devices(first)
 
     def on_devices(self, first: str) -> Mapping[str, int]:
-        """Return its bytes per device: all on the first if unknown."""
+        """Return the bytes by device; if unknown, attribute all to the first device."""
         return self.per_device or {first: self.total_bytes}
 
     @property
@@ -89,86 +91,90 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One batch size that is compiled, on every device that the model is placed on."""
+    """A batch size compiled for every device of the model."""
 
     rows: int
-    """0 for the one executable of a model without a batch dimension."""
+    """Number of rows; 0 for the only executable of a model without a batch dimension."""
     compile_seconds: float
-    """The sum over the devices."""
+    """Compilation time in seconds, summed over the devices."""
     seconds: float
-    """The fastest execution of the warm-up; 0 if it measured none."""
+    """Fastest execution during warm-up in seconds; 0 if not measured."""
     sizes: tuple[int, ...] = ()
-    """Sizes of dimensions besides the batch that the artifact leaves open."""
+    """Sizes of dynamic dimensions other than the batch."""
     split_rows: int = 0
-    """Rows of the pieces that a batch of this size is executed in; 0 where it is executed whole."""
+    """Rows per piece if batches of this size are executed in pieces, otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The description of a loaded model, known without executing it."""
+    """The description of a loaded model."""
 
     platform: str
-    """Its runtime, as ModelMetadata reports it: `jax_export`, `identity`, `ensemble`."""
+    """The runtime, as reported in ModelMetadata: `jax_export`, `identity`, `ensemble`."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The most rows per request. 0 where the first dimension is fixed, or where requests of any
+    """Maximum number of rows per request; 0 if the first dimension is fixed or if requests of any
     number of rows are executed one by one.
     """
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
-    """Seconds of compilation since the load began, including that of dropped programs."""
+    """Compilation time since the load began in seconds, including evicted programs."""
     buckets: tuple[Bucket, ...] = ()
-    """Buckets that are compiled by now: with the load, ascending, and then on demand."""
+    """Compiled buckets so far: those of the load in ascending order, then those compiled on demand.
+    """
     compiled_programs: int = 0
-    """Programs that were compiled for it since its load began; of trials too."""
+    """Programs compiled since the load began, including those of row trials."""
     cached_programs: int = 0
-    """Programs that were not, since the compilation cache had them."""
+    """Programs taken from the compilation cache instead of compiled."""
     shared_programs: int = 0
-    """Programs that were not, since another model of the same computation had them."""
+    """Programs taken from another model with the same computation instead of compiled."""
     on_demand_compilations: int = 0
-    """Requests that were the first to ask for their shape."""
+    """Number of compilations caused by a request with a new shape."""
     loops_follow_inputs: bool = False
-    """Whether the length of some loop is not known to be a constant: what the warm-up measured says
-    nothing of what a request takes, and such a model never runs on the event loop."""
+    """Whether the number of iterations of some loop may depend on inputs. Warm-up times do not
+    predict request times then, and the model never runs on the event loop.
+    """
     verdict: Verdict | None = None
-    """Verdict on its rows; None where the first dimension is fixed, or no proof was requested."""
+    """Whether rows are independent; None if the first dimension is fixed or no proof was requested.
+    """
     is_decoupled: bool = False
-    """Whether it gives any number of answers to a request: it is Generating."""
+    """Whether a request may have any number of answers (the model is Generating)."""
     state_bytes: int = 0
-    """Bytes that it holds for a request between two answers."""
+    """Memory per request between two answers, in bytes."""
     has_sequences: bool = False
-    """Whether each request belongs to a sequence, named by its parameters."""
+    """Whether every request belongs to a sequence, identified by request parameters."""
     optional: Optional = field(default_factory=lambda: NONE_OPTIONAL)
-    """The inputs that a request may leave out, with their defaults."""
+    """Inputs that a request may omit, with their defaults."""
     echoes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Outputs that an answer has where the request has an input, whose name is behind each."""
+    """Output name -> input name: the answer has the output only if the request has the input."""
     ragged: frozenset[str] = frozenset()
     """Inputs whose shapes may differ between requests of a batch."""
     takes_parameters: bool = False
-    """Whether its code is given the parameters of requests, whatever their names."""
+    """Whether the model's code receives arbitrary request parameters."""
     takes_tensor_parameters: bool = False
-    """Whether the model's code receives the parameters of single tensors."""
+    """Whether the model's code receives parameters of individual tensors."""
     is_lenient: bool = False
-    """Whether its code may give outputs of other shapes and datatypes, or none."""
+    """Whether the model's code may return other shapes and datatypes than declared, or omit
+    outputs.
+    """
     generation: GenerationInfo | None = None
-    """The facts of a generator; None for every other model."""
+    """Facts about a generator; None for other models."""
     matmul_precision: str = ""
-    """Precision of FP32 products that the artifact leaves open, by JAX's name; empty where it
-    cannot be chosen, as on the CPU.
+    """Precision of FP32 matrix products that the artifact does not specify, by JAX's name; empty if
+    not selectable, as on the CPU.
     """
     embedding: EmbeddingInfo | None = None
-    """The facts of an embedding model, if declared."""
+    """Facts about an embedding model; None for other models."""
     training: str = ""
-    """Why it looks like training mode, and what to do, for the log of its load; else empty."""
-    notice: str = ""
-    """Why its requests are not batched, for the load's log entry; empty if there is nothing to
-    report.
+    """Why the model seems to be in training mode and how to fix it, for the load's log; or empty.
     """
+    notice: str = ""
+    """Why requests to this model are not batched, for the load's log entry; or empty."""
 
     @property
     def is_ragged(self) -> bool:
-        """Tell whether requests may differ in sizes other than rows."""
+        """Tell whether requests may differ in dimensions other than the batch."""
         return any(-1 in spec.shape[1:] for spec in self.inputs)
 
 
@@ -178,47 +184,47 @@ class InFlight(Protocol):
     def fetch(self) -> Mapping[str, Value]:
         """Wait for completion, and return what `Executable.execute` would return.
 
-        Raises OutOfMemory: a device's lack of memory may be known only now.
+        Raises OutOfMemory: a device may report exhausted memory only at this point.
         """
         ...
 
 
 class Dispatching(Protocol):
-    """Starts executions on accelerators, which compute while the host does something else."""
+    """Starts executions on accelerators without waiting for them."""
 
     @property
     def queues(self) -> Sequence[str]:
-        """Return each replica's dispatch queue: `cuda:1` for that of one device.
+        """Return the dispatch queue of each replica; `cuda:1` for a single device.
 
-        What is in one line is to be dispatched by one thread, which gives it its order.
+        One thread must dispatch all executions of a queue, which defines their order.
         """
         ...
 
     def dispatch(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> InFlight:
-        """Start what `Executable.execute` does, without waiting for the device.
+        """Start an execution like `Executable.execute`, without waiting for the device.
 
-        The inputs must not change before it is fetched. Raises OutOfMemory.
+        The inputs must not change until the result has been fetched. Raises OutOfMemory.
         """
         ...
 
 
 class Executable(Protocol):
-    """A model, or one of its programs for a shape."""
+    """A loaded model, or its program for one shape."""
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """Return the asynchronous dispatcher; None where the host computes."""
+        """Return the interface for asynchronous dispatch; None for models that run on the CPU."""
         ...
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run once, on inputs that were checked against `info.inputs`. Blocks.
+        """Execute on inputs that were checked against `info.inputs`. Blocks.
 
-        With `resident` the outputs may stay on the device; otherwise all are host arrays.
-        Raises OutOfMemory when the device has too little memory.
+        With `resident` the outputs may stay on the device; otherwise all are host arrays. Raises
+        OutOfMemory.
         """
         ...
 
@@ -228,27 +234,27 @@ class Answer(NamedTuple):
 
     outputs: Mapping[str, Tensor]
     is_last: bool = False
-    """Whether it is known to be the last one; nothing more is computed then."""
+    """Whether this is known to be the last answer; nothing more is computed then."""
 
 
 class Answers(Protocol):
-    """The answers to one request, each computed when it is asked for: a generator is one."""
+    """An iterator over the answers to one request; each is computed on demand."""
 
     def __next__(self) -> Answer:
         """Return the next answer; raises StopIteration at the end. Blocks."""
         ...
 
     def close(self) -> None:
-        """Release the answers' resources, once and in a thread, after the last `__next__` returned.
+        """Release the resources. Called once, on a thread, after the last `__next__` has returned.
 
-        Also of a request that is cancelled, or whose `__next__` raised. Blocks.
+        Also called if the request is cancelled or `__next__` raises. Blocks.
         """
         ...
 
 
 @runtime_checkable
 class Generating(Protocol):
-    """A model that gives any number of answers to one request: it is decoupled."""
+    """A decoupled model: gives any number of answers to a request."""
 
     @property
     def replicas(self) -> int:
@@ -262,50 +268,50 @@ class Generating(Protocol):
         *,
         replica: int = 0,
     ) -> Answers:
-        """Return the answers to a request, all computed by one replica. Called in a thread.
+        """Return the answers to a request. Called on a worker thread.
 
-        All of them are computed by one replica. Different requests may be answered side by side,
-        the answers of one are asked for one after the other, in any thread.
+        One replica computes all of them. Answers to different requests may be computed
+        concurrently; those of one request one after the other, on any thread.
         """
         ...
 
 
 class OnDemand(Protocol):
-    """The shapes of a model that are compiled when a request first asks for them. Thread-safe.
+    """Compiles shapes of a model when a request first needs them. Thread-safe.
 
-    There is a bound to their number: the one that was not asked for longest is dropped.
+    Their number is limited: the least recently used shape is evicted.
     """
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
-        """Return the shape to compile for these inputs; None where the load compiled it.
+        """Return the shape to compile for these inputs, or None if it was compiled at load.
 
-        Raises InvalidTensor for sizes that contradict one another.
+        Raises InvalidTensor if the inputs' sizes contradict each other.
         """
         ...
 
     def find(self, shape: Hashable) -> Executable | None:
-        """Return the executable of a shape, shared by all holders; None if missing."""
+        """Return the executable of a shape, or None if it is not compiled."""
         ...
 
     def compile(self, shape: Hashable) -> Executable:
-        """Compile and warm a shape, and take it into `info`. Blocks.
+        """Compile and warm a shape, and add it to `info`. Blocks.
 
-        Raises OutOfMemory, or InvalidModel where the model cannot be compiled for it.
+        Raises OutOfMemory, or InvalidModel if the model cannot be compiled for the shape.
         """
         ...
 
 
 class LoadedModel(Executable, Protocol):
-    """One model version in memory, ready to execute. Thread-safe; knows no asyncio."""
+    """A loaded model version, ready to execute. Thread-safe; does not use asyncio."""
 
     @property
     def on_demand(self) -> OnDemand | None:
-        """Return the compiler of other shapes; None if the load compiled all."""
+        """Return the on-demand compiler, or None if all shapes were compiled at load."""
         ...
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model; later compilations change its memory and its buckets."""
+        """Return the description; later compilations change its memory and buckets."""
         ...
 
     @property
@@ -317,30 +323,30 @@ class LoadedModel(Executable, Protocol):
     def batch_limit(self) -> int:
         """Return the largest useful batch: more rows would not lower the time per row.
 
-        1 where batching gains nothing, 0 where requests must not be put together: there is no batch
-        dimension, its rows depend on one another, or other dimensions are open.
+        1 if batching gains nothing. 0 if requests must not be batched: there is no batch dimension,
+        its rows depend on each other, or other dimensions are dynamic.
         """
         ...
 
     def expected_seconds(self, rows: int) -> float:
         """Return the warm-up's time for the bucket that would execute this many rows.
 
-        Infinity where it measured nothing, since it may not end.
+        Infinity if not measured, because the execution may not terminate.
         """
         ...
 
     def padded_rows(self, rows: int) -> int:
-        """Return that bucket's size: a batch assembled in this size needs no further copy.
+        """Return the bucket size for this many rows: a batch of this size needs no further copy.
 
-        A model whose rows depend on one another has no padding.
+        A model with dependent rows has no padding.
         """
         ...
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return an estimate of the next `compile_rest` step's memory, in bytes by device.
+        """Return the estimated memory of the next `compile_rest` step, in bytes by device.
 
-        Empty where nothing is left.
+        Empty if nothing remains to compile.
         """
         ...
 
@@ -351,18 +357,19 @@ class LoadedModel(Executable, Protocol):
     ) -> None:
         """Compile and warm the programs that `background_compile` deferred. Blocks.
 
-        Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has its
-        memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises before
-        each step, OutOfMemory or InvalidModel; what was compiled until then stays.
+        Requests may execute meanwhile. Each bucket is used once it is warm, and `info` then
+        includes its memory. Returns early, without an error, after `close`. Calls `check_cancelled`
+        before each step and raises its exception, OutOfMemory or InvalidModel; programs compiled
+        before the error remain usable.
         """
         ...
 
     def stop(self) -> None:
-        """Stop compiling: `compile_rest` returns at its next step. Does not block."""
+        """Stop compiling: `compile_rest` returns before its next step. Does not block."""
         ...
 
     def close(self) -> None:
-        """Drop every buffer and executable. `execute` must not be called afterwards."""
+        """Release all buffers and executables. `execute` must not be called afterwards."""
         ...
 
 
@@ -371,8 +378,7 @@ class Stage:
     """The progress of a load."""
 
     name: str
-    """Name of the stage: reading, proving, compiling, warming, or one specific to a kind of model.
-    """
+    """Name of the stage: reading, proving, compiling, warming, or specific to a kind of model."""
     step: int = 0
     steps: int = 0
 

@@ -1,4 +1,4 @@
-"""The table of loaders, one for each kind of model."""
+"""The table of loaders, one per kind of model."""
 
 import importlib
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class _Wrap(Protocol):
 
 
 _SEQUENCES = "xlaserve.runtime.wrappers.sequence_model"
-"""Module of the sequence wrapper: like the loaders, imported only after jax."""
+"""Module of the sequence wrapper; like the loaders, imported only after jax."""
 _IMPORTED_LATE = (
     _SEQUENCES,
     sizes.ESTIMATING,
@@ -52,24 +52,26 @@ _IMPORTED_LATE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One kind of model."""
+    """Loader of one kind of model."""
 
     kind: str
-    """The `backend` or `platform` that selects it in a configuration."""
+    """The `backend` or `platform` in a configuration that selects this loader."""
     module: str
-    """Has a function `load`; imported once the port is open, since jax takes seconds to import."""
+    """Name of the module with a function `load`, imported once the port is open: jax takes seconds
+    to import.
+    """
     sniff: Callable[[Path, ModelConfig], bool]
-    """Tells from the files of a version directory, or from a file, whether it is of this kind."""
+    """Detects this kind of model from a version directory or a single file."""
     predict_size: Callable[[Path, sizes.Parts, Roots, Serving], int]
     """Predicts the bytes per device, given the number of shards of each parameter."""
     files: tuple[str, ...] | None = ()
-    """Names that a `default_model_filename` may have; None for any."""
+    """Permitted values of `default_model_filename`; None for any name."""
     predict_slots: Callable[[Path, ModelConfig, Roots, sizes.Parts], int] = (
         lambda path, config, roots, parts: 0
     )
-    """Predicts the further bytes per device that the configuration requires."""
+    """Predicts additional bytes per device for what the configuration requests, such as slots."""
     looked_for: str = ""
-    """The file by which a directory is one, as errors say it; empty where no file makes it one."""
+    """The file that identifies this kind, for error messages; empty if no file does."""
 
 
 _ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
@@ -167,7 +169,7 @@ LOADERS = (
         predict_slots=generation.predict_slots,
         looked_for=GENERATOR_FILE,
     ),
-    # What its code will take, nobody can tell.
+    # The memory of Python code cannot be predicted.
     Loader(
         PYTHON,
         "xlaserve.python_models.loading",
@@ -192,7 +194,7 @@ LOADERS = (
         None,
         looked_for=onnx_source.PT2_FILE,
     ),
-    # Last of what files tell: it may lie beside the source of a model.
+    # Detected last: the artifact may be stored next to another model's source.
     Loader(
         JAX_EXPORT,
         "xlaserve.runtime.exported.single_file",
@@ -203,21 +205,24 @@ LOADERS = (
     ),
     Loader("identity", "xlaserve.runtime.identity", _never, _nothing),
 )
-"""All loaders, in order of precedence; a new kind of model is a row here and a module."""
+"""All loaders, in order of precedence. A new kind of model needs a row here and a module."""
 
 FORMATS = ("jax", "onnx", "pytorch", "python")
-"""The names by which manifests say what loads (`supportedModelFormats`): exports and generators,
-`.onnx`, `.pt2`, and `model.py`."""
+"""Format names in manifests (`supportedModelFormats`): JAX exports and generators, `.onnx`, `.pt2`,
+and `model.py`.
+"""
 
 _START_SECONDS = 60.0
-"""Most seconds that a server waits for a process that compiles, 1.4 of a core, before it is ready:
-a mesh sends requests elsewhere meanwhile, and behind it would have them wait."""
+"""Maximum time before readiness that the server waits for a compiler process to start (1.4 s of a
+core). Until the server is ready, a mesh sends requests elsewhere; afterwards they would wait for
+the process.
+"""
 
 
 def load_modules() -> None:
-    """Import what loads any kind of model: files that are replaced later change no load. Blocks.
+    """Import all loader modules, so that later package upgrades cannot affect a load. Blocks.
 
-    A kind whose libraries are not installed is left to its first load, which says so.
+    Kinds with missing libraries are skipped; their first load reports the missing library.
     """
     for module in dict.fromkeys([*(row.module for row in LOADERS), *_IMPORTED_LATE]):
         with suppress(ImportError):
@@ -225,10 +230,10 @@ def load_modules() -> None:
 
 
 def prepare(compilation: Compilation, platform: str) -> None:
-    """Do the work of the first load that does not depend on a model. Blocks.
+    """Do the model-independent work of the first load. Blocks.
 
-    Imports the loader of exported models, and starts a process that compiles, unless a cache may
-    have what the first loads need.
+    Imports the loader of exported models, and starts a compiler process unless a cache may already
+    have the programs.
     """
     importlib.import_module(LOADERS[0].module)
     processes = compilation.processes
@@ -237,9 +242,9 @@ def prepare(compilation: Compilation, platform: str) -> None:
 
 
 def begin(compilation: Compilation, platform: str) -> None:
-    """Start a process that compiles beside the trial of a model that a client sent.
+    """Start a compiler process while a client's uploaded model is being tried.
 
-    Each imports JAX, which takes most of a load's time on a busy machine.
+    The process imports JAX, which takes most of a load's time on a busy machine.
     """
     if compilation.processes is not None and platform == "cpu":
         compilation.processes.start_ahead(0)
@@ -250,7 +255,7 @@ def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
     declaration = None
-    if row.kind != PYTHON:  # whose code gives its parameters what meaning it likes
+    if row.kind != PYTHON:  # The code of a Python model may give this parameter another meaning.
         declaration = embedding.read(
             path, context.config, context.model, context.roots, context.text_limits
         )
@@ -279,10 +284,11 @@ def _loaded(path: Path, context: LoadContext) -> LoadedModel:
 
 
 def load(path: Path, context: LoadContext) -> LoadedModel:
-    """Load a version directory, or a model that is one file, compiled and warmed. Blocks.
+    """Load a version directory or a single-file model: compile and warm it. Blocks.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
-    memory then. What a migration has replaced is removed once its successor is loaded.
+    Raises InvalidModel, OutOfMemory, or the exception of `context.check_cancelled`, and leaves
+    nothing in memory then. Once the model is loaded, files that a migration has replaced are
+    removed.
     """
     model = _loaded(path, context)
     replaced.forget(path)
@@ -290,7 +296,7 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
 
 
 def _check_embedding(model: LoadedModel, declaration: Declared, config: ModelConfig) -> None:
-    """Raise InvalidModel for a model that cannot give the embeddings that it declares."""
+    """Raise InvalidModel if the model declares embeddings but its kind cannot compute them."""
     if model.info.embedding is None:
         got = f"a model of {model.info.platform}"
     elif config.is_reshaped:
@@ -336,7 +342,7 @@ def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
 
 
 def recognised(path: Path, config: ModelConfig) -> str:
-    """Detect the kind of a version (its loader's, `onnx` or `pt2`); raises InvalidModel."""
+    """Detect the kind of a version (its loader's kind, `onnx` or `pt2`); raises InvalidModel."""
     row = _loader_for(path, config)
     if row.sniff is _has_pt2:
         return "pt2"
@@ -344,7 +350,7 @@ def recognised(path: Path, config: ModelConfig) -> str:
 
 
 def begin_estimating() -> None:
-    """Have temporaries estimated from now on in `predict_size`; imports JAX."""
+    """Make `predict_size` estimate temporaries from now on; imports JAX."""
     importlib.import_module(sizes.ESTIMATING)
 
 
@@ -358,17 +364,18 @@ def predict_size(
     in_background: bool = False,
     patience_seconds: float | None = None,
 ) -> dict[str, int]:
-    """Predict the bytes that a model needs on each device, from its headers alone.
+    """Predict the bytes that a model needs on each device, from file headers alone.
 
-    Where its manifest has what the compiler said for devices of this kind, that is it. So many
-    `processes` map its parameters, and each accounts for its part. `in_background`: a load leaves
-    most batch sizes for later. After `patience_seconds` temporaries count as large as the outputs.
+    Uses the compiler's sizes from the manifest if it has them for this kind of device. Each of the
+    `processes` that map the parameters accounts for its share. `in_background`: the load defers
+    most batch sizes. After `patience_seconds`, temporaries are assumed to be as large as the
+    outputs.
 
-    Raises InvalidModel, also where the configuration asks for a device that is not there.
+    Raises InvalidModel, also if the configuration requests a missing device.
     """
     config = config or ModelConfig()
     wanted = placement.read(config, devices.platform)
-    # A model may go to the CPU of a server with GPUs.
+    # On a server with GPUs a model may be configured for the CPU.
     present = devices.count if wanted.platform == devices.platform else 1
     seats = list(wanted.seats(present))
     used = set(seats)
@@ -398,7 +405,7 @@ def predict_size(
 def _recorded(
     row: Loader, path: Path, config: ModelConfig, devices: Devices, roots: Roots
 ) -> TargetSizes | None:
-    """Return the sizes recorded in the manifest for this kind of device, if they apply."""
+    """Return the manifest's sizes for this kind of device, or None if they do not apply."""
     target = of_kind(devices.platform, devices.kind)
     if target is None or row.sniff is not _has_manifest or not row.sniff(path, config):
         return None
@@ -409,11 +416,11 @@ def _recorded(
 
 
 def _kind(config: ModelConfig) -> str:
-    """Return the kind that a configuration names; empty to detect it from the files."""
+    """Return the kind that a configuration names, or an empty string if it names none."""
     kinds = tuple(dict.fromkeys(row.kind for row in LOADERS))
     found = set()
     for place, said in (("backend", config.backend), ("platform", config.platform)):
-        # What an import was made of is still what the configuration beside it says.
+        # The configuration of an imported model still names the format that it was imported from.
         kind = JAX_EXPORT if is_onnx(said) else said
         if kind not in ("", *kinds):
             known = ", ".join(f"'{kind}'" for kind in kinds)
@@ -459,7 +466,7 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
 
 
 def _check_file_name(row: Loader, config: ModelConfig) -> None:
-    """Raise InvalidModel if the configuration names a file that would not be loaded."""
+    """Raise InvalidModel if the configuration names a file that the loader would ignore."""
     name, files = config.default_model_filename, row.files
     was_imported = row.sniff is _has_manifest and name.endswith(onnx_source.SUFFIXES)
     if name and files is not None and name not in files and not was_imported:

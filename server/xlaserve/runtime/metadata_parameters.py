@@ -1,4 +1,4 @@
-"""The parameters of a model and of its tensors, as ModelMetadata shows them."""
+"""Parameters of models and tensors in ModelMetadata."""
 
 import json
 
@@ -8,16 +8,17 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve_proto import inference
 
 MOST_BYTES = 127
-"""The longest value of a model's parameter that is shown.
+"""Maximum length in bytes of a model parameter's value in ModelMetadata.
 
-In the Open Inference Protocol the map has texts, here and in MLServer it has messages. Its clients
-read a message with a text of up to so many bytes as a text; a longer one makes the answer one that
-they cannot read."""
+The Open Inference Protocol defines a map of strings; here, as in MLServer, it is a map of messages.
+Clients of the former decode a message with a string of up to this length as a string, and fail to
+decode the response if it is longer.
+"""
 
 _OF_TENSORS = (f"{CONTENT_TYPE}.", DEFAULT)
 
 MOST_LABEL_BYTES = 16 << 10
-"""The longest list of labels that is shown, as JSON."""
+"""Maximum size in bytes of a list of labels as JSON; longer lists are omitted."""
 
 
 DECOUPLED = "decoupled"
@@ -27,11 +28,10 @@ _TRUE = "true"
 
 
 def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
-    """Return the configuration's parameters, except for those of single tensors.
+    """Return the configuration's parameters, except for those of individual tensors.
 
-    A model that may give any number of answers to a request says so: ModelConfig has it as well
-    (model_transaction_policy), and a client need not ask for that. One on a GPU or a TPU says the
-    precision of its FP32 products.
+    Adds whether the model is decoupled, so that clients need not request ModelConfig
+    (model_transaction_policy) to find out, and on a GPU or TPU the precision of FP32 products.
     """
     found = {
         name: value
@@ -46,10 +46,7 @@ def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
 
 
 def of_input(config: ModelConfig, info: ModelInfo, name: str) -> dict[str, str]:
-    """Return an input's content type, image format and default.
-
-    One that a request may leave out says so.
-    """
+    """Return an input's content type, image format and default, and whether it is optional."""
     found = _content_type(config, name)
     if name in info.optional:
         found[OPTIONAL] = _TRUE
@@ -66,7 +63,7 @@ def of_output(config: ModelConfig, name: str) -> dict[str, str]:
     """Return an output's content type, and its labels as a JSON list."""
     found = _content_type(config, name)
     labels = config.labels.get(name)
-    # In JSON each takes three bytes besides its own.
+    # In JSON each label needs at least three more bytes.
     if labels and 3 * len(labels) <= MOST_LABEL_BYTES:
         text = json.dumps([label.decode(errors="replace") for label in labels], ensure_ascii=False)
         if len(text.encode()) <= MOST_LABEL_BYTES:

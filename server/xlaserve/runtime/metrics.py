@@ -1,4 +1,4 @@
-"""Metrics that a model's code reports: bounded, and removed with the model."""
+"""Metrics reported by a model's code: limited in number, removed with the model."""
 
 import re
 import threading
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 MAX_FAMILIES = 256
-"""The most names of metrics, of all models together."""
+"""Maximum number of metric names, for all models together."""
 
 MAX_SERIES = 4096
-"""The most sets of labels of one name."""
+"""Maximum number of label sets per metric name."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED = ("xlaserve_", "nv_", "process_")
-"""Beginnings of names that are the server's."""
+"""Name prefixes reserved for the server."""
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -31,11 +31,11 @@ class Described:
 
 
 class MetricError(ValueError):
-    """A metric that cannot be."""
+    """A metric that is not permitted or not valid in Prometheus."""
 
 
 class Metric:
-    """One series: its value may be changed by any thread."""
+    """One series. Any thread may change its value."""
 
     def __init__(self, kind: str, bounds: Sequence[float] = ()) -> None:
         self.kind = kind
@@ -45,7 +45,7 @@ class Metric:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def increment(self, by: float = 1) -> None:
-        """Add an amount; counters refuse negative ones."""
+        """Add an amount; counters accept only positive amounts."""
         if self.kind == "histogram" or (self.kind == "counter" and not by >= 0):
             raise MetricError(f"a {self.kind} cannot be incremented by {by}")
         with self._lock:
@@ -59,7 +59,7 @@ class Metric:
             self._value = float(value)
 
     def observe(self, value: float) -> None:
-        """Count a value of a histogram."""
+        """Add an observation to a histogram."""
         if self.kind != "histogram":
             raise MetricError(f"a {self.kind} observes nothing")
         place = sum(bound < value for bound in self.bounds)
@@ -107,7 +107,7 @@ class ModelMetrics:
             ]
 
     def check(self, described: Described) -> None:
-        """Raise MetricError for a family that cannot be."""
+        """Raise MetricError for an invalid metric name, or one that is used with another kind."""
         name = described.name
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise MetricError(f"metric {name[:_LONGEST]!r}: expected a name of letters and digits")
@@ -123,10 +123,10 @@ class ModelMetrics:
         labels: Mapping[str, str],
         bounds: Sequence[float] = (),
     ) -> Metric:
-        """Return the series with these labels, creating it on first use.
+        """Return the series with these labels; created on first use.
 
-        Raises MetricError for what Prometheus cannot read, a name of another kind, and beyond the
-        limits.
+        Raises MetricError for names or labels that Prometheus does not accept, for a name of
+        another kind, and beyond the limits.
         """
         self.check(described)
         key = tuple(sorted((str(label), str(value)) for label, value in labels.items()))
@@ -162,7 +162,7 @@ class ModelMetrics:
         return family
 
     def forget(self, owner: object) -> None:
-        """Drop series reported by this owner alone."""
+        """Remove the series that no other owner reports."""
         with self._lock:
             for name, family in list(self._families.items()):
                 for key, owners in list(family.owners.items()):

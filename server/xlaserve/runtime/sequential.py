@@ -1,6 +1,6 @@
 """The interface of models that serve sequences of requests.
 
-The core knows which sequence has which slot of which replica; the model knows what that means.
+The core assigns each sequence to a slot of a replica; the model keeps the states of the slots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,33 +13,33 @@ from xlaserve.runtime.loaded import InFlight, LoadedModel, Value
 from xlaserve.tensors import Tensor
 
 SequenceId: TypeAlias = int | str
-"""The id of a sequence, as its client gave it."""
+"""A sequence id as sent by the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row of a batch: which sequence it is of, and what that tells the model."""
+    """One row of a batch: its sequence, and the sequence controls for the model."""
 
     slot: int
     is_start: bool = False
     is_end: bool = False
     id: SequenceId = 0
     is_ready: bool = True
-    """Whether it is a request; otherwise the row is padding, and changes no state."""
+    """Whether the row is a request. Otherwise it is padding and changes no state."""
     is_expired: bool = False
-    """Whether it tells the model, with its READY for false, that its sequence has expired."""
+    """Whether the row notifies the model, with READY false, that its sequence has expired."""
 
 
 @runtime_checkable
 class Sequential(Protocol):
     """A LoadedModel that serves sequences. Thread-safe.
 
-    The steps of one replica are taken one after the other.
+    Steps of one replica do not overlap.
     """
 
     @property
     def batching(self) -> SequenceBatching:
-        """Return the batching strategy of its sequences."""
+        """Return the batching strategy for sequences."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Sequential(Protocol):
 
     @property
     def handling(self) -> Handling | None:
-        """Return the handler of its requests and controls; None for a stepped model."""
+        """Return the handler for requests and controls, or None for a stepped model."""
         ...
 
     def controls(self, steps: Sequence[Step]) -> Mapping[str, Tensor]:
@@ -57,23 +57,23 @@ class Sequential(Protocol):
         ...
 
     def check_id(self, sequence: SequenceId) -> None:
-        """Raise InvalidParameter for an id that the model cannot receive."""
+        """Raise InvalidParameter for a sequence id that the model cannot represent."""
         ...
 
     def step(
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> Mapping[str, Tensor]:
-        """Execute one step of several sequences, one row each. Blocks.
+        """Execute one step of several sequences, one row per sequence. Blocks.
 
-        States change where this returns, and nowhere where it raises; but StatesLost means that the
-        replica has none of them any longer. Raises OutOfMemory.
+        If this raises, no state has changed; only StatesLost means that all states of the replica
+        are gone. Raises OutOfMemory.
         """
         ...
 
     def dispatch_step(
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> InFlight:
-        """Start a step on an accelerator; its `fetch` raises what `step` would."""
+        """Start a step on an accelerator; its `fetch` raises the errors of `step`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The interface of models that compute answers to several requests in one execution."""
+"""The interface of models that step several requests in one execution."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,13 +12,13 @@ class Stepping(Generating, Protocol):
 
     @property
     def most_together(self) -> int:
-        """Return the most requests per step."""
+        """Return the maximum number of requests per step."""
         ...
 
     def advance(self, rows: Sequence[Any], /) -> Sequence[Answer | Exception]:
-        """Compute the next answer of each request on one replica. Called in a thread.
+        """Compute the next answer of each request on one replica. Called on a worker thread.
 
-        `rows` are what `generate` returned, of requests that all have answers, or all have none. An
-        Exception is of one request alone; what is raised is of all of them.
+        `rows` are results of `generate`: either all have already given an answer, or none has. An
+        Exception in the result applies to its request alone; a raised one to all requests.
         """
         ...

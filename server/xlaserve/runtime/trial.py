@@ -1,7 +1,7 @@
-"""Loads a client's model in a process that may die of it.
+"""Loads a client's model in a process that it may crash.
 
-The reader of artifacts is compiled code: bytes that were made to do harm, with checksums to match,
-can end the process. `python -m xlaserve.runtime.trial DIRECTORY` loads one model and exits.
+Artifacts are parsed by compiled code, and malicious bytes with valid checksums can crash the
+process. `python -m xlaserve.runtime.trial DIRECTORY` loads one model and exits.
 """
 
 import importlib
@@ -29,26 +29,26 @@ from xlaserve.process.endings import end_with_parent
 from xlaserve.process.own_time import OwnTime
 from xlaserve.process.silence import Stopped
 
-# -P: what lies in the working directory is not imported.
+# -P keeps the process from importing modules of the working directory.
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.trial")
 _OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_sizes"})
-"""Parameters of a configuration that a trial has no use for: it has one device, and one row."""
+"""Configuration parameters without effect in a trial, which uses one device and one row."""
 
 _READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
 MEMORY_BYTES = 4 << 30
-"""Memory besides JAX's own; a server has `compile_process_bytes`."""
+"""Memory limit in addition to JAX's own memory; a server has `compile_process_bytes`."""
 FILE_BYTES = 8 << 30
-"""Size of one file: a converted model has all parameters in one."""
+"""Maximum size of one file. A converted model has all parameters in one file."""
 OPEN_FILES = 256
 
 _PROCESS = "trial load"
 CLOCK_TIMES = 10
-"""Times its seconds that a trial has on the clock, where it waits for a processor."""
+"""Ratio of elapsed time to processor time, for a trial that waits for a processor."""
 _GRACE_SECONDS = 5.0
-"""Seconds beyond its time after which a trial ends itself."""
+"""Time in seconds after the limit at which a trial exits by itself."""
 _ATTEMPTS = 2
-"""Processes per trial: the first may be stopped or killed by no fault of the model."""
+"""Processes per trial: the model may not be to blame if the first one is killed."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -64,16 +64,16 @@ def try_loading(
     begin: Callable[[], None] = lambda: None,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Load a version's artifact in a separate process; returns if that succeeds. Blocks.
+    """Load a version's artifact in another process; returns if that succeeds. Blocks.
 
-    It is loaded with the parameters of its configuration; an ONNX model is converted before.
-    `begin` is called where something is tried: what the load needs behind it can start beside it.
-    The time in which it waits for a processor is none of its `seconds`: a machine that is busy
-    refuses no model, unless `CLOCK_TIMES` as many have passed.
+    Uses the parameters of the configuration; an ONNX model is converted first. `begin` is called if
+    there is something to try, so that preparations for the actual load can start concurrently. Time
+    spent waiting for a processor does not count towards `seconds`, up to `CLOCK_TIMES` as much
+    elapsed time: a busy machine does not cause a model to be refused.
 
-    Raises InvalidModel where it is refused, where the process dies of it, takes longer, or more
-    memory, and what `check_cancelled` raises, with the process killed. A directory without an
-    artifact holds nothing to try.
+    Raises InvalidModel if the model is refused, crashes the process or exceeds a limit; and the
+    exception of `check_cancelled`, after killing the process. Does nothing for a directory without
+    an artifact.
     """
     plain = plain_artifact.find(directory)
     if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
@@ -86,7 +86,7 @@ def try_loading(
     limits = seconds * CLOCK_TIMES + _GRACE_SECONDS, seconds + _GRACE_SECONDS, memory_bytes
     arguments = str(directory), *map(str, limits), str(os.getpid())
     for _ in range(_ATTEMPTS):
-        # Not as an argument: those have a limit, and everybody may read them.
+        # Not as an argument: arguments are limited in size, and other users can read them.
         trial = _run([*command, *arguments], json.dumps(said), seconds, check_cancelled)
         if trial is not None:
             break
@@ -112,9 +112,9 @@ def try_loading(
 def _run(
     command: Sequence[str], given: str, seconds: float, check_cancelled: Callable[[], None]
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Return a process's exit and output; None if somebody has stopped or killed it.
+    """Return the exit status and output of a process, or None if someone else killed it.
 
-    Raises InvalidModel where it takes longer, and what `check_cancelled` raises.
+    Raises InvalidModel on timeout, or the exception of `check_cancelled`.
     """
     said: str | None = given
     process = start_deaf(
@@ -169,13 +169,13 @@ def _starved(had: OwnTime, seconds: float) -> str:
 
 
 def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
-    """Load a version directory on the CPU, for one row, and report its error."""
+    """Load a version directory on the CPU for one row, and print its error as JSON."""
     from xlaserve.runtime.devices import jax_runtime
 
     try:
         device = jax_runtime.start("cpu")
         confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
-        # Each core may be busy for all of its time.
+        # Allow every core to be busy for the whole time.
         limit_processor(seconds * (os.cpu_count() or 1))
         if said["onnx"]:
             with TemporaryDirectory(directory.parent) as temporary:
@@ -202,7 +202,7 @@ def _too_much(memory_bytes: int) -> str:
 def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
     from xlaserve.runtime.load_context import LoadContext
 
-    # As the table of loaders does: what converts is built upon this layer.
+    # Imported by name, because the importers are in a higher layer.
     known = OnnxSource(**{**source, "path": Path(source["path"])})
     package = "pt2" if known.is_pt2 else "onnx"
     loading = importlib.import_module(f"xlaserve.importers.{package}.loading")
@@ -220,7 +220,7 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
         batch = 1 if manifest.read(directory).max_batch_size else 0
     said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
     config = ModelConfig(max_batch_size=batch, parameters=said)
-    # The server itself knows what it allows.
+    # Without the server's limits: the server applies these itself.
     compilation = Compilation(tries_here=True)
     context = LoadContext(
         "trial",
@@ -235,7 +235,7 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[5]))
-    # Its default action ends the process, whatever XLA does.
+    # SIGALRM's default action ends the process even while XLA holds the GIL.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
     limits = float(sys.argv[3]), int(sys.argv[4])
     sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin), *limits))

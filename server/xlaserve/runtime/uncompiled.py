@@ -1,4 +1,4 @@
-"""The base of models without compiled programs."""
+"""Base class of models without compiled programs."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,18 +6,18 @@ from xlaserve.runtime.loaded import Stage
 
 
 class UncompiledModel:
-    """Takes any number of rows as they are, and is complete once it is loaded."""
+    """Accepts any number of rows without padding; has nothing to compile after its load."""
 
     on_demand = None
     dispatching = None
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
+        """Return the rows unchanged."""
         return rows
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return nothing: there is nothing to compile."""
+        """Return an empty mapping: there is nothing to compile."""
         return {}
 
     def compile_rest(

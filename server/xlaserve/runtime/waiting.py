@@ -1,4 +1,4 @@
-"""A request of the server itself, whose one answer a thread waits for."""
+"""A request by the server itself, with one answer that a thread waits for."""
 
 import threading
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from xlaserve.tensors import Tensor
 
 
 class Waiting:
-    """A request for all outputs, and the answer to it."""
+    """A request for all outputs, and its answer."""
 
     def __init__(self, model: str, info: ModelInfo, inputs: Mapping[str, Value]) -> None:
         first = next(iter(inputs.values()), None)
@@ -26,7 +26,7 @@ class Waiting:
         self._found: Mapping[str, Tensor] | BaseException | None = None
 
     def freed(self) -> None:
-        """Record that the model is done with it, unless it answers later."""
+        """Record that the execution has ended, unless the answer arrives later."""
         if self._found is not None or not self.request.is_late:
             self._over.set()
 

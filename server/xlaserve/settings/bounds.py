@@ -1,4 +1,4 @@
-"""Bounds of numeric settings."""
+"""Minimum and maximum values of numeric settings."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "processes": 1,
         "front_end_shared_bytes": 1 << 20,
         "max_front_end_requests": 1,
-        # Beneath that a busy machine would have processes replaced that only wait for a core.
+        # With less, a busy machine would replace processes that only wait for a core.
         "process_answer_seconds": 1,
         "offload_seconds": 0,
         "offload_shared_bytes": 1 << 20,
@@ -112,17 +112,17 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_choices": 1,
         "max_embedding_inputs": 1,
         "max_waiting_texts": 1,
-        # Less than what an ordinary text takes on a machine that is slow.
+        # A normal text takes longer than this on a slow machine.
         "template_seconds": 0.01,
         "tokenizer_seconds": 0.01,
         "grammar_seconds": 0.01,
         "text_process_bytes": 16 << 20,
     }
 )
-"""Least values by setting, in its unit."""
+"""Minimum value by setting, in the setting's unit."""
 
 _DEEPEST = 100
-"""protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
+"""The limit of protobuf, and of Triton for JSON; Python's recursion limit is beyond it."""
 
 LARGEST: Mapping[str, float] = MappingProxyType(
     {
@@ -130,18 +130,18 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "gpu_memory_fraction": 1,
         "poll_unload_fraction": 1,
         "access_log_rate": 1,
-        # Read whole by a page, in one message of the parent.
+        # The event log is sent as one message to the parent, and read as a whole by the web page.
         "max_event_bytes": 8 << 20,
-        # Everything that waits for another process would wait as long.
+        # All communication between processes could be delayed by this long.
         "process_answer_seconds": 3600,
-        # Beyond that it does not save anything.
+        # Polling longer has no benefit.
         "busy_poll_seconds": 0.01,
         "unix_socket_mode": 0o777,
-        # The kernel counts in 32 bits.
+        # The kernel uses 32 bits.
         "listen_backlog": 2**31 - 1,
         "max_message_depth": _DEEPEST,
         "max_json_depth": _DEEPEST,
-        # What the trace extension can say.
+        # The limit of the trace extension.
         **dict.fromkeys(("trace_rate", "trace_count", "trace_log_frequency"), 2**31 - 1),
         # RFC 9113, 6.5.2
         "stream_window_bytes": 2**31 - 1,
@@ -149,11 +149,11 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "max_frame_bytes": 2**24 - 1,
     }
 )
-"""Largest values by setting; without a row there is no bound."""
+"""Maximum value by setting; settings without an entry are unlimited."""
 
 
 def check_bounds(settings: object) -> None:
-    """Raise InvalidSettings for the first number that is out of its bounds."""
+    """Raise InvalidSettings for the first setting that is out of bounds."""
     for name, smallest in SMALLEST.items():
         if getattr(settings, name) < smallest:
             raise InvalidSettings(name, f"at least {smallest}", getattr(settings, name))

@@ -6,10 +6,10 @@ from xlaserve.errors import InvalidSettings
 
 
 def cache_home(name: str, setting: str) -> Path:
-    """Return the directory of a cache in the home of the user.
+    """Return a cache directory in the user's home directory.
 
-    Raises InvalidSettings for a user that has none: one without an entry in the list of users, as a
-    container may run as, while HOME is not set.
+    Raises InvalidSettings if the user has no home: HOME is not set and the user is not in the
+    password database, as may be the case in a container.
     """
     try:
         return Path.home() / ".cache" / name

@@ -6,10 +6,10 @@ from typing import Self
 
 
 class ProcessCount(int):
-    """A number of processes; `auto` is one for each core that this process may run on."""
+    """A number of processes; `auto` is one per core that this process may run on."""
 
     def __new__(cls, value: int | str) -> Self:
-        """Read a number or `auto`; raises ValueError."""
+        """Parse a number or `auto`; raises ValueError."""
         if value == "auto":
             return super().__new__(cls, len(os.sched_getaffinity(0)))
         return super().__new__(cls, value)
@@ -19,25 +19,25 @@ ONE_PROCESS = ProcessCount(1)
 
 
 class ProcessRoles(StrEnum):
-    """Parts that the processes of a server have."""
+    """Roles of the server's processes."""
 
     AUTO = "auto"
-    """Front ends with a device that is named and is not the CPU, else workers."""
+    """Front ends if `device` names an accelerator, otherwise workers."""
     WORKERS = "workers"
-    """Each loads every model and executes what its clients ask for."""
+    """Each process loads every model and executes its clients' requests."""
     FRONT_ENDS = "front-ends"
-    """One loads the models and executes, the others have the clients."""
+    """One process loads the models and executes; the others serve clients."""
 
 
 class ModelControlMode(StrEnum):
-    """Modes of deciding which models are loaded (Triton's model control)."""
+    """Who decides which models are loaded (Triton's model control)."""
 
     NONE = "none"
-    """Every model is loaded at start; clients can change nothing."""
+    """Every model is loaded at start; clients cannot load or unload."""
     POLL = "poll"
-    """The repository is watched; changes on disk load, reload and unload."""
+    """The server watches the repository; changes on disk load, reload and unload models."""
     EXPLICIT = "explicit"
-    """Clients load and unload."""
+    """Clients load and unload models."""
 
 
 class Device(StrEnum):
@@ -53,108 +53,108 @@ class MatmulPrecision(StrEnum):
     """Precisions of FP32 products, by JAX's names (jax_default_matmul_precision)."""
 
     DEFAULT = "default"
-    """The device's own: TF32 on GPUs that have it, BF16 on TPUs."""
+    """The device's default: TF32 on GPUs that support it, BF16 on TPUs."""
     HIGH = "high"
-    """TF32 on GPUs that have it, three products of BF16 on TPUs."""
+    """TF32 on GPUs that support it, three BF16 products on TPUs."""
     HIGHEST = "highest"
-    """FP32."""
+    """Full FP32."""
     TENSORFLOAT32 = "tensorfloat32"
-    """Another name of high."""
+    """Alias of high."""
     FLOAT32 = "float32"
-    """Another name of highest."""
+    """Alias of highest."""
 
     @property
     def of_xla(self) -> str:
-        """Return XLA's name for it: those of JAX are several for one."""
+        """Return XLA's name; several JAX names may map to one."""
         same = {"tensorfloat32": "high", "float32": "highest"}
         return same.get(self.value, self.value).upper()
 
 
 class IdInjection(StrEnum):
-    """Ways for ModelMesh to send the id of a model."""
+    """How ModelMesh sends the id of a model."""
 
     PATH = "path"
-    """In the request message, at the path that runtimeStatus advertises, and in a header."""
+    """In the request message, at the path reported by runtimeStatus, and in a header."""
     HEADER = "header"
-    """In a header only; the message keeps the name that the client wrote."""
+    """In a header only; the message keeps the client's model name."""
 
 
 class Readiness(StrEnum):
-    """Conditions of readiness."""
+    """When the server becomes ready."""
 
     STARTUP = "startup"
-    """Every model that is loaded at start has been tried."""
+    """After each load at start has ended."""
     MODELS = "models"
-    """And none of them is without a ready version."""
+    """Like startup, and every model has a ready version."""
 
 
 class Http2Engine(StrEnum):
-    """HTTP/2 engines under gRPC."""
+    """HTTP/2 implementations for gRPC."""
 
     OWN = "own"
-    """The server's own engine."""
+    """The server's own implementation."""
     H2 = "h2"
-    """The h2 library, through grpclib: slower, and the reference."""
+    """The h2 library, through grpclib: slower, used as a reference."""
 
 
 class V2Dialect(StrEnum):
-    """Servers whose form of V2 over gRPC clients expect, where the forms differ."""
+    """Servers whose variant of V2 over gRPC to follow where they differ."""
 
     TRITON = "triton"
-    """Streams have Triton's envelope, metadata has `parameters`."""
+    """Streams use Triton's envelope, metadata has `parameters`."""
     MLSERVER = "mlserver"
-    """Streams answer ModelInferResponse, and an error ends them; metadata has `parameters`."""
+    """Streams answer ModelInferResponse and end at the first error; metadata has `parameters`."""
     KSERVE = "kserve"
-    """Streams have Triton's envelope, metadata has the `properties` of Open Inference."""
+    """Streams use Triton's envelope, metadata has the `properties` of Open Inference."""
 
 
 class TypedAnswerForm(StrEnum):
-    """Answers to gRPC requests whose inputs came as typed contents."""
+    """Form of answers to gRPC requests with typed contents."""
 
     BOTH = "both"
-    """In typed contents and in raw_output_contents: there are clients that read only one."""
+    """Answers have typed contents and raw_output_contents: some clients read only one."""
     TYPED = "typed"
-    """In typed contents."""
+    """Answers have typed contents only."""
     RAW = "raw"
-    """In raw_output_contents, as a request with raw inputs is."""
+    """Answers have raw_output_contents only, as for requests with raw inputs."""
 
 
 class TlsEndpoint(StrEnum):
-    """Endpoints that can be served over TLS."""
+    """Endpoints that can use TLS."""
 
     GRPC = "grpc"
     """grpc_endpoint and grpc_data_endpoint."""
     HTTP = "http"
     METRICS = "metrics"
-    """metrics_endpoint, where it has an address of its own."""
+    """metrics_endpoint, if it has a separate address."""
 
 
 class SharedMemoryClients(StrEnum):
-    """Clients that may register shared memory and name it in requests."""
+    """Clients that may register shared memory and use it in requests."""
 
     LOCAL = "local"
-    """Those on a unix socket or a loopback address."""
+    """Clients on a unix socket or a loopback address."""
     ALL = "all"
-    """All: whoever reaches the server reads and writes shared memory of its user."""
+    """All clients, which can then read and write shared memory of the server's user."""
     NONE = "none"
-    """None: the extension is turned off."""
+    """No clients: the extension is turned off."""
 
 
 class TraceLevel(StrEnum):
-    """The detail of traces from the start on, as Triton spells it."""
+    """The initial trace level, as Triton spells it."""
 
     AUTO = "auto"
-    """Nothing in files, and times in spans that are exported."""
+    """OFF for traces in files, TIMESTAMPS for exported spans."""
     OFF = "OFF"
-    """Nothing."""
+    """No traces."""
     TIMESTAMPS = "TIMESTAMPS"
-    """The times of its steps."""
+    """The times of a request's steps."""
 
 
 class TraceMode(StrEnum):
-    """Forms of traces."""
+    """Output formats of traces."""
 
     TRITON = "triton"
-    """Files in Triton's form."""
+    """Files in Triton's format."""
     OPENTELEMETRY = "opentelemetry"
-    """Spans that are exported over OTLP, as the variables OTEL_* say."""
+    """Spans exported over OTLP, configured by the OTEL_* variables."""

@@ -1,4 +1,4 @@
-"""Settings that are not numbers: allowed values and mutual exclusions."""
+"""Permitted values of other settings, and mutual exclusions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _MESH_DECIDES = "none with modelmesh, which decides what is loaded"
 @dataclass(frozen=True, slots=True)
 class _Conflict:
     name: str
-    """The setting that the error names."""
+    """The setting to name in the error."""
     expected: str
     found: Callable[[Any], bool]
     got: Callable[[Any], object]
@@ -86,11 +86,11 @@ _CONFLICTS: Sequence[_Conflict] = (
         lambda s: ",".join(s.load_model),
     ),
 )
-"""In the order in which they are told: one error names one of them."""
+"""In order of precedence: an error names the first conflict."""
 
 
 def check_conflicts(settings: Any) -> None:
-    """Raise InvalidSettings for the first that a `Settings` has."""
+    """Raise InvalidSettings for the first conflict in a `Settings`."""
     for conflict in _CONFLICTS:
         if conflict.found(settings):
             raise InvalidSettings(conflict.name, conflict.expected, conflict.got(settings))

@@ -1,4 +1,4 @@
-"""How settings are read, and what follows from several of them together."""
+"""Reads settings, and derives values from several of them."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from xlaserve.settings.reading import read_values
 
 
 class Derived:
-    """The reader and the properties of `Settings`, which has these fields."""
+    """Base class of `Settings`, with its reader and derived properties."""
 
     __slots__ = ()
 
@@ -28,18 +28,18 @@ class Derived:
 
     @property
     def bare_model(self) -> str:
-        """Return the name of the model that the repository itself may be; empty for none."""
+        """Return the model's name if the repository itself may be a model, or an empty string."""
         if self.sagemaker and not self.sagemaker_multi_model:
             return self.default_model or sagemaker_environment.MODEL_NAME
         return ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
-        """Merge flags over the environment over the defaults. A flag of None was not given.
+        """Read settings from flags, then the environment, then defaults. A flag of None is absent.
 
-        With `sagemaker` the variables of SageMaker come between environment and defaults. Values
-        may be texts as on a command line. Raises InvalidSettings for one that cannot be
-        read, and for an `XLASERVE_` variable that names no setting.
+        With `sagemaker`, SageMaker's variables take precedence over defaults only. Values may be
+        strings as on a command line. Raises InvalidSettings for a value that cannot be parsed, and
+        for an `XLASERVE_` variable that names no setting.
         """
         environ = os.environ if environment is None else environment
         return cls(**read_values(get_type_hints(cls), environ, flags))

@@ -1,6 +1,6 @@
-"""Descriptions of the settings, for `xlaserve serve --help` and docs/settings.md.
+"""Descriptions of settings, for `xlaserve serve --help` and docs/settings.md.
 
-They are read from the source of `Settings`: the string below a field, the heading above it.
+They are parsed from the source of `Settings`: the string below a field, and the heading above.
 """
 
 import ast
@@ -21,17 +21,17 @@ _FIELD = re.compile(r"    (\w+): ")
 
 @dataclass(frozen=True, slots=True)
 class SettingDescription:
-    """One row of docs/settings.md and of `--help`."""
+    """A setting's row in docs/settings.md and `--help`."""
 
     name: str
     default: str
     text: str
     group: str
-    """The heading in the source that it stands below; empty for what comes before all of them."""
+    """The heading above the setting in the source, or an empty string for the first settings."""
     many: bool
     """Whether the flag may be repeated."""
     switch: bool
-    """Whether it is on or off."""
+    """Whether the setting is a boolean."""
 
     @property
     def variable(self) -> str:
@@ -40,7 +40,7 @@ class SettingDescription:
 
 
 def describe_settings() -> list[SettingDescription]:
-    """List every setting by group, and in the order of its definition, with its documentation."""
+    """Return all settings with their documentation, by group and in order of definition."""
     texts, groups = _strings_below_fields(), _headings_above_fields()
     described = [
         SettingDescription(

@@ -1,4 +1,4 @@
-"""Settings read from texts: flags over the environment over what SageMaker says."""
+"""Parses settings from flags, environment variables and SageMaker's variables."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from xlaserve.settings import sagemaker_environment
 ENVIRONMENT_PREFIX = "XLASERVE_"
 
 CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_BYTES")
-"""Variables of a pod's memory request, by the Downward API; the first that is set counts."""
+"""Variables with a pod's memory request (Downward API); the first one set is used."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
-"""Variables that a pod has when a Service of the cluster is called `xlaserve`."""
+"""Variables that Kubernetes sets in pods if a Service is called `xlaserve`."""
 
 REPLACED: Mapping[str, str] = {
     "max_receiving_bytes": "max_held_bytes",
@@ -23,15 +23,15 @@ REPLACED: Mapping[str, str] = {
     "grpc_tls_key": "tls_key",
     "grpc_tls_client_ca": "tls_client_ca",
 }
-"""Settings that there were, and what is obeyed now: in the environment, in files, as flags."""
+"""Former settings and their replacements, for the environment, files and flags."""
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def successor(name: str, spelled: Callable[[str], str] = str) -> str:
-    """Say what took the place of a setting that there was; empty for any other name.
+    """Describe the replacement of a former setting; empty for any other name.
 
-    `spelled` turns a name into what is written there.
+    `spelled` formats the replacement's name as a flag or variable.
     """
     found = REPLACED.get(name)
     return "" if found is None else f"{spelled(found)}, which took its place"
@@ -40,10 +40,10 @@ def successor(name: str, spelled: Callable[[str], str] = str) -> str:
 def read_values(
     hints: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return the settings that are given, each as a value of its type in `hints`.
+    """Return the given settings, parsed as their types in `hints`.
 
-    A flag of None was not given. Raises InvalidSettings for a text that cannot be read, for a
-    variable of ours that names no setting, and where no repository is named.
+    A flag of None is absent. Raises InvalidSettings for a value that cannot be parsed, for an
+    `XLASERVE_` variable that names no setting, and if no repository is given.
     """
     values: dict[str, Any] = {}
     for variable, text in environment.items():
@@ -72,7 +72,7 @@ def read_values(
 
 
 def _with_repository(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the first of the repositories as the one; raises InvalidSettings."""
+    """Move the first of `model_repository` to `repository`, if that is absent."""
     if "repository" in values:
         return values
     if not values.get("model_repository"):
@@ -95,7 +95,7 @@ def _from_text(variable: str, hint: Any, text: str) -> Any:
     try:
         if hint is bool:
             return _TRUTHS[text.lower()]
-        # 0o666 and 1_000 read as Python writes them.
+        # Accepts Python's notation, such as 0o666 and 1_000.
         return int(text, 0) if hint is int else hint(text)
     except (KeyError, ValueError):
         expected = "|".join(hint) if issubclass(hint, StrEnum) else hint.__name__

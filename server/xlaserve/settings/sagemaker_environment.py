@@ -1,6 +1,6 @@
-"""Settings from the environment that SageMaker gives a container (SageMaker, Your own container).
+"""Settings from SageMaker's environment variables (SageMaker, Your own container).
 
-A layer below flags and `XLASERVE_*` variables and above the defaults; pure functions of a mapping.
+They take precedence over defaults, but not over flags and `XLASERVE_*` variables.
 """
 
 import re
@@ -18,12 +18,12 @@ DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 MODEL_NAME = "model"
-"""The name of a model that has none: the only one, in the directory of the container."""
+"""Model name in single-model mode."""
 
 _DEFAULT_PORT = "8080"
 _DEFAULT_BASE = "/opt/ml"
 _UNLOAD_SECONDS = 350
-"""The platform waits 360 s for an unload, and takes the memory as free after that."""
+"""The platform waits 360 s for an unload, and then considers the memory free."""
 
 _PORTS = range(1, 65536)
 _MEGABYTES = range(1, 1 << 20)
@@ -31,7 +31,7 @@ _TRUTHS = MappingProxyType({"true": True, "1": True, "false": False, "0": False}
 _LEVELS = MappingProxyType(
     {"10": "debug", "20": "info", "30": "warning", "40": "error", "50": "error"}
 )
-"""Python's levels of logging."""
+"""Python's logging levels."""
 
 _ENDPOINTS = ("http_endpoint", "grpc_endpoint", "grpc_data_endpoint")
 _TCP = re.compile(r"port:([0-9]{1,5})", re.ASCII)
@@ -40,9 +40,9 @@ _TCP = re.compile(r"port:([0-9]{1,5})", re.ASCII)
 def settings_below(
     environment: Mapping[str, str], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the settings that SageMaker's variables, or its conventions, put below the given ones.
+    """Return the settings that follow from SageMaker's variables and conventions.
 
-    A given setting is left out, and each port among them is in the range that is safe. Raises
+    Omits settings in `given`. All ports are within the safe range, if there is one. Raises
     InvalidSettings that names the variable.
     """
     http_port = _number(environment, BIND_TO_PORT, _DEFAULT_PORT, _PORTS)
@@ -74,7 +74,7 @@ def _models(environment: Mapping[str, str], given: Mapping[str, object]) -> dict
 
 
 def _optional(environment: Mapping[str, str]) -> dict[str, object]:
-    """Return what is only set where its variable is."""
+    """Return the settings whose variables are set."""
     found: dict[str, object] = {}
     if environment.get(MAX_PAYLOAD):
         megabytes = _number(environment, MAX_PAYLOAD, "", _MEGABYTES)
@@ -109,7 +109,7 @@ def _safe_ports(environment: Mapping[str, str]) -> range | None:
 
 
 def _grpc_endpoint(safe: range | None, http_port: int) -> str:
-    """Return the first port that is free for it: without a range there is none."""
+    """Return the first free port of the safe range, or none without a range."""
     port = next((port for port in safe or () if port != http_port), None)
     return "none" if port is None else f"port:{port}"
 

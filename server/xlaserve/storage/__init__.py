@@ -1,1 +1,1 @@
-"""Models in remote stores: listed, fetched into a bounded cache, and checked."""
+"""Models in remote stores: listing, a bounded cache of fetched files, integrity checks."""

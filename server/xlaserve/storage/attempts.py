@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Attempts:
-    """The attempts of all requests to one store. Thread-safe."""
+    """Runs requests to one store, with retries. Thread-safe."""
 
     def __init__(
         self,
@@ -23,22 +23,22 @@ class Attempts:
         seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Limits of a request's attempts: their number, and the seconds in which they may begin."""
+        """Limit the attempts per request in number, and in seconds until the last one starts."""
         self._counts = counts or FetchCounts()
         self._most = most
         self._seconds = seconds
         self._clock = clock
         self._closed = threading.Event()
         self.problem = ""
-        """Why the last request failed; empty where the store answered."""
+        """Why the last request failed, or an empty string if the store answered."""
 
     @classmethod
     def one(cls) -> "Attempts":
-        """Return a store's attempts without retries."""
+        """Return an instance that makes a single attempt per request."""
         return cls(most=1)
 
     def run(self, ask: Callable[[], T]) -> T:
-        """Run a request with retries and return its result; blocks. Raises its last problem."""
+        """Run a request with retries; return its result or raise its last problem. Blocks."""
         until, failed = self._clock() + self._seconds, 0
         while True:
             try:
@@ -55,7 +55,7 @@ class Attempts:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note how a request ends that somebody else repeats."""
+        """Record the outcome of a request that the caller retries itself."""
         try:
             yield
         except StoreProblem as problem:
@@ -65,7 +65,7 @@ class Attempts:
             self.problem = ""
 
     def look(self, ask: Callable[[], object]) -> None:
-        """Make a single request, to test the store; a missing root is a problem too."""
+        """Make a single request to test the store; a missing root counts as a failure."""
         try:
             ask()
         except StoreProblem as problem:
@@ -83,5 +83,5 @@ class Attempts:
 
 
 def _is_answer(problem: StoreProblem) -> bool:
-    """Tell whether the store has answered, and the object is the problem."""
+    """Tell whether the store works, so that the problem is the object."""
     return isinstance(problem, ObjectMissing | ObjectChanged)

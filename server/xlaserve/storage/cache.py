@@ -1,4 +1,4 @@
-"""The cache of fetched models: a bounded folder that servers share. Its methods block."""
+"""The cache of fetched models, a bounded directory that servers share. Methods block."""
 
 import errno
 import fcntl
@@ -23,17 +23,17 @@ from xlaserve.storage.units import Unit, Wanted
 
 SETTING = "remote_cache_directory"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk or quota, which affects other writers as well."""
+"""Error numbers of a full disk or quota, which would affect other writers as well."""
 _LOCK = "lock"
 _BUSY_SECONDS = 0.05
 _LOOK_SECONDS = 0.2
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 60.0
-"""Seconds that reads of a store which does not answer may take to end once they are cancelled."""
+"""Time in seconds that cancelled reads from a hanging store may take to end."""
 
 
 class Lease:
-    """A unit's files, kept until it is closed."""
+    """Keeps a unit's files in the cache until it is closed."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -51,13 +51,13 @@ class ModelCache:
     """
 
     def __init__(self, directory: Path, max_bytes: int, threads: int) -> None:
-        """`threads` is the number of files that are fetched at a time."""
+        """`threads` is the number of concurrent downloads."""
         self.directory = directory
         self.counts = FetchCounts()
         self._max_bytes = max_bytes
         self._downloads = ThreadPoolExecutor(threads, "download")
         self._verified: set[str] = set()
-        """Units that this process has read or fetched, each to its end."""
+        """Units whose hashes this process has verified, by reading or fetching all files."""
         self._open: set[FetchControl] = set()
         self._lock = threading.Lock()
         self._log = structlog.get_logger("storage")
@@ -69,10 +69,10 @@ class ModelCache:
             return len(self._open)
 
     def prepare(self) -> None:
-        """Create the folder, and remove incomplete units of killed processes that nobody can
-        resume.
+        """Create the directory, and remove incomplete units that cannot be resumed.
 
-        Raises InvalidSettings for a folder that others may write to: what is in it is loaded.
+        Raises InvalidSettings if other users may write to the directory, because the server loads
+        its contents.
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class ModelCache:
             self._log.info("leftovers of killed fetches removed", count=count)
 
     def close(self) -> None:
-        """Cancel every fetch, and refuse later ones."""
+        """Cancel all fetches, and refuse later ones."""
         with self._lock:
             for control in self._open:
                 control.cancel()
@@ -124,10 +124,10 @@ class ModelCache:
         return Lease(unit)
 
     def take(self, store: Store, wanted: Wanted, control: FetchControl) -> Lease:
-        """Return the files, fetching missing ones.
+        """Return a lease on the files, after fetching any that are missing.
 
-        Raises StoreProblem, FetchCancelled, OSError of the disk, and InvalidModel for what does not
-        fit into the cache.
+        Raises StoreProblem, FetchCancelled, OSError from the disk, and InvalidModel if the model
+        does not fit into the cache.
         """
         self.check_size(wanted.size_bytes)
         with self._following(control):
@@ -138,7 +138,7 @@ class ModelCache:
                     return lease
                 unit = self._exclusive(wanted)
                 if unit is None:
-                    # Another load fetches it, here or in another server.
+                    # Another load, here or in another server, is fetching the same unit.
                     control.pause(_BUSY_SECONDS)
                     continue
                 try:
@@ -158,7 +158,7 @@ class ModelCache:
                 self._open.discard(control)
 
     def _is_sound(self, unit: Unit, wanted: Wanted) -> bool:
-        """Tell whether the files have their recorded hashes, once per process."""
+        """Tell whether the files match their recorded hashes; reads them once per process."""
         if wanted.digest in self._verified:
             return unit.has_sizes(wanted)
         if not unit.is_sound(wanted):
@@ -167,11 +167,11 @@ class ModelCache:
         return True
 
     def _discard(self, unit: Unit, wanted: Wanted) -> None:
-        """Remove a unit that was changed since it was fetched, even in use: open files stay."""
+        """Remove a unit whose files were modified, even if in use: open files remain readable."""
         self._verified.discard(wanted.digest)
         self._log.warning("cached files changed since they were fetched", model=wanted.model)
-        # Everybody removes under this lock, or under an exclusive one of the unit: so what is at
-        # its path now is not another unit that was fetched meanwhile.
+        # Units are only removed under this lock or an exclusive lock on the unit, so the path
+        # cannot refer to a newly fetched unit.
         with self._claiming():
             if unit.lock(shared=True):
                 unit.remove()
@@ -202,7 +202,8 @@ class ModelCache:
         except BaseException as error:
             self.counts.add(failures=1)
             if isinstance(error, OSError) and error.errno in _FULL:
-                # It would keep everybody from writing; to fetch it again later is cheaper.
+                # A partial unit would keep the disk full for all writers; fetching it again is
+                # cheaper.
                 unit.remove()
             raise
         finally:
@@ -221,7 +222,7 @@ class ModelCache:
     def _download(
         self, unit: Unit, wanted: Wanted, store: Store, control: FetchControl
     ) -> dict[str, str]:
-        """Fetch all files, several at a time; return their hashes by name."""
+        """Fetch all files, several concurrently; return their hashes by name."""
         directory = unit.partial()
         running: dict[Future[str], str] = {}
         try:
@@ -233,7 +234,7 @@ class ModelCache:
             self._wait(running, wanted, control)
         except BaseException:
             control.cancel()
-            # Nobody else may have the unit as long as one of them writes to it.
+            # The unit must stay locked as long as a download writes to it.
             writing = [future for future in running if not future.cancel()]
             if wait(writing, _END_SECONDS).not_done:
                 unit.remove()
@@ -244,7 +245,7 @@ class ModelCache:
         try:
             return self._downloads.submit(answering(fetch))
         except RuntimeError:
-            raise FetchCancelled from None  # the server stops
+            raise FetchCancelled from None  # the server is stopping
 
     def _wait(self, running: dict[Future[str], str], wanted: Wanted, control: FetchControl) -> None:
         told = time.monotonic()
@@ -253,7 +254,7 @@ class ModelCache:
             done, left = wait(left, _LOOK_SECONDS, FIRST_EXCEPTION)
             for future in done:
                 if future.cancelled():
-                    raise FetchCancelled  # the server stops
+                    raise FetchCancelled  # the server is stopping
                 future.result()
             control.check()
             if time.monotonic() - told > _PROGRESS_SECONDS:
@@ -265,15 +266,15 @@ class ModelCache:
                     size_bytes=wanted.size_bytes,
                 )
 
-    # --- room ---
+    # --- eviction ---
 
     def _make_room(self, own: Unit, wanted: Wanted) -> None:
-        """Evict until the unit fits, and claim its bytes; raises InvalidModel."""
+        """Evict other units until this one fits, and claim its bytes; raises InvalidModel."""
         with self._claiming():
             units = [unit for unit in self._units() if unit.path != own.path]
             try:
                 used = sum(unit.claimed_bytes for unit in units)
-                # What was begun and not ended serves nobody yet.
+                # Evict incomplete units first: they serve no model yet.
                 units.sort(key=lambda unit: (unit.is_whole, unit.used_at))
                 for unit in units:
                     if used + wanted.size_bytes <= self._max_bytes:
@@ -296,7 +297,7 @@ class ModelCache:
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
-        """Keep all others, in all processes, from claiming bytes for the length of a block."""
+        """Hold the lock for claiming bytes, across processes, within a block."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.directory / _LOCK, flags, 0o600)
         try:

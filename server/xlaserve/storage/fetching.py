@@ -1,4 +1,4 @@
-"""Fetches one object into one file: resumed where it was cut, retried, hashed, cancelled."""
+"""Fetches an object into a file: resumes, retries, hashes, can be cancelled."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ from typing import Any
 from xlaserve.storage.objects import FetchCancelled, RangeIgnored, RemoteObject, Store, StoreProblem
 
 ATTEMPTS = 5
-"""Consecutive attempts without progress."""
+"""Maximum number of consecutive attempts without progress."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _HASHED_AT_A_TIME = 1 << 20
 
@@ -25,13 +25,13 @@ class FetchCounts:
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.seconds = 0.0
-        """Time in which models were fetched, of all of them together."""
+        """Total time spent on fetching models, in seconds."""
         self.models = 0
         self.failures = 0
-        """Failed fetches, without cancelled ones."""
+        """Failed fetches, excluding cancelled ones."""
         self.retries = 0
         self.refused = 0
-        """Requests that failed in all attempts, but those for files of a fetch."""
+        """Requests that failed in all attempts, excluding those of file fetches."""
 
     def add(self, **counts: float) -> None:
         """Add to counts, by name."""
@@ -41,7 +41,7 @@ class FetchCounts:
 
 
 class FetchControl:
-    """The limits of one fetch: its deadline, and whether anybody still waits for it."""
+    """The deadline of one fetch, and its cancellation."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FetchControl:
     ) -> None:
         self.counts = counts or FetchCounts()
         self.done_bytes = 0
-        """Fetched bytes so far."""
+        """Number of bytes fetched so far."""
         self._seconds = seconds
         self._clock = clock
         self._until = clock() + seconds
@@ -59,7 +59,7 @@ class FetchControl:
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """End the fetch at its next step."""
+        """Cancel the fetch before its next step."""
         self._cancelled.set()
 
     def check(self) -> None:
@@ -74,24 +74,24 @@ class FetchControl:
             )
 
     def arrived(self, size_bytes: int, *, resumed: bool = False) -> None:
-        """Count fetched bytes; `resumed` ones were there before."""
+        """Count fetched bytes; `resumed` bytes are from an earlier fetch."""
         self.counts.add(fetched_bytes=0 if resumed else size_bytes)
         with self._lock:
             self.done_bytes += size_bytes
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises as `check` does, at once when it is cancelled."""
+        """Wait this long; raises like `check`, immediately on cancellation."""
         self._cancelled.wait(min(seconds, max(0.0, self._until - self._clock())))
         self.check()
 
 
 def fetch_file(store: Store, found: RemoteObject, target: Path, control: FetchControl) -> str:
-    """Fetch the rest of an object into a file, and return its sha256; blocks.
+    """Fetch an object into a file and return its SHA-256; blocks.
 
-    What the file holds already is the beginning of the same object, and is kept. Raises
-    StoreProblem once nothing came in ATTEMPTS attempts, or for what no attempt will change.
+    Resumes if the file contains the beginning of the object. Raises StoreProblem after ATTEMPTS
+    attempts without progress, or for a permanent error.
     """
-    # O_NOFOLLOW: nothing of the cache is a link.
+    # O_NOFOLLOW: the cache contains no links.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(target, flags, mode=0o600), "r+b", buffering=0) as file:
         download = _Download(store, found, file, control)
@@ -105,7 +105,7 @@ def read_part(
 ) -> bytes:
     """Return an object's bytes between two offsets; blocks.
 
-    For what fits into memory. Raises StoreProblem as `fetch_file` does.
+    Keeps the bytes in memory. Raises StoreProblem like `fetch_file`.
     """
     start, stop = part
     begin, failed = start, 0
@@ -122,7 +122,7 @@ def read_part(
             reason = f"'{found.name}' ended at byte {begin + len(got)} of {found.size_bytes}"
             raise StoreProblem(reason)  # noqa: TRY301, counted as every other
         except RangeIgnored:
-            # What is in front of the part is read too, and dropped: a header is short.
+            # Read from the start and drop the bytes before the part: headers are short.
             begin = 0
         except StoreProblem as problem:
             failed += 1
@@ -134,7 +134,7 @@ def read_part(
 
 
 class _Download:
-    """A download into a file that may hold its beginning."""
+    """A download into a file that may already contain the beginning of the object."""
 
     def __init__(
         self, store: Store, found: RemoteObject, file: io.FileIO, control: FetchControl
@@ -145,16 +145,16 @@ class _Download:
         self._control = control
         self._position = 0
         self._hashes: list[Any] = []
-        """Running sha256, and the store's own checksum, if any."""
+        """Running SHA-256, and the store's checksum if it provides one."""
         self._rehash()
 
     @property
     def sha256(self) -> str:
-        """Return the hash of the bytes so far."""
+        """Return the SHA-256 of the bytes so far."""
         return str(self._hashes[0].hexdigest())
 
     def run(self) -> None:
-        """Fetch the missing bytes, retrying as long as attempts make progress."""
+        """Fetch the missing bytes, and retry as long as attempts make progress."""
         failed = 0
         while self._position < self._found.size_bytes:
             self._control.check()
@@ -199,7 +199,7 @@ class _Download:
     def _check(self) -> None:
         checksum = self._found.checksum
         if checksum is not None and self._hashes[1].hexdigest() != checksum.value:
-            # What is there is of no use: the next fetch begins again.
+            # The data is corrupt: discard it, so that the next fetch starts over.
             self._restart()
             raise StoreProblem(
                 f"'{self._found.name}' has not the {checksum.algorithm} that its store says",
@@ -212,7 +212,7 @@ class _Download:
         self._rehash()
 
     def _rehash(self) -> None:
-        """Hash the file's contents; a file larger than the object is discarded."""
+        """Hash the existing contents of the file; truncates it if it is larger than the object."""
         checksum = self._found.checksum
         algorithms = ["sha256", *([checksum.algorithm] if checksum else [])]
         self._hashes = [hashlib.new(name, usedforsecurity=False) for name in algorithms]
@@ -230,6 +230,6 @@ class _Download:
 
 def pause_seconds(failed: int) -> float:
     """Return the pause after this many consecutive attempts without progress."""
-    # Jitter: servers that lost the same store do not come back at the same moment.
+    # Jitter: servers that lost the same store should not all retry at the same moment.
     longest: float = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failed)
     return longest * random.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Stores that fsspec knows: S3, GCS, Azure and Hugging Face, each with its SDK's credentials."""
+"""Stores accessed with fsspec: S3, GCS, Azure and Hugging Face, with their SDKs' credentials."""
 
 import base64
 import importlib
@@ -19,17 +19,17 @@ from xlaserve.storage.objects import (
 
 _PIECE_BYTES = 8 << 20
 _LISTING_TIMES = 10
-"""Time limit of a listing, as a multiple of one part's."""
+"""Time limit of a listing, as a multiple of that of one read."""
 
 _WRITING_TIMES = 10
-"""Time limit of an upload, likewise: it is a single request."""
+"""Time limit of an upload, as a multiple of that of one read."""
 
 _ABSENT = "it is not there"
 _MARKS = (
     "ETag", "generation", "etag", "blob_id", "content_md5", "LastModified", "last_modified",
     "updated", "created", "mtime",
 )  # fmt: skip
-"""Fields of an object that change with it; the first that a store gives counts."""
+"""Object fields that change with the contents; the first field present is used."""
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -44,8 +44,9 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "ClientAuthenticationError": "the environment of the SDK has no credentials",
     }
 )
-"""Errors that no further attempt will change, by the name of their class: an SDK that is not
-installed has no classes to compare with."""
+"""Permanent errors, by class name, because the classes of an SDK that is not installed cannot be
+imported.
+"""
 
 
 def _s3(seconds: float) -> Mapping[str, Any]:
@@ -60,13 +61,13 @@ def _plain(seconds: float) -> Mapping[str, Any]:
 _OPTIONS: Mapping[str, Callable[[float], Mapping[str, Any]]] = MappingProxyType(
     {"s3": _s3, "gs": _plain, "az": _plain, "hf": _plain}
 )
-"""Specific file system options by scheme, for a timeout in seconds. Credentials are not among them:
-each SDK finds its own.
+"""File system options by scheme, given a timeout in seconds. They include no credentials: each SDK
+finds its own.
 """
 
 
 class FsspecStore:
-    """Reads objects below a root of a file system of fsspec. Blocks."""
+    """Reads objects below a root in an fsspec file system. Blocks."""
 
     def __init__(
         self,
@@ -93,17 +94,17 @@ class FsspecStore:
         max_objects: int,
         attempts: Attempts | None = None,
     ) -> "FsspecStore":
-        """Create the file system from the scheme's extra; the SDK reads its environment."""
+        """Create the file system for a URL's scheme; the SDK reads its environment."""
         fsspec: Any = importlib.import_module("fsspec")
         options = dict(_OPTIONS[scheme](seconds))
-        # A listing that is remembered would hide every change.
+        # Disable the listings cache: it would hide changes.
         made = fsspec.filesystem(
             scheme, skip_instance_cache=True, use_listings_cache=False, **options
         )
         return cls(made, root, seconds=seconds, max_objects=max_objects, attempts=attempts)
 
     def objects(self, below: str = "") -> list[RemoteObject]:
-        """Return all objects below a name; raises StoreProblem."""
+        """Return all objects below a prefix; raises StoreProblem."""
         root = f"{self._root}/{below}".rstrip("/")
         self._forget_listings()
         limit = _LISTING_TIMES * self._seconds
@@ -117,12 +118,12 @@ class FsspecStore:
         return [
             _object(str(path).strip("/").removeprefix(prefix) if prefix != "/" else path, info)
             for path, info in infos.items()
-            # Consoles make empty objects that look like directories.
+            # Web consoles create empty objects to represent directories.
             if info.get("type") == "file" and not str(info.get("name", "")).endswith("/")
         ]
 
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of a part of an object, some megabytes at a time."""
+        """Yield a range of an object's bytes in chunks of some megabytes."""
         path = f"{self._root}/{found.name}"
         while start < stop:
             end = min(start + _PIECE_BYTES, stop)
@@ -156,24 +157,24 @@ class FsspecStore:
         return _object(name, info) if info.get("type") == "file" else None
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object whole, in place of one of this name; raises StoreProblem."""
+        """Write an object as a whole, replacing an existing one; raises StoreProblem."""
         limit = _WRITING_TIMES * self._seconds
         self._call("pipe_file", f"{self._root}/{name}", data, seconds=limit)
 
     def look(self) -> None:
-        """Ask for the root, once."""
+        """Request the root once, to test the store."""
         self._forget_listings()
         self._attempts.look(partial(self._call, "info", self._root))
 
     def _ask(self, name: str, *args: Any, **more: Any) -> Any:
-        """Do as `_call`, in several attempts."""
+        """Run `_call` with retries."""
         return self._attempts.run(partial(self._call, name, *args, **more))
 
     def _forget_listings(self) -> None:
         self._filesystem.invalidate_cache()
 
     def _call(self, name: str, *args: Any, seconds: float | None = None, **more: Any) -> Any:
-        """Call a method of the file system; one that can be cancelled is, when its time is over."""
+        """Call a method of the file system, with a timeout; async ones are cancelled on timeout."""
         limit = seconds or self._seconds
         try:
             if getattr(self._filesystem, "async_impl", False):
@@ -182,7 +183,7 @@ class FsspecStore:
                 return asyn.sync(self._filesystem.loop, method, *args, timeout=limit, **more)
             return getattr(self._filesystem, name)(*args, **more)
         except Exception as error:
-            # What an SDK says may hold a key or a signed URL: its class tells enough.
+            # SDK messages may contain keys or signed URLs; the class name is enough.
             raise _problem(error, limit) from None
 
 
@@ -204,7 +205,7 @@ def _object(name: str, info: Mapping[str, Any]) -> RemoteObject:
         raise StoreProblem(f"'{name[:200]}' has no size", is_transient=False)
     field = next((field for field in _MARKS if info.get(field) is not None), "")
     value = info.get(field, "")
-    # A listing may have as a number what the object itself has as a date.
+    # Listings may have a number where the object's own metadata has a date.
     mark = str(value.timestamp() if isinstance(value, datetime) else value)
     return RemoteObject(name, size, mark.strip('"'), _checksum(info))
 

@@ -1,4 +1,4 @@
-"""Objects on an HTTP server that lists its directories as pages of links."""
+"""Objects on an HTTP server that lists its directories as HTML pages."""
 
 import http.client
 import re
@@ -36,7 +36,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class HttpStore:
-    """Reads objects below a URL. Blocks; no proxy, no cookies and no credentials are used."""
+    """Reads objects below a URL. Blocks; uses no proxy, cookies or credentials."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class HttpStore:
         threads: int = 1,
         attempts: Attempts | None = None,
     ) -> None:
-        """A listing asks for `threads` directories and objects at a time."""
+        """`threads` is the number of concurrent requests of a listing."""
         self._threads = threads
         self._asking = threading.BoundedSemaphore(threads)
-        """Held for each request of a listing: several listings may run."""
+        """Limits the concurrent requests of all listings."""
         self._attempts = attempts or Attempts.one()
         self._url = url.rstrip("/") + "/"
         self._seconds = seconds
         self._max_objects = max_objects
 
     def objects(self, below: str = "") -> list[RemoteObject]:
-        """Return all objects below a name, by the pages of its directories and a HEAD of each."""
+        """Return all objects below a prefix, by reading directory pages and a HEAD per object."""
         found: list[RemoteObject] = []
         seen = 0
         pool = ThreadPoolExecutor(self._threads, "listing")
@@ -94,7 +94,7 @@ class HttpStore:
         return sorted(found, key=lambda one: one.name)
 
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of a part of an object as they come."""
+        """Yield a range of an object's bytes as they arrive."""
         with self._attempts.noting():
             yield from self._read(found, start, stop)
 
@@ -137,11 +137,11 @@ class HttpStore:
         return self._url + quote(name)
 
     def look(self) -> None:
-        """Ask for the page of the root, once."""
+        """Request the root page once, to test the store."""
         self._attempts.look(partial(self._page, ""))
 
     def _listed(self, ask: Callable[[str], T], name: str) -> T:
-        """Ask for something that a listing needs."""
+        """Make a request of a listing, with retries and limited concurrency."""
         with self._asking:
             return self._attempts.run(partial(ask, name))
 
@@ -187,12 +187,12 @@ class _Links(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep where a link leads."""
+        """Collect the targets of links."""
         self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
 def _name_below(page: str, link: str) -> str:
-    """Return the directory entry that a link refers to; empty for other links."""
+    """Return the directory entry that a link refers to, or an empty string for other links."""
     with suppress(ValueError):
         target = urlsplit(urljoin(page, link))
         base = urlsplit(page)
@@ -200,13 +200,13 @@ def _name_below(page: str, link: str) -> str:
         if same and not target.query and target.path.startswith(base.path):
             rest = target.path[len(base.path) :]
             if rest.strip("/") and "/" not in rest.removesuffix("/"):
-                # What was quoted may be anything, a slash too: `check_names` judges it.
+                # The name may contain any character, even a slash; `check_names` validates it.
                 return unquote(rest)
     return ""
 
 
 class _Answer:
-    """The answer to one request, on a connection of its own."""
+    """The response to one request, on its own connection."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Answer:
 
     @classmethod
     def of(cls, url: str, seconds: float, method: str, headers: dict[str, str]) -> "_Answer":
-        """Ask, and follow redirects of the same scheme; raises StoreProblem."""
+        """Send a request, and follow redirects within the same scheme; raises StoreProblem."""
         scheme = urlsplit(url).scheme
         for _ in range(_MAX_REDIRECTS + 1):
             parts = urlsplit(url)
@@ -267,7 +267,7 @@ class _Answer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever is still to come."""
+        """Close the connection, even if the response is incomplete."""
         self._response.close()
         self._connection.close()
 
@@ -279,7 +279,7 @@ class _Answer:
 
     @property
     def mark(self) -> str:
-        """Return a mark that changes with the object: its ETag, else its modification time."""
+        """Return a mark that changes with the object: its ETag, or its modification time."""
         headers = self._response.headers
         return headers.get("ETag") or headers.get("Last-Modified") or ""
 
@@ -310,10 +310,10 @@ class _Answer:
             )
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield received data in pieces, each within the timeout."""
+        """Yield received data in pieces; the timeout applies to each piece."""
         while True:
             try:
-                # Not read(): a server that drips would keep it for as long as it likes.
+                # read1() rather than read(), which a slowly dripping server could block forever.
                 piece = self._response.read1(_PIECE_BYTES)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise _problem(error, self._seconds) from None

@@ -1,4 +1,4 @@
-"""Objects of a store: names, sizes, and marks that reveal changes."""
+"""Objects in a store: names, sizes, and marks that change with the contents."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from xlaserve.errors import InvalidModel
 
 _MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES = 255
-"""The longest name that file systems take."""
+"""Maximum length of a file name in bytes, on common file systems."""
 
 
 class StoreProblem(OSError):
-    """A store cannot be read. The text omits SDK messages, which may contain secrets."""
+    """Reading from a store failed. The text omits SDK messages, which may contain secrets."""
 
     def __init__(
         self, reason: str, *, is_transient: bool = True, is_away: bool | None = None
     ) -> None:
         super().__init__(reason)
         self.is_transient = is_transient
-        """Whether the same request may succeed a moment later."""
+        """Whether the same request may succeed later."""
         self.is_away = is_transient if is_away is None else is_away
-        """Whether the store failed, rather than its contents."""
+        """Whether the store itself failed, rather than one object."""
 
 
 class ObjectMissing(StoreProblem):
@@ -39,47 +39,47 @@ class ObjectChanged(StoreProblem):
 
 
 class RangeIgnored(Exception):
-    """A server sends an object from its beginning, and not from where it was asked to."""
+    """The server ignored a range request and sends the object from its start."""
 
 
 class FetchCancelled(Exception):
-    """The fetch was abandoned."""
+    """The fetch was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum as a store gives it."""
+    """A checksum provided by the store."""
 
     algorithm: str
-    """Name for hashlib."""
+    """The algorithm's name in hashlib."""
     value: str
-    """Value in lower-case hexadecimal."""
+    """Lower-case hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteObject:
-    """One object of a store."""
+    """An object in a store."""
 
     name: str
-    """Relative to the root of the store, with `/` between its parts."""
+    """Name relative to the store's root, with `/` separators."""
     size_bytes: int
     mark: str
-    """An ETag, a generation or a time: another one means that the object was changed."""
+    """ETag, generation or modification time; it differs if the object has changed."""
     checksum: Checksum | None = None
 
 
 class Store(Protocol):
-    """A place that objects are read from. Its methods block, and raise StoreProblem."""
+    """A read-only store of objects. Methods block, and raise StoreProblem."""
 
     def objects(self, below: str = "") -> list[RemoteObject]:
-        """Return all objects below a name, at most as many as the store may have."""
+        """Return all objects below a prefix, up to the limit on their number."""
         ...
 
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes from `start` up to `stop`, and never more.
+        """Yield the bytes from `start` up to, but not including, `stop`.
 
-        Raises ObjectChanged for an object that is not the one that was listed, and RangeIgnored
-        where it can only be had from its beginning.
+        Raises ObjectChanged if the object has changed since it was listed, and RangeIgnored if the
+        server can only send it from its start.
         """
         ...
 
@@ -89,10 +89,10 @@ class Store(Protocol):
 
 
 class ObjectStore(Store, Protocol):
-    """A store of objects that are asked for by their names, and are never listed."""
+    """A store whose objects can be read by name, without a listing."""
 
     def look(self) -> None:
-        """Probe the store once, cheaply, and record the result in its attempts."""
+        """Test the store with one cheap request, and record the result in its attempts."""
         ...
 
     def find(self, name: str) -> RemoteObject | None:
@@ -102,10 +102,10 @@ class ObjectStore(Store, Protocol):
 
 @runtime_checkable
 class WritableStore(ObjectStore, Protocol):
-    """A store that objects are written to as well."""
+    """A store that objects can also be written to."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object whole, in place of one of this name."""
+        """Write an object as a whole, replacing an existing one."""
         ...
 
 
@@ -113,10 +113,10 @@ Read = Callable[[RemoteObject, int, int], Iterator[bytes]]
 
 
 def check_names(objects: Iterable[RemoteObject]) -> None:
-    """Raise InvalidModel unless all of them can be files of one directory, and nothing else.
+    """Raise InvalidModel unless all names can be files below one directory.
 
-    A store takes every name. One that leads elsewhere, that a file system would take for another
-    one, or that is a file and a directory at once, is refused with its model.
+    Stores accept any name. A model is refused if a name leads outside of its directory, is
+    ambiguous on a file system, or is both a file and a directory.
     """
     folded: dict[str, str] = {}
     files: set[str] = set()

@@ -1,6 +1,6 @@
-"""The skeleton of a model: a directory with headers only, to predict sizes from.
+"""Model skeletons: directories with file headers only, from which sizes are predicted.
 
-It takes some kilobytes of the disk and of the network. Nothing is loaded from it.
+A skeleton needs a few kilobytes of disk and network traffic. Models are not loaded from it.
 """
 
 import os
@@ -13,9 +13,9 @@ from xlaserve.storage.fetching import FetchControl, read_part
 from xlaserve.storage.objects import Read, RemoteObject, Store
 
 _HOME_BYTES = 64 << 20
-"""Maximum size of complete files beside the versions: configuration and labels."""
+"""Maximum size of complete files outside of the version directories (configuration, labels)."""
 _VERSION_BYTES = 16 << 20
-"""So are those of a version that the table calls whole."""
+"""Maximum size of complete files within a version directory."""
 _LENGTH_BYTES = 8
 
 
@@ -36,11 +36,11 @@ _KINDS: tuple[tuple[str, int, Callable[[RemoteObject, Read], Iterator[bytes]]], 
     (".json", _VERSION_BYTES, _whole),
     (".safetensors", 1 << 62, _header),
 )
-"""Suffix, the largest file, and the part of it that sizes are predicted from."""
+"""File suffix, maximum size, and the function that yields the part needed to predict sizes."""
 
 
 def from_store(store: Store, control: FetchControl) -> Read:
-    """Return a reader of object parts from their store, with retries."""
+    """Return a function that reads parts of objects from their store, with retries."""
 
     def read(found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         yield read_part(store, found, (start, stop), control)
@@ -49,7 +49,7 @@ def from_store(store: Store, control: FetchControl) -> Read:
 
 
 def from_files(directory: Path) -> Read:
-    """Return a reader of object parts from fetched files."""
+    """Return a function that reads parts of objects from fetched files."""
 
     def read(found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         with (directory / found.name).open("rb") as file:
@@ -60,14 +60,17 @@ def from_files(directory: Path) -> Read:
 
 
 def write_home(directory: Path, objects: Iterable[RemoteObject], read: Read) -> None:
-    """Write the files beside the versions of a model. Raises StoreProblem and OSError."""
+    """Write a model's files outside of its version directories; raises StoreProblem and OSError."""
     for found in objects:
         is_small = found.size_bytes <= _HOME_BYTES
         _write(directory / found.name, found, _whole(found, read) if is_small else iter(()))
 
 
 def write_version(directory: Path, objects: Iterable[RemoteObject], read: Read) -> None:
-    """Write what sizes are predicted from of one version. Raises StoreProblem and OSError."""
+    """Write the files of one version that sizes are predicted from.
+
+    Raises StoreProblem and OSError.
+    """
     for found in objects:
         kinds = (
             part(found, read)

@@ -1,4 +1,4 @@
-"""Opens the store that a URL names."""
+"""Opens the store for a URL."""
 
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -11,18 +11,18 @@ from xlaserve.storage.objects import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """The limits of reading a store."""
+    """Limits for reading from a store."""
 
     stall_seconds: float
     max_objects: int
     threads: int = 1
-    """Requests of a listing at a time, where that takes several."""
+    """Number of concurrent requests of a listing."""
 
 
 def open_store(url: str, limits: StoreLimits, attempts: Attempts | None = None) -> ObjectStore:
-    """Return the store of a checked URL, without connecting.
+    """Return the store for a validated URL, without connecting.
 
-    Without `attempts`, no request is repeated.
+    Without `attempts`, requests are not retried.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):

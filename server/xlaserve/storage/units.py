@@ -1,11 +1,11 @@
-"""One directory of the cache: objects of a model, complete or in progress.
+"""Units of the cache: directories with a model's objects, complete or in progress.
 
-A unit is a directory that is named for its content: the URL, and the names, sizes and marks of all
-objects. So another version of an object is another unit, and what is begun can always be resumed.
+A unit's directory is named by a hash of its URL and of the names, sizes and marks of all objects. A
+changed object therefore leads to another unit, and a partial unit can always be resumed.
 
-Who uses a unit holds a shared lock (flock) on its directory, who fills or removes it an exclusive
-one; the kernel releases both however a process ends. `record.json` is written last, by a rename:
-without it nothing in the directory is taken for whole.
+Users of a unit hold a shared lock (flock) on its directory; filling or removing it requires an
+exclusive lock. The kernel releases locks however a process ends. `record.json` is written last, by
+a rename: a unit without it is incomplete.
 """
 
 import fcntl
@@ -30,31 +30,31 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Objects of one model for one unit."""
+    """The objects of one model that make up a unit."""
 
     model: str
     url: str
-    """The model's own; objects are named relative to it."""
+    """The model's URL; object names are relative to it."""
     objects: tuple[RemoteObject, ...]
-    """The objects of the unit, sorted by name."""
+    """The objects, sorted by name."""
 
     @property
     def digest(self) -> str:
-        """Return the name of the unit."""
+        """Return the unit's directory name."""
         rows = [(found.name, found.size_bytes, found.mark) for found in self.objects]
         return hashlib.sha256(repr((self.url, rows)).encode()).hexdigest()[:40]
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all objects."""
+        """Return the total size of all objects."""
         return sum(found.size_bytes for found in self.objects)
 
 
 class Unit:
-    """A unit whose directory is open, so that it can be locked."""
+    """A unit with an open directory, which can be locked."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises OSError."""
+        """Open the unit's directory; raises OSError."""
         self.path = path
         self._descriptor = os.open(
             path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +67,7 @@ class Unit:
             os.close(descriptor)
 
     def lock(self, *, shared: bool) -> bool:
-        """Lock it without waiting; tell whether that is done, and it is still at its path."""
+        """Try to lock the unit without waiting; false if it is locked or was removed."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
@@ -77,18 +77,18 @@ class Unit:
 
     @property
     def files(self) -> Path:
-        """Return the directory of its files, once complete."""
+        """Return the directory with the files of a complete unit."""
         return self.path / FILES
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the fetch is complete: its record is written last."""
+        """Tell whether the unit is complete."""
         return (self.path / RECORD).exists()
 
     def partial(self) -> Path:
-        """Return the directory of a fetch in progress, including earlier progress.
+        """Return the directory of a fetch in progress, including resumable files.
 
-        What was written before the machine was booted may not have reached the disk: it goes.
+        Removes files from before the last boot, which may not have reached the disk.
         """
         kept = self.path / f"{_PARTIAL}{boot()}"
         for path in self.path.iterdir():
@@ -98,11 +98,11 @@ class Unit:
         return kept
 
     def is_resumable(self) -> bool:
-        """Tell whether something of it was fetched since the machine was booted."""
+        """Tell whether a fetch since the last boot has left files to resume from."""
         return (self.path / f"{_PARTIAL}{boot()}").is_dir()
 
     def finish(self, partial: Path, hashes: Mapping[str, str], url: str) -> None:
-        """Record the fetch as complete; a process killed before leaves it partial."""
+        """Mark the unit as complete. A process that is killed earlier leaves it partial."""
         _sync_below(partial)
         partial.rename(self.files)
         text = json.dumps({"url": url, "sha256": dict(sorted(hashes.items()))}, indent=1)
@@ -115,7 +115,7 @@ class Unit:
         _sync(self.path)
 
     def is_sound(self, wanted: Wanted) -> bool:
-        """Read every file, and tell whether all match their hashes."""
+        """Read every file; tell whether all match their recorded hashes."""
         try:
             record: Any = json.loads((self.path / RECORD).read_bytes())
             hashes = dict(record["sha256"])
@@ -126,7 +126,7 @@ class Unit:
             return False
 
     def has_sizes(self, wanted: Wanted) -> bool:
-        """Tell whether every file has the size of its object, without reading it."""
+        """Tell whether every file has the size of its object, without reading the files."""
         try:
             return all(
                 (self.files / found.name).lstat().st_size == found.size_bytes
@@ -135,41 +135,41 @@ class Unit:
         except OSError:
             return False
 
-    # --- what it takes of the cache ---
+    # --- the unit's share of the cache ---
 
     def claim(self, size_bytes: int) -> None:
-        """Record the unit's final size."""
+        """Record the unit's final size, before it is fetched."""
         (self.path / CLAIM).write_text(str(size_bytes))
 
     @property
     def claimed_bytes(self) -> int:
-        """Return the unit's share of the cache; 0 without a claim."""
+        """Return the claimed size of the unit, or 0 without a claim."""
         try:
             return int((self.path / CLAIM).read_text())
         except (OSError, ValueError):
             return 0
 
     def touch(self) -> None:
-        """Note that it was used now."""
+        """Record the current time as the unit's last use."""
         os.utime(self.path / CLAIM)
 
     @property
     def used_at(self) -> float:
-        """Return the time of its last use, by the file system's clock; 0 if unknown."""
+        """Return when the unit was last used, by the file system's clock; 0 if unknown."""
         try:
             return (self.path / CLAIM).stat().st_mtime
         except OSError:
             return 0.0
 
     def remove(self) -> None:
-        """Remove it, whose exclusive lock is held."""
-        # The record first: without it nothing of what is left is taken for whole.
+        """Remove the unit. The caller holds its exclusive lock."""
+        # Remove the record first: without it, remaining files count as incomplete.
         (self.path / RECORD).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a regular file; raises OSError."""
+    """Return the SHA-256 of a regular file; raises OSError."""
     digest = hashlib.sha256()
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:

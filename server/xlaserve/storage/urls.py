@@ -1,4 +1,4 @@
-"""Model repositories that are URLs: which are allowed, and how a path holds one."""
+"""URLs of model repositories: validation, and their representation as paths."""
 
 import importlib.util
 import re
@@ -23,24 +23,24 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "https": ("", ()),
     }
 )
-"""Scheme -> the extra of this package that it needs, and the modules that come with it."""
+"""Scheme -> the pip extra of this package that supports it, and the modules it installs."""
 
 
 def url_of(path: Path) -> str:
-    """Return the URL in a path; empty for a local path.
+    """Return the URL in a path, or an empty string for a local path.
 
-    Settings hold `s3://bucket/models` as a path, which has one slash less.
+    Settings contain `s3://bucket/models` as a Path, which collapses the two slashes.
     """
     found = _HELD.fullmatch(str(path))
     return f"{found[1]}://{found[2]}" if found else ""
 
 
 def check_url(setting: str, url: str, allowed: Collection[str]) -> None:
-    """Raise InvalidSettings unless the URL is allowed and readable, naming what is missing."""
+    """Raise InvalidSettings unless the URL is allowed and its packages are installed."""
     parts = urlsplit(url)
     shown = f"{parts.scheme}://..."
     if "@" in parts.netloc:
-        # What is refused is not repeated: it may be a password.
+        # Do not show the rejected URL: it may contain a password.
         raise InvalidSettings(setting, "a URL without credentials, which the SDK reads", shown)
     if parts.query or parts.fragment:
         raise InvalidSettings(setting, "a URL without a query, which may hold a signature", shown)

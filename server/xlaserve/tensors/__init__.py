@@ -1,4 +1,4 @@
-"""The datatypes of the V2 protocol, and tensors as specifications, bytes and elements."""
+"""V2 protocol datatypes, tensor specifications, and conversions from and to bytes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,35 +14,35 @@ from xlaserve.errors import UnknownDatatype
 from xlaserve.tensors.byte_elements import LENGTH, PIECE_BYTES, PIECE_ELEMENTS, cut, joined, packed
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Bytes of a tensor as a transport hands them in; arrays view them in place."""
+"""Tensor bytes from a transport; arrays are views of them."""
 
 Shape: TypeAlias = tuple[int, ...]
-"""Sizes of the dimensions, -1 where any size is accepted."""
+"""Sizes of the dimensions; -1 accepts any size."""
 
 Parameter: TypeAlias = bool | int | float | str
-"""A value of a parameter map of the V2 protocol."""
+"""A value in a parameter map of the V2 protocol."""
 
 Tensor: TypeAlias = np.ndarray[Any, Any]
-"""An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
+"""An array in row-major order. BYTES tensors have dtype object, with `bytes` elements."""
 
 Octets: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
-"""Bytes as an array."""
+"""An array of bytes."""
 
 ALIGNMENT = 64
-"""Alignment in bytes for XLA to read an array in place on the CPU; else it copies it first."""
+"""Alignment in bytes required for XLA to read an array in place on the CPU; it copies others."""
 
 MAX_DIMENSIONS = 64
-"""The most dimensions of an array in numpy; more would also make a shape slow to multiply."""
+"""Maximum number of dimensions of a numpy array; more would also make shapes slow to multiply."""
 
 Elements: TypeAlias = "Sequence[Any] | Tensor"
-"""Typed elements in row-major order, as a list or as an array of one dimension."""
+"""Typed elements in row-major order, as a list or one-dimensional array."""
 
 _SHOWN_DIMENSIONS = 16
 _SHOWN_DIGITS = 24
 
 
 class Kind(Enum):
-    """The kind of a datatype's elements; numpy's kinds do not cover ml_dtypes."""
+    """The kind of a datatype's elements. numpy's own kinds do not cover ml_dtypes."""
 
     BOOLEAN = auto()
     INTEGER = auto()
@@ -52,38 +52,40 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One row of the datatype table."""
+    """A datatype of the V2 protocol."""
 
     name: str
-    """The name in the V2 protocol."""
+    """Name in the V2 protocol."""
     config_name: str
-    """The name in a model configuration."""
+    """Name in a model configuration."""
     config_number: int
-    """The number of that name: in `DataType` of protos/model_config.proto, and in Triton."""
+    """Number in the `DataType` enum of protos/model_config.proto, the same as in Triton."""
     kind: Kind
     dtype: "np.dtype[Any]"
     itemsize: int
-    """Bytes of one element; 0 for BYTES, whose elements vary."""
+    """Bytes per element; 0 for BYTES, whose elements vary in size."""
     contents: str | None
-    """The field of InferTensorContents that carries it; None where only raw bytes can."""
+    """The field of InferTensorContents for this datatype; None if it can only be sent as raw bytes.
+    """
     tolerance: float
-    """Allowed relative difference of two results; 0 for exact datatypes."""
+    """Permitted relative difference between two results; 0 for exact datatypes."""
     has_buffer: bool
-    """Whether numpy has this dtype itself, and with it the buffer protocol and .npy files."""
+    """Whether numpy itself has this dtype, so that the buffer protocol and .npy files support it.
+    """
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def is_number(self) -> bool:
-        """Whether elements have an order and a distance."""
+        """Tell whether elements are numbers, which can be ordered and subtracted."""
         return self.kind in {Kind.INTEGER, Kind.FLOAT}
 
 
 def _row(
     name: str, number: int, dtype: Any, contents: str | None = None, tolerance: float = 0.0
 ) -> Datatype:
-    """Make a row; the table holds what cannot be read from the dtype."""
+    """Make a datatype; the arguments are the facts that do not follow from the dtype."""
     held: np.dtype[Any] = np.dtype(dtype)
     kind = _KINDS.get(held.kind, Kind.INTEGER if "int" in held.name else Kind.FLOAT)
     text = kind is Kind.TEXT
@@ -101,7 +103,7 @@ def _row(
 
 
 _KINDS = {"b": Kind.BOOLEAN, "i": Kind.INTEGER, "u": Kind.INTEGER, "f": Kind.FLOAT, "O": Kind.TEXT}
-"""Kinds by numpy's kind of dtype; most dtypes of ml_dtypes have V."""
+"""Kinds by numpy's kind character; most dtypes of ml_dtypes have `V`."""
 
 _ROWS = (
     _row("BOOL", 1, np.bool_, "bool_contents"),
@@ -121,10 +123,10 @@ _ROWS = (
 )
 
 DATATYPES = MappingProxyType({row.name: row for row in _ROWS})
-"""The V2 datatypes by protocol name (V2 protocol, Tensor Data Types; BF16 as Triton has it)."""
+"""Datatypes by their V2 names (V2 protocol, Tensor Data Types; BF16 as in Triton)."""
 
 BY_CONFIG_NAME = MappingProxyType({row.config_name: row for row in _ROWS})
-"""The V2 datatypes by the name that a model configuration uses."""
+"""Datatypes by their names in a model configuration."""
 
 BYTES = DATATYPES["BYTES"]
 _BOOL = DATATYPES["BOOL"]
@@ -132,7 +134,7 @@ _BY_DTYPE = {row.dtype: row for row in _ROWS}
 
 
 def datatype_named(name: str) -> Datatype:
-    """Return the row of a protocol name, or raise UnknownDatatype."""
+    """Return the datatype with this V2 name, or raise UnknownDatatype."""
     row = DATATYPES.get(name)
     if row is None:
         raise UnknownDatatype(name, DATATYPES)
@@ -140,54 +142,54 @@ def datatype_named(name: str) -> Datatype:
 
 
 def datatype_of(dtype: Any) -> Datatype | None:
-    """Return the row whose elements have this numpy dtype, None where V2 has no name for it."""
+    """Return the datatype with this numpy dtype, or None if V2 has none."""
     return _BY_DTYPE.get(np.dtype(dtype))
 
 
 def kind_of(dtype: Any) -> Kind | None:
-    """Return the kind of the datatype with this numpy dtype, None where V2 has none."""
+    """Return the kind of the datatype with this numpy dtype, or None if V2 has none."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     return None if row is None else row.kind
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A model's description of an input or output."""
+    """Name, datatype and shape of a model's input or output."""
 
     name: str
     datatype: Datatype
     shape: Shape
-    """All dimensions, the batch included; -1 for any size."""
+    """All dimensions, including the batch; -1 accepts any size."""
 
     def __str__(self) -> str:
         return describe(self.datatype, self.shape)
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Tell whether a tensor of this concrete shape fits."""
+        """Tell whether a tensor of this concrete shape is accepted."""
         if len(shape) != len(self.shape):
             return False
-        # A list: a generator would be resumed for each dimension.
+        # A list is faster: a generator would be resumed for each dimension.
         sizes = zip(self.shape, shape, strict=True)
         return not [have for want, have in sizes if want not in (-1, have)]
 
 
 def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:
-    """Write a datatype and a shape as error texts and tables show them: `FP32[-1,784]`."""
+    """Format a datatype and shape for error messages and tables: `FP32[-1,784]`."""
     more = ",..." if len(shape) > _SHOWN_DIMENSIONS else ""
     return f"{datatype}[{','.join(map(str, shape[:_SHOWN_DIMENSIONS]))}{more}]"
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Return the specifications of arrays, each with a dtype of the table."""
+    """Return the specifications of arrays, which must have V2 dtypes."""
     return tuple(
         TensorSpec(name, _BY_DTYPE[tensor.dtype], tensor.shape) for name, tensor in tensors.items()
     )
 
 
 class TensorDataError(ValueError):
-    """Tensor data that does not fit its datatype and shape; carries what was expected and got.
+    """Tensor data does not match its datatype and shape; names expected and actual.
 
-    Callers that know the model and the tensor turn it into InvalidTensor.
+    Callers that know the model and the tensor convert it to InvalidTensor.
     """
 
     def __init__(self, expected: str, got: str) -> None:
@@ -197,9 +199,9 @@ class TensorDataError(ValueError):
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Multiply a concrete shape, in Python integers so that it cannot overflow.
+    """Return the number of elements of a concrete shape; Python integers cannot overflow.
 
-    Raises TensorDataError for a negative size and for more dimensions than an array can have.
+    Raises TensorDataError for negative sizes and for more dimensions than an array can have.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise TensorDataError(f"at most {MAX_DIMENSIONS} dimensions", str(len(shape)))
@@ -209,7 +211,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def _shaped(array: Tensor, shape: Sequence[int]) -> Tensor:
-    """Give an array, whose elements are counted already, its shape."""
+    """Reshape an array whose number of elements has been checked."""
     try:
         return array.reshape(shape)
     except ValueError:
@@ -217,15 +219,15 @@ def _shaped(array: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _not_addressable(shape: Sequence[int]) -> TensorDataError:
-    # Without elements the other dimensions may be of any size, though not for numpy.
+    # Without elements any sizes are possible in V2, but numpy has a limit.
     return TensorDataError("dimensions that can be addressed", str(list(shape)))
 
 
 def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
     """View raw bytes (little-endian, row-major, unpadded) as an array of this shape.
 
-    No copy is made, except for BYTES, whose elements become `bytes` objects.
-    Raises TensorDataError when the byte count is not that of the shape.
+    No copy is made, except for BYTES, whose elements become `bytes` objects. Raises TensorDataError
+    if the number of bytes does not match the shape.
     """
     if datatype is BYTES:
         return unpack_bytes(shape, data)
@@ -251,9 +253,9 @@ def aligned_bytes(count: int) -> Octets:
 
 
 def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
-    """Split BYTES data: each element is a 4-byte little-endian length and that many bytes.
+    """Split BYTES data: each element has a 4-byte little-endian length prefix.
 
-    Raises TensorDataError when elements and shape, or lengths and data, disagree.
+    Raises TensorDataError if elements and shape, or lengths and data, do not match.
     """
     count = element_count(shape)
     view = memoryview(data).cast("B")
@@ -282,7 +284,7 @@ def _split(view: memoryview, count: int) -> Tensor:
 
 
 def _long_element(view: memoryview, position: int, index: int, count: int) -> bytes:
-    """Return the element at a position, which is longer than a piece or incomplete."""
+    """Return an element that is longer than one piece, or raise for an incomplete one."""
     start = position + LENGTH.size
     if start > len(view):
         raise TensorDataError(f"{count} elements", f"{index} elements in {len(view)} bytes")
@@ -293,9 +295,9 @@ def _long_element(view: memoryview, position: int, index: int, count: int) -> by
 
 
 def pack_bytes(tensor: Tensor) -> bytes | memoryview:
-    """Write a BYTES tensor with its length prefixes; the inverse of `unpack_bytes`.
+    """Encode a BYTES tensor with length prefixes; the inverse of `unpack_bytes`.
 
-    Raises TensorDataError for an element that is neither bytes nor text.
+    Raises TensorDataError for an element that is neither bytes nor str.
     """
     flat = tensor.ravel()
     starts = range(0, len(flat), PIECE_ELEMENTS) or (0,)
@@ -303,7 +305,7 @@ def pack_bytes(tensor: Tensor) -> bytes | memoryview:
 
 
 def encoded_elements(tensor: Tensor) -> list[bytes]:
-    """Return the elements of a BYTES tensor in row-major order; raises as `pack_bytes` does."""
+    """Return the elements of a BYTES tensor in row-major order; raises like `pack_bytes`."""
     return [e if type(e) is bytes else _encoded(e) for e in tensor.ravel().tolist()]
 
 
@@ -319,23 +321,23 @@ def _encoded(element: object) -> bytes:
 
 
 def to_bytes(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
-    """Return the raw bytes of a tensor, as a view of its memory wherever that is contiguous.
+    """Return the raw bytes of a tensor, as a view of its memory if that is contiguous.
 
-    The elements must be those of the datatype already.
+    The tensor must already have the dtype of the datatype.
     """
     if datatype is BYTES:
         return pack_bytes(tensor)
     if datatype.has_buffer and tensor.size and tensor.flags.c_contiguous:
         return tensor.data.cast("B")
-    # The buffer protocol has no letter for dtypes of ml_dtypes; as bytes all can be viewed.
+    # The buffer protocol has no format for ml_dtypes, but any array can be viewed as bytes.
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def from_elements(datatype: Datatype, shape: Sequence[int], elements: Elements) -> Tensor:
     """Build an array from typed elements in row-major order.
 
-    Raises TensorDataError when their number is not that of the shape, when one is of another kind
-    than the datatype, or when a number does not fit it (peers narrow it silently).
+    Raises TensorDataError if their number does not match the shape, if an element has another kind
+    than the datatype, or if a number is out of range (other servers truncate it silently).
     """
     count = element_count(shape)
     if len(elements) != count:
@@ -369,7 +371,7 @@ def _integers(datatype: Datatype, elements: Elements) -> Tensor:
 
 
 def _shown(number: int) -> str:
-    # Python refuses to write an integer of thousands of digits.
+    # Python refuses to format integers with thousands of digits.
     return str(number) if abs(number) < 10**_SHOWN_DIGITS else "a number with more digits"
 
 
@@ -390,7 +392,7 @@ def _floats(datatype: Datatype, elements: Elements) -> Tensor:
         raise TensorDataError(f"{datatype}", "a number too large for it") from None
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(datatype.dtype, copy=False)
-    # What is too large is infinite, or NaN where the datatype has no infinity.
+    # Numbers out of range became infinite, or NaN in datatypes without infinity.
     if np.any(np.isfinite(wide) & ~np.isfinite(narrow)):
         raise TensorDataError(f"{datatype}", "a number too large for it")
     return narrow
@@ -420,4 +422,4 @@ _BUILDERS: Mapping[Kind, tuple[tuple[type, ...], Callable[[Datatype, Elements], 
         }
     )
 )
-"""Accepted elements and the maker of an array of them, by the kind of a datatype."""
+"""Accepted element types and the function that makes an array, by kind."""

@@ -1,7 +1,7 @@
-"""BYTES elements behind their lengths, a piece at a time.
+"""Encodes and decodes length-prefixed BYTES elements, one piece at a time.
 
-No call here holds the interpreter's lock for longer than a piece takes: while a thread reads or
-writes millions of elements, the event loop goes on.
+Each call holds the GIL only for the duration of one piece, so that the event loop stays responsive
+while another thread processes millions of elements.
 """
 
 import struct
@@ -11,15 +11,15 @@ from itertools import repeat
 import numpy as np
 
 LENGTH = struct.Struct("<I")
-"""Length prefix of each element, in bytes."""
+"""Length prefix of an element."""
 PIECE_BYTES = 1 << 16
 PIECE_ELEMENTS = 1 << 14
 
 
 def cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
-    """Return the complete elements at the start of a piece, and their size in bytes."""
-    # It runs once for each element: what is cut off is found behind the loop. A slice that leads
-    # beyond the end is short, and its position stays beyond the end.
+    """Return the complete elements at the start of a piece, and their total size in bytes."""
+    # Hot loop: it runs once per element, so truncation is detected after the loop. A slice beyond
+    # the end is short, and leaves the position beyond the end.
     elements: list[bytes] = []
     start = position = 0
     unpack, append = LENGTH.unpack_from, elements.append
@@ -30,7 +30,7 @@ def cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
             position = start + size
             append(raw[start:position])
     except struct.error:
-        pass  # the length of the next one is not whole
+        pass  # the next length prefix is incomplete
     if position > len(raw):
         elements.pop()
         position = start - LENGTH.size
@@ -38,7 +38,7 @@ def cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
 
 
 def packed(elements: Sequence[bytes]) -> bytes:
-    """Return the elements of a piece, each with its length."""
+    """Return the elements of a piece, each with its length prefix."""
     parts: list[bytes] = []
     for element in elements:
         parts += (LENGTH.pack(len(element)), element)
@@ -46,7 +46,7 @@ def packed(elements: Sequence[bytes]) -> bytes:
 
 
 def joined(pieces: Sequence[bytes]) -> bytes | memoryview:
-    """Return the bytes of all pieces."""
+    """Return the concatenated pieces."""
     if len(pieces) == 1:
         return pieces[0]
     whole = np.empty(sum(map(len, pieces)), np.uint8).data

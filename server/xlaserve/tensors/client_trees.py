@@ -1,4 +1,4 @@
-"""Trees of arrays as tensors whose names are their paths, with dots: `pair.0`, `scale.by`."""
+"""Trees of arrays as tensors named by their dotted paths: `pair.0`, `scale.by`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ _DOT = "."
 
 
 def flattened(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten each dict, list or tuple of arrays among the inputs to its leaves.
+    """Flatten each dict, list or tuple of arrays in the inputs to its leaves.
 
-    Raises an InvalidRequest that names the input for a key that no path has, and for two leaves of
-    one name.
+    Raises InvalidRequest that names the input if a key cannot be part of a path or two leaves have
+    the same name.
     """
     found: dict[str, Any] = {}
     for name, value in inputs.items():
@@ -27,10 +27,10 @@ def flattened(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the tree whose paths are the outputs' names.
+    """Build a tree from outputs whose names are dotted paths.
 
-    What has the places 0, 1, ... is a list. A name that is also a part of another one's path stays
-    as it is, and so does that other one.
+    Branches with the keys 0, 1, ... become lists. If one output's name is a prefix of another's
+    path, both keep their names.
     """
     whole = {name for name in values if any(other.startswith(name + _DOT) for other in values)}
     tree: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Branch(dict[str, Any]):
-    """A branch of a tree, distinct from values that are dicts."""
+    """A branch of a tree, to distinguish it from values that are dicts."""
 
 
 def _lists(value: Any) -> Any:
@@ -60,7 +60,7 @@ def _lists(value: Any) -> Any:
 
 
 def _is_tree(value: object) -> bool:
-    """Tell whether a value has other values in it, and all its leaves are arrays."""
+    """Tell whether a value is a non-empty container whose leaves are all arrays."""
     if not isinstance(value, Mapping | list | tuple) or not value:
         return False
     inner: Sequence[object] = [*(value.values() if isinstance(value, Mapping) else value)]
@@ -68,7 +68,7 @@ def _is_tree(value: object) -> bool:
 
 
 def _is_array(value: object) -> bool:
-    """Tell whether a value is an array, of numpy or of JAX; numbers of numpy are none."""
+    """Tell whether a value is a numpy or JAX array; numpy scalars are not."""
     if isinstance(value, Mapping | list | tuple):
         return False
     return hasattr(value, "__array__") and not np.isscalar(value)

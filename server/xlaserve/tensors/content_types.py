@@ -1,9 +1,9 @@
-"""Meanings of the elements of tensors, by the `content_type` of MLServer.
+"""Conversions of tensors by MLServer's `content_type`.
 
     decode(tensor, "str") -> ["cat", "dog"]         encode(["cat", "dog"], "str") -> BYTES[2,1]
 
-Texts, binaries and times are lists, an element for each of the tensor in the order of rows; they
-are written one to a row, as MLServer writes them.
+Strings, binary values and times are lists with one value per element, in row-major order; they are
+encoded as one element per row, as in MLServer.
 """
 
 import base64
@@ -21,16 +21,16 @@ import numpy as np
 from xlaserve.tensors import Tensor, TensorDataError, encoded_elements
 
 DATA_FRAME = "pd"
-"""The content type of a whole request: each tensor is a column of a `pandas.DataFrame`."""
+"""Content type of a whole request: each tensor is a column of a `pandas.DataFrame`."""
 
 _SHOWN_CHARACTERS = 40
 _OF_ELEMENTS: Sequence[tuple[type, str]] = ((str, "str"), (bytes, "base64"), (datetime, "datetime"))
-"""Content types of lists by the type of all of their elements."""
+"""Content types of lists, by the type of their elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentType:
-    """One row of the table."""
+    """The codec of one content type."""
 
     decode: Callable[[Tensor], object]
     """Decodes a tensor."""
@@ -39,9 +39,9 @@ class ContentType:
 
 
 def decode(tensor: Tensor, content_type: str) -> Any:
-    """Decode a tensor to its elements' meaning.
+    """Decode a tensor according to its content type.
 
-    Raises TensorDataError, which says what was expected and what came.
+    Raises TensorDataError, which says what was expected and what was given.
     """
     return _row(content_type).decode(tensor)
 
@@ -54,7 +54,7 @@ def encode(value: object, content_type: str) -> Tensor:
 def of_value(value: object) -> str:
     """Return MLServer's default content type for a value.
 
-    That is `np` for what is neither a `dict` nor a list of texts, binaries or times.
+    The default is `np` for values other than dicts and lists of strings, binary values or times.
     """
     if isinstance(value, dict):
         return "hg_json"
@@ -70,9 +70,9 @@ def decode_all(
     content_types: Mapping[str, str] = MappingProxyType({}),
     of_request: str = "",
 ) -> Any:
-    """Decode a request's tensors by name; to a DataFrame for `pd`.
+    """Decode a request's tensors by name; returns a DataFrame for `pd`.
 
-    A tensor without a content type of its own has that of the request, or is an array. Raises
+    A tensor without a content type uses the request's, or is returned as an array. Raises
     TensorDataError, which names the tensor.
     """
     default = "np" if of_request in ("", DATA_FRAME) else of_request
@@ -104,7 +104,7 @@ def _row(content_type: str) -> ContentType:
     return row
 
 
-# --- the elements of a tensor of BYTES ---
+# --- BYTES codecs ---
 
 
 def _each(expected: str, read: Callable[[bytes], object]) -> Callable[[Tensor], list[object]]:
@@ -166,7 +166,7 @@ def _read_object(tensor: Tensor) -> object:
 
 def _write_object(value: object) -> Tensor:
     try:
-        # One document, and no row for it: MLServer's shape is [1].
+        # A single document without a batch: MLServer's shape is [1].
         return _column([json.dumps(value).encode()]).reshape(-1)
     except (TypeError, ValueError):
         raise TensorDataError("what JSON can say", type(value).__name__) from None
@@ -190,7 +190,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
         "hg_json": ContentType(_read_object, _write_object),
     }
 )
-"""Content types by name. `pd` applies to whole requests and has no row."""
+"""Codecs by content type. `pd` applies to whole requests, so it is not included."""
 
 
 # --- data frames ---
@@ -198,7 +198,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
 
 def data_frame(columns: Mapping[str, object]) -> Any:
     """Return a `pandas.DataFrame` of decoded tensors; raises TensorDataError without pandas."""
-    # A column has one value for each row; a tensor of more dimensions is a column of arrays.
+    # A column has one value per row; tensors with more dimensions become columns of arrays.
     return _pandas().DataFrame({name: list(column) for name, column in _flat(columns).items()})  # type: ignore[call-overload]
 
 
@@ -212,7 +212,7 @@ def _flat(columns: Mapping[str, object]) -> dict[str, object]:
 
 
 def columns_of(frame: Any) -> dict[str, Tensor]:
-    """Return the tensors of a `pandas.DataFrame`, one for each column; raises TensorDataError."""
+    """Return a tensor for each column of a `pandas.DataFrame`; raises TensorDataError."""
     if not hasattr(frame, "columns"):
         raise TensorDataError("a pandas.DataFrame", type(frame).__name__)
     found = {}

@@ -1,1 +1,1 @@
-"""Devices, and where the parts of a model lie on them."""
+"""Devices, and the placement of models on them."""

@@ -1,7 +1,7 @@
-"""CUDA's driver, for memory of other processes: open a handle, copy, close.
+"""Access to CUDA memory of other processes, through the CUDA driver API.
 
-The driver that JAX computes with has the same primary context of each device, so that nothing more
-is initialised. Every call makes that context the thread's own for as long as it takes.
+Uses each device's primary context, which JAX uses too, so no second context is created. Every call
+makes that context current on the calling thread and restores the previous one.
 """
 
 import ctypes
@@ -16,19 +16,19 @@ from xlaserve.tensors import Buffer, Octets
 LIBRARY = "libcuda.so.1"
 
 HANDLE_BYTES = 64
-"""Size of a CUipcMemHandle, which is a cudaIpcMemHandle_t as well."""
+"""Size of CUipcMemHandle (the same as cudaIpcMemHandle_t), in bytes."""
 
 _LAZY_ENABLE_PEER_ACCESS = 1
-"""The only flag of cuIpcOpenMemHandle: allows another device's memory."""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle."""
 
 _OK = 0
 
 Library: TypeAlias = Any
-"""A ctypes library, or in tests whatever has the same functions."""
+"""The CUDA library as loaded by ctypes, or a fake with the same functions in tests."""
 
 
 class CudaFailure(Exception):
-    """A call of the driver failed; with the number and the name that CUDA has for that."""
+    """A driver call failed; carries CUDA's error number and name."""
 
     def __init__(self, function: str, code: int, name: str) -> None:
         self.code = code
@@ -37,15 +37,15 @@ class CudaFailure(Exception):
 
 
 class Handle(ctypes.Structure):
-    """A CUipcMemHandle: it is passed by value."""
+    """A CUipcMemHandle. The driver takes it by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class CudaDriver:
-    """The driver. Thread-safe; raises CudaFailure.
+    """The CUDA driver API. Thread-safe; methods raise CudaFailure.
 
-    An address is one of this process, of memory that `open` opened and `close` has not closed.
+    Addresses are valid in this process, between the `open` that returned them and their `close`.
     """
 
     def __init__(self, library: Library) -> None:
@@ -62,7 +62,7 @@ class CudaDriver:
         return count.value
 
     def open(self, device: int, handle: bytes) -> int:
-        """Map the memory of a handle, and return its address."""
+        """Map another process's memory by its IPC handle, and return the address."""
         address = ctypes.c_uint64()
         with self._on(device):
             self._call(
@@ -94,14 +94,14 @@ class CudaDriver:
                 self._call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(address), size)
 
     def write(self, device: int, address: int, data: Buffer) -> None:
-        """Copy bytes of the host to the device, and wait for it."""
+        """Copy host memory to device memory; returns once the copy is complete."""
         source = np.frombuffer(data, np.uint8)
         if source.nbytes:
             host = ctypes.c_void_p(source.ctypes.data)
             with self._on(device):
                 size = ctypes.c_size_t(source.nbytes)
                 self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), host, size)
-                # From pageable memory it may return before the device has all of it.
+                # A copy from pageable memory may return before all data has reached the device.
                 self._call("cuCtxSynchronize")
 
     def close(self, device: int, address: int) -> None:
@@ -111,7 +111,7 @@ class CudaDriver:
 
     @contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        """Compute on a device for the length of a block, whatever the thread computes on."""
+        """Make the device's context current within the block, then restore the previous one."""
         self._call("cuCtxPushCurrent_v2", self._context(device))
         try:
             yield
@@ -119,7 +119,7 @@ class CudaDriver:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _context(self, device: int) -> ctypes.c_void_p:
-        """Return the primary context of a device, kept until the process ends."""
+        """Return the device's primary context, retained until the process exits."""
         known = self._contexts.get(device)
         if known is None:
             number, known = ctypes.c_int(), ctypes.c_void_p()
@@ -140,7 +140,7 @@ class CudaDriver:
 
 
 def open_driver(load: Callable[[str], Library] = ctypes.CDLL) -> CudaDriver | None:
-    """Return the driver of this machine; None without a usable one."""
+    """Return the CUDA driver, or None if it is missing or unusable."""
     try:
         return CudaDriver(load(LIBRARY))
     except (OSError, CudaFailure):

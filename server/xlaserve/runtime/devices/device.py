@@ -1,4 +1,4 @@
-"""JAX on demand: imported when a device is first needed."""
+"""Access to JAX devices; imports JAX on first use."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,8 @@ def start(
 ) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
 
-    Blocks for the import of jax. Raises DeviceUnavailable, or InvalidSettings for the cache.
+    Blocks while jax is imported. Raises DeviceUnavailable, or InvalidSettings for an unusable
+    cache.
     """
     from xlaserve.runtime.devices import jax_runtime
 
@@ -26,14 +27,14 @@ def devices(platform: str) -> Devices:
 
 
 def memory(platform: str) -> Mapping[str, tuple[int, int]]:
-    """Return bytes in use and the limit of each device, `cuda:0`; none for the CPU. Blocks."""
+    """Return bytes in use and limit by device name (`cuda:0`); empty on the CPU. Blocks."""
     from xlaserve.runtime.devices import sites
 
     return sites.memory(platform)
 
 
 def release_memory() -> None:
-    """Give memory of dropped models back to the operating system. Blocks."""
+    """Return memory of unloaded models to the operating system. Blocks."""
     from xlaserve.runtime.devices import jax_runtime
 
     jax_runtime.release_memory()

@@ -1,4 +1,4 @@
-"""Tells device failures from failures of a request and from lack of memory."""
+"""Distinguishes device failures from request errors and out-of-memory errors."""
 
 import re
 import sys
@@ -16,8 +16,8 @@ _SHOWN_CHARACTERS = 300
 
 
 def device_failure(error: BaseException | None) -> str | None:
-    """Return the first line of a device's failure; None for any other error."""
-    # Imported by nobody where nothing was computed with it: the port opens before.
+    """Return the first line of a device failure, or None for any other error."""
+    # Do not import jax here: if no module has imported it, nothing can have failed in it.
     errors = sys.modules.get("jax.errors")
     if errors is None:
         return None

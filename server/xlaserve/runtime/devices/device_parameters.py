@@ -1,6 +1,6 @@
 """The parameters of one model on its devices, in the form that its programs take."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import weakref
@@ -29,18 +29,20 @@ from xlaserve.tensors import Tensor, aligned_bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
-    """Parameter arguments of every program, at each site."""
+    """A model's parameters on its devices, as arguments of its programs."""
 
     leaves: tuple[list[jax.Array], ...] = ()
-    """Arrays of each site: the buffers of small parameters, then the large ones in the artifact's
-    order."""
+    """Arrays of each site: the packed buffers of small parameters, then the large parameters in the
+    order of the artifact.
+    """
     packing: Packing = UNPACKED
-    """Packing of parameters into arrays."""
+    """How small parameters are packed into buffers."""
     elsewhere_bytes: tuple[int, ...] = ()
-    """Bytes per site mapped from the same file and accounted for by other processes."""
+    """Bytes per site that are mapped from a shared file and accounted for by other processes."""
     host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
-    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
-    parameters are mapped, it is the mapping."""
+    """Weak references to the host memory that the leaves were copied from. On the CPU the leaves
+    use this memory itself; for mapped parameters it is the mapping.
+    """
 
     @staticmethod
     def read(
@@ -55,7 +57,7 @@ class DeviceParameters:
     ) -> "DeviceParameters":
         """Read the weights tensor by tensor, or map them; raises InvalidModel.
 
-        Where so many `processes` map them, each accounts for an equal part of the pages.
+        If `processes` processes map the same file, each accounts for an equal share of its pages.
         """
         positions = {name: index for index, name in enumerate(described.parameters)}
         large: list[dict[int, jax.Array]] = [{} for _ in sites]
@@ -79,7 +81,8 @@ class DeviceParameters:
                 mapped_bytes[number] += tensor.nbytes if mapped and _is_in_place(put, tensor) else 0
             host.append(weakref.ref[object](held_as.base))
         packing, buffers = _packed(small, len(positions), turned)
-        # Only those are held from here on, and neither what was read nor a mapping.
+        # Drop the host copies of packed parameters, so that they do not keep the file's memory
+        # alive.
         small.clear()
         ordered: list[list[jax.Array]] = []
         for site, held in zip(sites, large, strict=True):
@@ -95,7 +98,7 @@ class DeviceParameters:
     ) -> "DeviceParameters":
         """Read only the shapes of the parameters, without placing them on devices.
 
-        That is enough to compile, also for devices that are not there. Raises InvalidModel.
+        Shapes suffice to compile, even for devices that this host lacks. Raises InvalidModel.
         """
         positions = {name: index for index, name in enumerate(described.parameters)}
         large: list[dict[int, Any]] = [{} for _ in sites]
@@ -131,14 +134,14 @@ def _is_small(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
 
 
 def _is_turned(name: str, parameter: Parameter, sites: Sequence[Site]) -> bool:
-    """Tell whether a large parameter is held as [H,W,I,O]."""
+    """Tell whether a parameter is a convolution kernel to be stored as [H,W,I,O] (CPU only)."""
     if not all(site.platform == "cpu" and not site.is_split(name) for site in sites):
         return False
     return is_kernel(parameter)
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """Return a kernel in the layout [H,W,I,O], in memory that XLA reads in place."""
+    """Return a kernel transposed to [H,W,I,O], aligned so that XLA reads it in place."""
     view = tensor.transpose(KERNEL_ORDER)
     held = aligned_bytes(tensor.nbytes).view(tensor.dtype).reshape(view.shape)
     held[...] = view
@@ -146,13 +149,13 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
-    # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
+    # Wait for the copy, so that at most one tensor exists twice. The CPU uses it in place.
     put: jax.Array = jax.device_put(tensor, sharding).block_until_ready()
     return put
 
 
 def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
-    """Tell whether an array shares the tensor's memory; XLA copies unaligned ones."""
+    """Tell whether the array shares the tensor's memory; XLA copies unaligned tensors."""
     shards = put.addressable_shards
     return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == tensor.ctypes.data
 
@@ -160,7 +163,7 @@ def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
 def _packed(
     small: Mapping[int, Tensor], count: int, turned: Collection[int]
 ) -> tuple[Packing, list[Tensor]]:
-    """Pack small parameters into buffers; return their places and the buffers."""
+    """Pack small parameters into buffers; return the packing and the buffers."""
     found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
     packing = Packing.of(found, count, turned)
     buffers: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Explains in one line why a device cannot be used, from messages of JAX."""
+"""Explains in one line why a device cannot be used, based on JAX's messages."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ from xlaserve.runtime.devices import plugins
 
 _LOGGER = "jax._src.xla_bridge"
 _CONFIGURATION = "Jax plugin configuration error"
-"""Prefix of JAX's log record, with a traceback, of a plugin that failed."""
+"""Prefix of the log record, with a traceback, that JAX writes when a plugin fails."""
 
 _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
     "cuda": (
@@ -41,7 +41,7 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
         (r"No \w+ device found|provides no devices", "there is no TPU on this machine"),
     ),
 }
-"""Patterns of messages and their meanings, by platform. The first that fits counts."""
+"""Message patterns and their explanations, by platform. The first match wins."""
 
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files; JAX does not try CUDA if all are missing."""
@@ -51,7 +51,7 @@ _SHOWN_CHARACTERS = 300
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect JAX's reasons for skipping plugins during a block, instead of logging them."""
+    """Collect JAX's messages about skipped plugins within the block instead of logging them."""
     said: list[str] = []
 
     def listen(record: logging.LogRecord) -> bool:
@@ -71,7 +71,7 @@ def heard() -> Iterator[list[str]]:
 
 def reason(device: str, running_on: str, said: Sequence[str]) -> str:
     """Return why JAX runs on another platform than requested."""
-    # What a plugin said comes before what JAX made of it.
+    # Plugin messages come first: they are more specific than JAX's own error.
     for text in said:
         for pattern, meaning in _KNOWN.get(device, ()):
             if re.search(pattern, text):

@@ -1,6 +1,6 @@
-"""JAX as this process uses it: which device, which precision, and giving memory back."""
+"""JAX configuration of this process: platform, precision, and release of memory."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import gc
@@ -22,26 +22,27 @@ from xlaserve.runtime.programs import cache_key
 from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""The devices by the names that JAX exports for."""
+"""Platform names, as JAX's export uses them."""
 
 _BEFORE_THE_BACKEND_STARTS = (
-    # Off by default, and then JAX turns 64-bit tensors into 32-bit ones without a word.
+    # Without this, JAX silently converts 64-bit tensors to 32-bit.
     ("jax_enable_x64", True),
-    # Handing a computation to another thread costs more than a small model takes; a large one
-    # stays asynchronous regardless. JAX ignores the environment variable of the same name.
+    # Handing a computation to another thread costs more than a small model takes to run. JAX runs
+    # large computations asynchronously regardless, and ignores the environment variable of this
+    # name.
     ("jax_cpu_enable_async_dispatch", False),
 )
 
 _RELEASES_PER_CLEARING = 8
-"""Releases after new traces per clearing of JAX's caches."""
+"""JAX's caches are cleared at every Nth release that follows new traces."""
 _TRACED = "jaxpr_trace"
-"""Part of the names of JAX's tracing events (jax.monitoring)."""
+"""Common part of the names of JAX's tracing events (jax.monitoring)."""
 
 _log = structlog.get_logger("device")
 
 
 _MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""XLA's own variables for it. It refuses to start where both are set."""
+"""XLA's environment variables for the memory fraction. XLA refuses to start if both are set."""
 
 
 def start(
@@ -49,15 +50,15 @@ def start(
 ) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform that it runs on.
 
-    The cache may be used from then on; each further call brings it within bounds, and changes
-    nothing else. A GPU gives XLA the `memory_fraction` of its memory at most, unless a variable of
-    XLA's says how much. Raises DeviceUnavailable where the platform is not the one asked for: JAX
-    itself would go on with the CPU. Raises InvalidSettings for a cache that cannot be used.
+    The compilation cache is usable afterwards; further calls only trim it to its limits. On a GPU,
+    XLA may use at most `memory_fraction` of the memory, unless one of XLA's environment variables
+    sets the fraction. Raises DeviceUnavailable if JAX runs on another platform than requested (JAX
+    itself falls back to the CPU), and InvalidSettings for an unusable cache.
     """
     if device not in ("auto", *PLATFORMS):
         raise DeviceUnavailable(device, f"expected auto, {', '.join(PLATFORMS)}")
-    # Read by XLA when it starts: models come and go, so take device memory as they need it
-    # instead of most of it at once.
+    # XLA reads this at startup. Models come and go, so allocate device memory on demand instead of
+    # reserving most of it upfront.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for name, value in _BEFORE_THE_BACKEND_STARTS:
         jax.config.update(name, value)
@@ -69,7 +70,7 @@ def start(
     if device not in ("auto", platform):
         raise DeviceUnavailable(device, device_problems.reason(device, platform, said))
     for text in said if device == "auto" else ():
-        # Its wheels are installed, so somebody wanted it.
+        # The plugin is installed, so the operator probably expects an accelerator.
         _log.warning(
             "a device is not used", reason=device_problems.reason("cuda", platform, [text])
         )
@@ -84,17 +85,18 @@ def start(
 
 @cache
 def _spare_the_collector() -> None:
-    """Leave what JAX consists of out of garbage collections, once, before there are models.
+    """Exempt JAX's objects from garbage collection; call once, before any model is loaded.
 
-    It never goes, and looking at all of it stops every thread for some 40 ms.
+    These objects live until the process exits, and scanning them stops every thread for about 40
+    ms.
     """
-    # To ask gc whether this was done takes longer than doing it: it counts all that is frozen.
+    # Do not check gc.get_freeze_count(): counting the frozen objects takes longer than this.
     gc.collect()
     gc.freeze()
 
 
 def _start_backend(device: str, said: Sequence[str]) -> str:
-    # Some versions of JAX declare the attribute, others do not.
+    # Only some versions of JAX declare this attribute.
     before = cast("Any", jax.config).jax_platforms
     if device != "auto":
         jax.config.update("jax_platforms", "cpu" if device == "cpu" else f"{device},cpu")
@@ -107,25 +109,25 @@ def _start_backend(device: str, said: Sequence[str]) -> str:
 
 
 class Traces:
-    """Traces that JAX keeps until its caches are cleared."""
+    """Clears JAX's trace caches after enough models have been unloaded."""
 
     def __init__(self) -> None:
         self._is_new = False
-        """Whether something was traced since the last release."""
+        """Whether JAX has traced a function since the last release."""
         self._releases = 0
-        """Releases after new traces, since the caches were cleared."""
+        """Number of releases after new traces since the caches were last cleared."""
 
     def heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Record an event of JAX; in any thread."""
+        """Note a tracing event. A listener of jax.monitoring; runs on any thread."""
         if _TRACED in event:
             self._is_new = True
 
     def release(self) -> None:
-        """Clear JAX's caches with every eighth release, if functions were traced since.
+        """Clear JAX's caches at every eighth release that follows new traces.
 
-        jax 0.12 keeps about a megabyte of it for each load. What is compiled is ours and stays; its
-        next call takes a millisecond more. To clear them keeps Python's lock for some 40 ms: where
-        other processes compile, nothing is traced here and nothing needs to be cleared.
+        jax 0.12 keeps about 1 MB of traces per load. Compiled programs belong to the models and are
+        unaffected, though the next call of each takes a millisecond longer. Clearing holds the GIL
+        for about 40 ms. If other processes compile, this one traces nothing and never clears.
         """
         self._releases += self._is_new
         self._is_new = False
@@ -139,8 +141,8 @@ jax.monitoring.register_event_duration_secs_listener(_traces.heard)
 
 
 def release_memory() -> None:
-    """Give memory of dropped models back to the operating system. Takes some 30 ms."""
+    """Return memory of unloaded models to the operating system. Takes about 30 ms."""
     _traces.release()
     gc.collect()
-    # glibc keeps freed pages for itself: 200 MB of parameters would stay resident.
+    # glibc keeps freed pages: without this, 200 MB of parameters would stay resident.
     allocator.trim()

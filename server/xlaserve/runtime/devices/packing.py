@@ -1,14 +1,14 @@
-"""The form in which programs take the parameters of a model.
+"""How a program receives a model's parameters as arguments.
 
-Small ones are one flat buffer for each of their dtypes: each argument of a call costs about half a
-microsecond, and a bias or a scale is not worth it. As constants of the program they would cost
-nothing, but then no two models had a program in common.
+Each argument of a call costs about half a microsecond, so small parameters (biases, scales) are
+packed into one flat buffer per dtype. Embedding them as constants would be free, but then models
+with the same computation could not share programs.
 
-On the CPU the kernels of convolutions [O,I,H,W] are turned to [H,W,I,O]: so XLA multiplies them
-there, and it would turn them in each call.
+On the CPU, convolution kernels [O,I,H,W] are transposed to [H,W,I,O] once, at load. XLA's CPU
+backend requires this layout and would otherwise transpose in every call.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ import numpy as np
 from xlaserve.tensors import Shape
 
 PACKED_BYTES = 1024
-"""Parameters up to this size are packed, unless a partition rule splits them."""
+"""Parameters of at most this size are packed, unless a partition rule shards them."""
 
 MOST_PLACES = 11
-"""Largest height and width of a presumed convolution kernel."""
+"""Maximum height and width of an array that is treated as a convolution kernel."""
 
 KERNEL_ORDER = (2, 3, 1, 0)
-"""The dimensions of [O,I,H,W] as XLA's CPU backend wants them."""
+"""Permutation from [O,I,H,W] to the layout of XLA's CPU backend, [H,W,I,O]."""
 
 DType: TypeAlias = "np.dtype[Any]"
 
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A parameter's range in a buffer."""
+    """A packed parameter's buffer and its range in it."""
 
     buffer: int
     start: int
@@ -56,23 +56,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Packing:
-    """The place of each parameter among the arguments of a program: buffers first, then the rest.
+    """Maps parameters to program arguments: packed buffers first, then the other parameters.
 
-    It follows from dtypes, shapes and partition rules alone: equal models are packed alike.
+    Depends only on dtypes, shapes and partition rules, so that equal models are packed alike.
     """
 
     count: int = 0
-    """Parameters of the artifact."""
+    """Number of parameters in the artifact."""
     buffers: tuple[tuple[DType, int], ...] = ()
-    """Dtype and elements of each buffer."""
+    """Dtype and number of elements of each buffer."""
     places: Mapping[int, Place] = field(default_factory=lambda: MappingProxyType({}))
-    """The packed parameters by position among all."""
+    """Packed parameters by their index in the artifact."""
     turned: frozenset[int] = frozenset()
-    """Positions of the kernels held as [H,W,I,O]."""
+    """Indexes of the kernels stored as [H,W,I,O]."""
 
     @staticmethod
     def of(small: Mapping[int, Parameter], count: int, turned: Collection[int] = ()) -> "Packing":
-        """Pack the small ones of `count` parameters, in order, one buffer per dtype."""
+        """Pack the `small` ones of `count` parameters in order, with one buffer per dtype."""
         dtypes = sorted({parameter.dtype.name for parameter in small.values()})
         sizes = dict.fromkeys(dtypes, 0)
         places: dict[int, Place] = {}
@@ -87,7 +87,7 @@ class Packing:
 
     @cached_property
     def text(self) -> str:
-        """Return the packing's part of a key: equal arguments may be packed differently."""
+        """Return the packing for a cache key: equal argument shapes may be packed differently."""
         places = (
             f"{index}@{place.buffer}:{place.start}{list(place.shape)}"
             for index, place in self.places.items()
@@ -96,12 +96,13 @@ class Packing:
         return " ".join((str(self.count), *places, *turned))
 
     def unpack(self, leaves: Sequence[jax.Array]) -> Iterator[jax.Array]:
-        """Yield the parameters in the artifact's order; while a program is traced."""
+        """Yield the parameters in the artifact's order. Called while a program is traced."""
         rest = iter(leaves[len(self.buffers) :])
         for index in range(self.count):
             place = self.places.get(index)
             if index in self.turned:
-                # XLA turns it again for its convolution, and the two cancel out.
+                # XLA transposes the kernel again for its convolution, and the two transposes cancel
+                # out.
                 yield jax.lax.transpose(next(rest), _BACK)
             elif place is None:
                 yield next(rest)
@@ -117,7 +118,7 @@ _BACK = tuple(KERNEL_ORDER.index(axis) for axis in range(len(KERNEL_ORDER)))
 def is_kernel(parameter: Parameter) -> bool:
     """Tell whether a parameter looks like the kernel [O,I,H,W] of a convolution.
 
-    One that only looks like it costs its turning back in each call, and gives the same answers.
+    A false positive costs a transpose in each call; results are the same.
     """
     shape = parameter.shape
     if len(shape) != len(KERNEL_ORDER) or not jnp.issubdtype(parameter.dtype, jnp.floating):

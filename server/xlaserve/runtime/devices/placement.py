@@ -1,8 +1,8 @@
-"""Places a model on devices as its configuration says: replicas or sharded. Needs no JAX.
+"""Chooses a model's devices from its configuration: replicas or shards. Does not import JAX.
 
-`instance_group` says how many copies there are on which GPUs. The parameters of our own say the
-rest: `devices` ("0,2" or "all"), `placement` ("replica" or "shard"), and for a sharded model
-`partition`, `{"layers/*/w": [null, "model"]}`, and `mesh`, "data=2,model=4".
+`instance_group` sets the number of replicas per GPU. xlaserve's own parameters set the rest:
+`devices` ("0,2" or "all"), `placement` ("replica" or "shard"), and for a sharded model `partition`,
+`{"layers/*/w": [null, "model"]}`, and `mesh`, "data=2,model=4".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 MAX_REPLICAS = 256
-"""Limit of replicas of one model."""
+"""Maximum number of replicas of a model."""
 
 DATA_AXIS = "data"
-"""The axis of a mesh over which batches are split."""
+"""The mesh axis over which batches are split."""
 
 MODEL_AXIS = "model"
-"""The only axis of a mesh without a description."""
+"""Name of the only mesh axis if the configuration does not describe a mesh."""
 
 Axes: TypeAlias = "str | tuple[str, ...] | None"
-"""Axes that one dimension of a parameter is split over; None for not at all."""
+"""Mesh axes over which one dimension of a parameter is split, or None if it is not split."""
 
 _KIND = inference.ModelInstanceGroupKind
 _KINDS: Mapping[int, str] = {
@@ -45,12 +45,12 @@ class Devices:
     """The devices of a server."""
 
     platform: str
-    """A JAX platform: cpu, cuda or tpu."""
+    """JAX platform: cpu, cuda or tpu."""
     count: int
     kind: str = ""
-    """JAX's name of the first device, as `NVIDIA L4`; empty if unknown."""
+    """JAX's name for the first device (`NVIDIA L4`), or an empty string if unknown."""
     capabilities: tuple[str, ...] = ()
-    """Compute capability of each, as `9.0`; empty for other devices than CUDA's."""
+    """CUDA compute capability of each device (`9.0`); empty on other platforms."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Devices:
 
     @staticmethod
     def named(names: Sequence[str], kind: str = "") -> "Devices | None":
-        """Return the devices with these names; None for none."""
+        """Return the devices with these names, or None if there are none."""
         return Devices(names[0].partition(":")[0], len(names), kind) if names else None
 
 
@@ -68,22 +68,24 @@ ONE_CPU = Devices("cpu", 1)
 
 def device_name(platform: str, index: int) -> str:
     """Return a device's name in the memory ledger: `cpu:0`."""
-    # Not what a device calls its platform: one of CUDA says gpu.
+    # Do not use the device's own platform name: a CUDA device calls it gpu.
     return f"{platform}:{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some devices with the same number of copies on each."""
+    """A set of devices, each with the same number of replicas."""
 
     devices: tuple[int, ...] | None = (0,)
-    """Indexes among the devices of the platform; None for all of them."""
+    """Device indexes on the platform, or None for all devices."""
     count: int = 1
     is_of_model: bool = False
-    """Whether code finds its devices itself (KIND_MODEL); a computation is on the first then."""
+    """Whether the model's code chooses its devices (KIND_MODEL). Exported computations use the
+    first device.
+    """
 
     def indexes(self, platform: str, present: int) -> Sequence[int]:
-        """Return the device indices; raises InvalidModel for a missing device."""
+        """Return the device indexes; raises InvalidModel if a device does not exist."""
         if self.devices is None:
             return range(present)
         for index in self.devices:
@@ -97,21 +99,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Sharding of one copy over the devices of its group."""
+    """How one replica is sharded over the devices of its group."""
 
     mesh: Mapping[str, int]
-    """Axis -> size, in order; empty for one axis over all devices."""
+    """Axis name -> size, in order; empty for a single axis over all devices."""
     partition: Mapping[str, tuple[Axes, ...]]
-    """Glob of parameter names -> mesh axes of each dimension; the first match counts."""
+    """Glob of parameter names -> mesh axes of each dimension; the first match wins."""
 
     def rule(self, name: str) -> tuple[Axes, ...] | None:
-        """Return the mesh axes of a parameter's dimensions; None without a rule."""
+        """Return the mesh axes of a parameter's dimensions, or None if no rule matches."""
         return next(
             (axes for glob, axes in self.partition.items() if fnmatchcase(name, glob)), None
         )
 
     def parts(self, name: str, devices: int) -> int:
-        """Return the number of shards of a parameter on this many devices."""
+        """Return the number of shards of a parameter on this number of devices."""
         mesh = mesh_of(self, devices)
         split = (axis for axes in self.rule(name) or () for axis in axis_names(axes))
         return prod(mesh.get(axis, 1) for axis in split)
@@ -122,13 +124,13 @@ class Placement:
     """The devices of a model."""
 
     platform: str
-    """A JAX platform: cpu, cuda or tpu."""
+    """JAX platform: cpu, cuda or tpu."""
     groups: tuple[Group, ...] = field(default=(Group(),))
-    """Exactly one for a sharded model."""
+    """Device groups; a sharded model has exactly one."""
     sharding: Sharding | None = None
 
     def seats(self, present: int) -> Iterator[int]:
-        """Yield the device of each replica: one on each device, then the second ones."""
+        """Yield the device of each replica, round-robin over the devices."""
         for group in self.groups:
             for _ in range(group.count):
                 yield from group.indexes(self.platform, present)
@@ -137,7 +139,7 @@ class Placement:
 def read(config: ModelConfig, platform: str) -> Placement:
     """Return the placement that a configuration requests on this platform.
 
-    Raises InvalidModel for what contradicts itself, or is not there to choose from.
+    Raises InvalidModel for contradictory fields and for platforms or devices that do not exist.
     """
     platform, groups = _instance_groups(config, platform)
     devices = config.parameters.get("devices")
@@ -150,7 +152,7 @@ def read(config: ModelConfig, platform: str) -> Placement:
 
 
 def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
-    """Return the fields for another platform than the server's."""
+    """Return the configuration fields that only affect another platform than the server's."""
     is_split = SPLIT_BATCHES in config.parameters
     groups = () if config.message is None else config.message.instance_group
     listed = platform == "cpu" and any(group.gpus for group in groups)
@@ -165,8 +167,9 @@ def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
 def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
     """Return the configuration with the model file for its devices' compute capability.
 
-    That is the one that `cc_model_filenames` has for their compute capability, otherwise the
-    `default_model_filename`. Raises InvalidModel where its devices have different ones.
+    The file is the entry of `cc_model_filenames` for that capability, or else
+    `default_model_filename`. Raises InvalidModel if the devices have different capabilities that
+    name different files.
     """
     if not config.cc_model_filenames:
         return config
@@ -187,7 +190,7 @@ def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
 
 
 def axis_names(axes: Axes) -> tuple[str, ...]:
-    """Return the axis names of one dimension."""
+    """Return the names of the mesh axes that split one dimension."""
     return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
@@ -298,7 +301,7 @@ def _partition(config: ModelConfig) -> Mapping[str, tuple[Axes, ...]]:
 
 
 def mesh_of(sharding: Sharding, devices: int) -> Mapping[str, int]:
-    """Return the axes of the mesh of this many devices; raises InvalidModel."""
+    """Return the mesh axes and sizes for this number of devices; raises InvalidModel."""
     mesh = sharding.mesh or {MODEL_AXIS: devices}
     if prod(mesh.values()) != devices:
         written = ",".join(f"{name}={size}" for name, size in mesh.items())

@@ -1,4 +1,4 @@
-"""JAX's accelerator wheels, by extra. Needs no JAX."""
+"""JAX's accelerator packages, by pip extra. Does not import JAX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """The plugin packages of one extra for a platform."""
+    """The packages of one pip extra, for one platform."""
 
     extra: str
     compiles: str
-    """The wheel required to compile for the platform."""
+    """The package required to compile for the platform."""
     runs: str
-    """The wheel without which JAX finds no device of it."""
+    """The package that JAX needs to find devices of the platform."""
 
     @property
     def wheels(self) -> Sequence[str]:
-        """Return its wheels, each once."""
+        """Return the plugin's packages, without duplicates."""
         return tuple(dict.fromkeys((self.runs, self.compiles)))
 
 
@@ -33,14 +33,14 @@ PLUGINS: Mapping[str, Sequence[Plugin]] = MappingProxyType(
         "tpu": (Plugin("tpu", "libtpu", "libtpu"),),
     }
 )
-"""Plugins by platform, the preferred one for a new installation first."""
+"""Plugins by platform; the first is preferred for a new installation."""
 
 
 @cache
 def version(name: str) -> str:
-    """Return the version of a package, empty where it is not installed.
+    """Return the installed version of a package, or an empty string. Cached.
 
-    To find one takes a millisecond, and each program asks.
+    A look-up takes a millisecond, and every program needs it for its cache key.
     """
     try:
         return metadata.version(name)
@@ -49,22 +49,23 @@ def version(name: str) -> str:
 
 
 def versions(platform: str) -> Mapping[str, str]:
-    """Return the installed versions of a platform's wheels, by name."""
+    """Return the installed versions of a platform's packages, by package name."""
     names = [name for plugin in PLUGINS.get(platform, ()) for name in plugin.wheels]
     return {name: found for name in names if (found := version(name))}
 
 
 def chosen(platform: str) -> Plugin | None:
-    """Return a partly installed plugin of a platform, else the first, or None."""
+    """Return the first plugin with an installed package, else the platform's first, or None."""
     plugins = PLUGINS.get(platform, ())
     there = (plugin for plugin in plugins if any(map(version, plugin.wheels)))
     return next(there, plugins[0] if plugins else None)
 
 
 def missing(platform: str, *, compiles: bool = False) -> str:
-    """Return the wheel that is missing on a platform, and how to install it; empty if none is.
+    """Return which package is missing for a platform and how to install it, or an empty string.
 
-    `compiles`: of those that compile for it; else of those that run on it.
+    With `compiles` this checks the packages that compile for the platform, otherwise those that run
+    on it.
     """
     names = {
         plugin.extra: plugin.compiles if compiles else plugin.runs
@@ -77,5 +78,5 @@ def missing(platform: str, *, compiles: bool = False) -> str:
 
 
 def requirement(plugin: Plugin) -> str:
-    """Return the requirement for pip."""
+    """Return the pip requirement that installs a plugin."""
     return f"xlaserve[{plugin.extra}]"

@@ -1,6 +1,6 @@
-"""The sites of a model: a device, or a mesh over which it is sharded."""
+"""Sites of a model: single devices, or meshes over which it is sharded."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import threading
@@ -28,20 +28,20 @@ from xlaserve.runtime.devices.placement import (
 from xlaserve.tensors import Shape
 
 _MESHES = "meshes"
-"""The one queue of all sharded executions. Two that share devices wait for each other on each
-device: a different order on two devices is a deadlock.
+"""Queue for all sharded executions. Two executions that share devices must start in the same order
+on each device; otherwise they deadlock.
 """
 
 _launching = threading.Lock()
-"""Held while a program is dispatched to several devices. Two concurrent dispatches could reach
-these devices in different orders, and deadlock.
+"""Held while a program is dispatched to several devices. Concurrent dispatches could reach the
+devices in different orders and deadlock.
 """
 
 _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 
 
 class Site:
-    """The device or mesh of one copy of a model: its parameters, its inputs and its outputs."""
+    """The device or mesh that holds one copy of a model's parameters, inputs and outputs."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Site:
         self.platform = platform
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
-        """Lock for dispatching to several devices; None for a single one."""
+        """Lock to hold while dispatching to several devices; None for a single device."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -63,18 +63,18 @@ class Site:
 
     @property
     def is_accelerator(self) -> bool:
-        """Tell whether the host has something else to do while this computes."""
+        """Tell whether the site is an accelerator, so that the host is free while it computes."""
         return str(self.devices[0].platform) != "cpu"
 
     @property
     def queue(self) -> str:
-        """Return its queue (Dispatching.queues)."""
+        """Return the name of the site's queue (Dispatching.queues)."""
         names = self.device_names
         return names[0] if len(names) == 1 else f"{self.platform}:{_MESHES}"
 
     @property
     def rules(self) -> Mapping[str, tuple[Axes, ...]]:
-        """Return the partition rules by glob; empty where nothing is sharded."""
+        """Return the partition rules by glob; empty if the model is not sharded."""
         return _NO_RULES if self._sharding is None else self._sharding.partition
 
     @cached_property
@@ -83,14 +83,14 @@ class Site:
         return self._split(())
 
     def inputs(self, rows: int) -> jax.sharding.Sharding:
-        """Return the sharding of inputs: split over the mesh's `data`, if it has that axis."""
+        """Return the sharding of inputs: split over the mesh's `data` axis, if it has one."""
         parts = 1 if self._mesh is None else self._mesh.shape.get(DATA_AXIS, 1)
         return (
             self._split((DATA_AXIS,)) if parts > 1 and rows and not rows % parts else self.outputs
         )
 
     def is_split(self, name: str) -> bool:
-        """Tell whether a rule names a parameter."""
+        """Tell whether a partition rule matches a parameter."""
         return self._rule(name) is not None
 
     def parameter(self, name: str) -> jax.sharding.Sharding:
@@ -98,7 +98,7 @@ class Site:
         return self._split(self._rule(name) or ())
 
     def check(self, parameters: Mapping[str, Shape]) -> None:
-        """Raise InvalidModel unless every rule splits a parameter evenly, over existing axes."""
+        """Raise InvalidModel unless every rule splits its parameters evenly, over existing axes."""
         for glob, spec in self.rules.items():
             names = [name for name in parameters if fnmatchcase(name, glob)]
             if not names:
@@ -153,11 +153,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The sites of a model, and which of them each replica executes at."""
+    """The sites of a model, and the site of each replica."""
 
     sites: tuple[Site, ...]
     replicas: tuple[int, ...]
-    """Site index of each replica; several may share one."""
+    """Site index of each replica. Several replicas may share a site."""
 
 
 def layout(
@@ -166,7 +166,7 @@ def layout(
 ) -> Layout:
     """Find the devices of a placement; raises InvalidModel for missing ones.
 
-    Among those of this process, or among `present`, which may be known to the compiler alone.
+    Chooses from this process's devices, or from `present`, which may be compile-only devices.
     """
     if present is None:
         present = jax.local_devices(backend=placement.platform)
@@ -174,7 +174,7 @@ def layout(
         (group,) = placement.groups
         devices = [present[index] for index in group.indexes(placement.platform, len(present))]
         site = Site(devices, placement.sharding, platform=placement.platform)
-        _ = site.outputs  # the mesh fits, or the load ends here
+        _ = site.outputs  # Raises InvalidModel unless the mesh fits the devices.
         return Layout((site,), (0,) * group.count)
     seats = list(placement.seats(len(present)))
     used = list(dict.fromkeys(seats))
@@ -193,7 +193,7 @@ def devices(platform: str) -> Devices:
 
 
 def memory(platform: str) -> dict[str, tuple[int, int]]:
-    """Return bytes in use and limit of each device; none for host memory."""
+    """Return bytes in use and limit by device; empty for host memory."""
     found: dict[str, tuple[int, int]] = {}
     for device in jax.local_devices(backend=platform):
         statistics = device.memory_stats()

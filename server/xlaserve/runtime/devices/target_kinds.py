@@ -1,4 +1,4 @@
-"""The kinds of devices that models can be compiled for in their absence."""
+"""Device kinds that models can be compiled for without such a device."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,9 @@ from types import MappingProxyType
 from xlaserve.errors import DeviceUnavailable
 
 _VERSIONS = ("runtime_version", (12, 8)), ("dnn_version_info", (9, 8))
-"""Versions of CUDA and of cuDNN. Without the first some compilations fail; the second decides which
-calls of cuDNN XLA may choose."""
+"""Versions of CUDA and cuDNN. Some compilations fail without the CUDA version; the cuDNN version
+decides which cuDNN calls XLA may choose.
+"""
 
 _SAME_FOR_ALL = {
     "threads_per_block_limit": 1024,
@@ -24,25 +25,25 @@ _SAME_FOR_ALL = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU, as its driver reports it."""
+    """Properties of one kind of GPU, as its driver reports them."""
 
     description: str
-    """Its `device_kind` in JAX."""
+    """JAX's `device_kind`."""
     capability: tuple[int, int]
-    """The CUDA compute capability."""
+    """CUDA compute capability."""
     cores: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     fpus_per_core: int
     threads_per_core: int
     shared_memory_per_core: int
-    """Bytes. A block may use all but one KiB of it."""
+    """In bytes. One block may use all but 1 KiB of it."""
     l2_bytes: int
     bandwidth: int
-    """Bytes per second."""
+    """Memory bandwidth in bytes per second."""
     clock_ghz: float
 
     def config(self, memory_bytes: int) -> str:
-        """Return the configuration in text format."""
+        """Return XLA's target configuration in protobuf text format."""
         return "\n".join(self._lines(memory_bytes))
 
     def _lines(self, memory_bytes: int) -> Iterator[str]:
@@ -69,30 +70,30 @@ class Gpu:
 
 
 COUNTS = (1, 2, 4, 8)
-"""Possible numbers of devices per host."""
+"""Possible numbers of devices per host, unless the target has named topologies."""
 
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of device."""
+    """A device kind that models can be compiled for."""
 
     name: str
-    """Its name on the command line."""
+    """Name on the command line."""
     platform: str
-    """A JAX platform: cpu, cuda or tpu."""
+    """JAX platform: cpu, cuda or tpu."""
     memory_bytes: int
-    """Bytes of one device; 0 for the host's own, which is shared."""
+    """Memory of one device in bytes; 0 for the CPU, which shares the host's memory."""
     verified: str
-    """Evidence for the row, and programs compiled for it."""
+    """How this target was verified, and with which programs."""
     kind: str = ""
-    """Prefix of a present device's `device_kind`."""
+    """Prefix of JAX's `device_kind` for devices of this kind."""
     gpu: Gpu | None = None
     topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Name of the smallest topology with this many devices, if it has one."""
+    """Number of devices -> name of the smallest topology with that many devices."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Options that its plugin needs besides to open one."""
+    """Further options that the plugin needs to open a topology."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -101,11 +102,11 @@ class Target:
 
     @property
     def config(self) -> str:
-        """Return XLA's configuration; empty if a name suffices."""
+        """Return XLA's target configuration, or an empty string if the topology name suffices."""
         return "" if self.gpu is None else self.gpu.config(self.memory_bytes)
 
     def topology(self, count: int) -> str:
-        """Return the topology of this many devices; raises DeviceUnavailable if missing."""
+        """Return the topology for this number of devices, or raise DeviceUnavailable."""
         if count not in self.counts:
             expected = ", ".join(map(str, self.counts))
             raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")
@@ -201,7 +202,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             ),
             _tpu(
                 "v4", "TPU v4", 30.75, "v4:1x1x1", "v4:1x1x2", "v4:2x2x1",
-                chip_config_name="megacore",  # its two cores are one device
+                chip_config_name="megacore",  # JAX shows the chip's two cores as one device.
             ),
             _tpu("v5e", "TPU v5 lite", 15.75, "v5e:1x1", "v5e:1x2", "v5e:2x2", "v5e:2x4"),
             _tpu("v5p", "TPU v5", 95.73, "v5p:1x1x1", "v5p:1x1x2", "v5p:2x2x1"),
@@ -210,11 +211,11 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""A new kind of device is a row here."""
+"""All targets by name. To support a new device kind, add a row."""
 
 
 def named(name: str) -> Target:
-    """Return the row with a name; raises DeviceUnavailable."""
+    """Return the target with this name; raises DeviceUnavailable if it is unknown."""
     found = TARGETS.get(name.lower())
     if found is None:
         raise DeviceUnavailable(name[:64], f"expected one of {', '.join(TARGETS)}")
@@ -222,11 +223,11 @@ def named(name: str) -> Target:
 
 
 def of_kind(platform: str, device_kind: str) -> Target | None:
-    """Return the row of a present device, by JAX's name for its kind; None if unknown."""
+    """Return the target that matches JAX's device kind, or None if unknown."""
     rows = [
         row
         for row in TARGETS.values()
         if row.platform == platform and row.kind and device_kind.startswith(row.kind)
     ]
-    # "TPU v5 lite" begins as "TPU v5" does.
+    # Take the longest match: "TPU v5 lite" also starts with "TPU v5".
     return max(rows, key=lambda row: len(row.kind), default=None)

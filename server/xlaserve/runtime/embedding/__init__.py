@@ -1,1 +1,1 @@
-"""Embedding models: declared tokens, and batches of them."""
+"""Embedding models: declaration, tokenizer files, batches by length."""

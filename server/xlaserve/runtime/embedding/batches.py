@@ -1,4 +1,4 @@
-"""The inputs of one request as executions: batched by length, and padded to it."""
+"""Splits the inputs of an embedding request into executions by padded length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Inputs of a request that are executed together."""
+    """Inputs of a request that share one execution."""
 
     places: tuple[int, ...]
-    """Their places in the request."""
+    """Indexes of the inputs in the request."""
     length: int
-    """Tokens of each, with padding."""
+    """Padded length in tokens."""
 
     def input_bytes(self, info: EmbeddingInfo) -> int:
-        """Return the bytes of its tensors."""
+        """Return the total size of the input tensors in bytes."""
         each = sum(spec.datatype.itemsize for spec in _specs(info))
         return len(self.places) * self.length * each
 
@@ -30,7 +30,7 @@ class Part:
 def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequence[Part]:
     """Split inputs into executions of at most this many rows, grouped by padded length.
 
-    Those of one length are together, in their order: a short one is not padded to a long one.
+    Short inputs are not padded to the length of long ones. Order is kept within a length.
     """
     by_length: dict[int, list[int]] = {}
     for place, count in enumerate(counts):
@@ -43,7 +43,7 @@ def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequ
 
 
 def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[str, Tensor]:
-    """Return the input tensors of an execution: padded tokens, and the mask."""
+    """Return an execution's input tensors: padded token ids and the attention mask."""
     shape = (len(part.places), part.length)
     found = {spec.name: np.zeros(shape, spec.datatype.dtype) for spec in _specs(info)}
     tokens = found[info.tokens.name]
@@ -59,11 +59,11 @@ def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[s
 
 
 def cut(embeddings: Tensor, size: int) -> Tensor:
-    """Truncate each row to this size and normalize it to length 1; [rows, size] FP32."""
+    """Truncate each embedding to this size and normalize it to length 1; [rows, size] FP32."""
     if embeddings.shape[1] == size:
         return embeddings
     found = embeddings[:, :size]
-    # A row of zeros has no direction, and stays what it is.
+    # Avoid a division by zero: an all-zero row stays zero.
     norms = np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     return np.ascontiguousarray(found / norms, np.float32)
 

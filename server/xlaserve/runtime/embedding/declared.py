@@ -1,9 +1,9 @@
-"""The declaration that a model gives embeddings: a parameter of its configuration, or a file.
+"""The declaration that makes a model an embedding model: a parameter or a file.
 
     parameters { key: "embeddings" value { string_value: '{"dimensions": [256, 128]}' } }
 
-`embeddings.json` in the version directory has the same object; the parameter counts where both are
-there, and may be `false`.
+`embeddings.json` in the version directory contains the same object. The parameter takes precedence,
+and may be `false`.
 """
 
 from dataclasses import dataclass
@@ -32,35 +32,35 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """Fields of the declaration; all are optional if the tensors imply them."""
 
     tokens: str = ""
-    """The input of token ids; empty for the only remaining one."""
+    """Name of the token ids' input; may be empty if only one input remains."""
     mask: str = ""
-    """Name of the attention mask's input; empty for `attention_mask`, if the model has it."""
+    """Name of the attention mask's input; defaults to `attention_mask`, if the model has it."""
     types: str = ""
-    """Name of an input to fill with zeros; empty for `token_type_ids`, if the model has it."""
+    """Name of an input to fill with zeros; defaults to `token_type_ids`, if the model has it."""
     output: str = ""
-    """The output. Empty for the only one."""
+    """Name of the output; may be empty if the model has only one."""
     max_tokens: int | None = None
-    """None for the largest compiled size."""
+    """Maximum number of tokens per input; None for the largest compiled length."""
     vocab: int | None = None
-    """None if ids are not checked."""
+    """Vocabulary size, or None to accept any token id."""
     pad: int = 0
     dimensions: bool | list[int] = False
-    """Sizes to which an embedding may be cut; `true` for any."""
+    """Sizes to which clients may truncate an embedding; `true` for any size."""
     prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declaration, and its model's tokenizer."""
+    """A declaration together with its model's tokenizer."""
 
     said: Declaration
     place: str
-    """Its source, for the text of errors."""
+    """Where the declaration is, for error messages."""
     text: Tokens | None = None
     no_text: str = ""
     written_at: int = 0
     files: TextFiles | None = None
-    """Files of `text`; None without it."""
+    """The files that `text` was read from, or None without a tokenizer."""
 
 
 def read(
@@ -70,9 +70,9 @@ def read(
     roots: Roots = ANYWHERE,
     limits: TextLimits = DEFAULT_TEXT_LIMITS,
 ) -> Declared | None:
-    """Return a version's declaration as an embedding model, or None.
+    """Return a version's embedding declaration, or None if it has none.
 
-    A tokenizer that cannot be used is named in the log: token ids are taken in any case.
+    An unusable tokenizer is only logged: clients can still send token ids.
     """
     written, place = config.parameters.get(PARAMETER), f"parameter '{PARAMETER}'"
     if written is None:
@@ -97,7 +97,7 @@ def read(
 
 
 def parse(text: bytes, place: str) -> Declaration:
-    """Parse a declaration; raises InvalidModel with its place."""
+    """Parse a declaration; raises InvalidModel that names its `place`."""
     try:
         found = msgspec.json.decode(text, type=Declaration)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

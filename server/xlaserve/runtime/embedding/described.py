@@ -1,4 +1,4 @@
-"""A declaration of embeddings and the tensors of a model, agreed: the description of it."""
+"""Matches an embedding declaration with a model's tensors."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from xlaserve.tensors import TensorSpec
 _IDS = frozenset({"INT32", "INT64"})
 _MARKS = frozenset({"INT32", "INT64", "BOOL", "FP32"})
 _MASK, _TYPES = "attention_mask", "token_type_ids"
-"""Default names of those inputs."""
+"""Default names of these inputs."""
 _RANK = 2
 
 
 def describe(
     declared: Declared, signature: Signature, dimensions: OpenDimensions, *, on_demand: bool
 ) -> EmbeddingInfo:
-    """Describe a model whose programs have these sizes; raises InvalidModel."""
+    """Describe an embedding model, given its compiled sizes; raises InvalidModel."""
     said, place = declared.said, declared.place
     inputs = {spec.name: spec for spec in signature.inputs}
     mask = _named(place, "mask", said.mask, inputs, _MASK)
@@ -73,7 +73,7 @@ def _named(
 
 
 def _one(place: str, role: str, name: str, among: Sequence[TensorSpec]) -> TensorSpec:
-    """Return the tensor with a name, or the only one."""
+    """Return the tensor with this name, or the only one if no name is given."""
     found = [spec for spec in among if not name or spec.name == name]
     if len(found) == 1:
         return found[0]
@@ -91,7 +91,7 @@ def _check(place: str, spec: TensorSpec, kinds: frozenset[str], tokens: TensorSp
 
 
 def _lengths(index: int, tokens: TensorSpec, dimensions: OpenDimensions) -> tuple[int, ...]:
-    """Return the numbers of tokens compiled by the load, ascending."""
+    """Return the token counts compiled at load, ascending."""
     if tokens.shape[1] != -1:
         return (tokens.shape[1],)
     for of, axis, dimension in dimensions.places:

@@ -14,29 +14,29 @@ from xlaserve.language.tokenizing import Tokens
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """The place of a tokenizer, for processes that read it again."""
+    """Location and digest of a tokenizer, so that other processes can read the same one."""
 
     version: Path
     """The version directory, or the file of a single-file version."""
     roots: Roots
     digest: str
-    """The SHA-256 of the tokenizer's file."""
+    """SHA-256 of the tokenizer file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """Tokenizer of a version, or its problem; neither without a file."""
+    """A version's tokenizer, or why it is unusable; neither if there is no tokenizer file."""
 
     tokens: Tokens | None = None
     problem: str = ""
     files: TextFiles | None = None
-    """None without `tokens`."""
+    """The files of `tokens`, or None without a tokenizer."""
 
 
 def read(
     version: Path, model: str, roots: Roots, limits: TextLimits = DEFAULT_TEXT_LIMITS
 ) -> FoundText:
-    """Return a version's tokenizer; errors in its files are not raised. Blocks."""
+    """Read a version's tokenizer; problems with its files are returned, not raised. Blocks."""
     folder = version if version.is_dir() else version.parent
     try:
         data = files.read(folder, files.TOKENIZER, roots.open)

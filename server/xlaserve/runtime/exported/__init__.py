@@ -1,1 +1,1 @@
-"""Exports of JAX as models that can be called."""
+"""Models exported by JAX, as callable models."""

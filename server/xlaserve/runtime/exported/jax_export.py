@@ -1,6 +1,6 @@
-"""Models exported by `jax.export`: compiled for every batch size before the first request."""
+"""Models exported by `jax.export`, compiled for every batch size bucket."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import gc
@@ -65,7 +65,7 @@ _LETTING_GO_SECONDS, _LOOK_SECONDS = 1.0, 0.001
 
 
 class JaxExportModel:
-    """An exported model in memory. Any number of threads may execute it."""
+    """A loaded exported model. Any number of threads may execute it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class JaxExportModel:
         self._output_names = tuple(spec.name for spec in info.outputs)
         self._is_accelerated = copies[0].site.is_accelerator
         self.queues = tuple(copy.site.queue for copy in self._by_replica)
-        """Queue of each replica, if it is dispatched."""
+        """Queue of each replica, used for dispatched execution."""
         self._stock = Stock(model, info, copies, lease, self._take)
 
     def execute(
@@ -104,10 +104,10 @@ class JaxExportModel:
         replica: int = 0,
         programs: Sequence[Program] | None = None,
     ) -> Mapping[str, Value]:
-        """Run the smallest bucket that holds the rows, padded with the last of them.
+        """Run the smallest bucket that fits the rows, padded by repeating the last row.
 
-        Or, of `programs`, the one of the replica's copy. With `resident` the outputs are
-        DeviceTensors. Raises OutOfMemory.
+        If `programs` is given, run the program in it for the replica's copy instead. With
+        `resident` the outputs are DeviceTensors. Raises OutOfMemory.
         """
         if self._is_accelerated:
             return self.dispatch(
@@ -130,15 +130,15 @@ class JaxExportModel:
             hosts = [host[:rows] for host in hosts]
         names = self._output_names
         if len(names) == 1:
-            return {names[0]: hosts[0]}  # in a fifth of the time
+            return {names[0]: hosts[0]}  # Five times as fast as the general path.
         return dict(zip(names, hosts, strict=True))
 
     def _pieces(
         self, copy: Copy, inputs: Mapping[str, Value]
     ) -> tuple[Sequence[Program], list[Tensor], int] | None:
-        """Split a batch: return its pieces' programs, its tensors and rows; None to run it whole.
+        """Split a batch into pieces: return their programs, the tensors and the number of rows.
 
-        None where it is executed whole.
+        Returns None if the batch should be executed whole.
         """
         if self._dimensions is None and not copy.table.splits:
             return None
@@ -153,7 +153,7 @@ class JaxExportModel:
     def _joined(
         self, copy: Copy, pieces: Sequence[Program], tensors: Sequence[Tensor], rows: int
     ) -> Mapping[str, Value]:
-        """Execute a batch in pieces, and join their outputs."""
+        """Execute a batch in pieces, and concatenate their outputs."""
         found: list[list[Tensor]] = []
         start = 0
         try:
@@ -176,7 +176,7 @@ class JaxExportModel:
 
     @property
     def dispatching(self) -> "JaxExportModel | None":
-        """Return itself on accelerators."""
+        """Return the model itself on accelerators, otherwise None."""
         return self if self._is_accelerated else None
 
     def dispatch(
@@ -187,7 +187,7 @@ class JaxExportModel:
         replica: int = 0,
         programs: Sequence[Program] | None = None,
     ) -> "JaxInFlight":
-        """Start what `execute` does: copies to the device, the computation, copies to the host.
+        """Start an execution: copies to the device, the computation, copies to the host.
 
         Raises OutOfMemory.
         """
@@ -205,9 +205,9 @@ class JaxExportModel:
     def called(
         self, inputs: Mapping[str, Value], replica: int, programs: Sequence[Program] | None
     ) -> tuple[list[jax.Array], Arrays, int | None, bool]:
-        """Dispatch; return outputs, arguments to keep alive, rows, and whether rows were padded.
+        """Call a program; return outputs, arguments to keep alive, rows, and whether it padded.
 
-        Raises what XLA raises.
+        Raises XLA's errors.
         """
         copy = self._by_replica[replica]
         values = [inputs[name] for name in self._names]
@@ -233,11 +233,11 @@ class JaxExportModel:
         return self._by_replica[replica].site
 
     def expected_seconds(self, rows: int) -> float:
-        """Return the warm-up's measurement of the current bucket for this many rows."""
+        """Return the warm-up's measurement of the bucket for this number of rows."""
         return sum(piece.seconds for piece in self._copies[0].table.pieces_for(rows))
 
     def padded_rows(self, rows: int) -> int:
-        """Return that bucket's size, or `rows` where batches are not padded as a whole."""
+        """Return the bucket size for this many rows, or `rows` if batches are split."""
         if not self._batched:
             return rows
         first, *more = self._copies[0].table.pieces_for(rows)
@@ -250,7 +250,7 @@ class JaxExportModel:
         dimensions: OpenDimensions,
         context: LoadContext,
     ) -> None:
-        """Compile the programs of the first request; the rest now or in the background."""
+        """Compile the programs that the first request needs; the rest now or in the background."""
         self._independent = plan.independent
         self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
@@ -273,16 +273,16 @@ class JaxExportModel:
         self._stock.start(compiler, plan, dimensions, context, on_demand=self.on_demand)
 
     def _take(self, info: ModelInfo) -> None:
-        """Update the description; the stock calls it for each new program."""
+        """Update the description. Called for each newly compiled program."""
         self.info = info
         if self._batched and self._independent and self.on_demand is None:
-            # Requests of one batch have the same sizes. Their limit is that of the largest sizes,
-            # which gain the least by company and hold the most memory.
+            # All requests of a batch have the same sizes. Use the limit for the largest sizes:
+            # these gain least from batching and need most memory.
             self.batch_limit = self._copies[0].table.batch_limit()
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return an upper bound of the next remaining bucket's memory per device."""
+        """Return an upper bound of the memory, per device, of the next bucket to compile."""
         return self._stock.next_bucket_bytes
 
     def compile_rest(
@@ -300,9 +300,9 @@ class JaxExportModel:
     def close(self) -> None:
         """Release parameters and executables; return once the parameters' memory is free.
 
-        A bucket that is being compiled is waited for. XLA releases memory in threads of its own,
-        and JAX hands it back with the next collection. What an output still holds is not waited for
-        longer than a second.
+        Waits for a bucket that is being compiled. XLA frees memory on its own threads, and JAX
+        releases it with the next garbage collection. Waits at most a second for memory that an
+        output still holds.
         """
         self._stock.close()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
@@ -313,7 +313,7 @@ class JaxExportModel:
     def rows(self, values: Sequence[Value]) -> int | None:
         """Return the rows of a request; None without a batch dimension.
 
-        Raises InvalidTensor unless all inputs have as many.
+        Raises InvalidTensor unless all inputs have the same number of rows.
         """
         if not self._batched:
             return None
@@ -330,7 +330,7 @@ class JaxExportModel:
                 raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
 
     def _sized(self, copy: Copy, values: list[Value]) -> Table:
-        """Return the table for a request's sizes; moves `values` to the host."""
+        """Return the program table for a request's sizes; moves `values` to the host."""
         specs = self.info.inputs
         tensors = [value if isinstance(value, np.ndarray) else value.numpy() for value in values]
         values[:] = tensors
@@ -353,9 +353,9 @@ class JaxExportModel:
 
 
 def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel | SteppedRows:
-    """Load, compile and warm a version directory; `jax_runtime.start` comes before the first.
+    """Load, compile and warm a version directory. Call `jax_runtime.start` first.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Raises InvalidModel, OutOfMemory, or the exception of `context.check_cancelled`.
     """
     known = context.programs.known
     version = version_files.read(directory, context.config, context.device, context.roots, known)
@@ -393,9 +393,9 @@ def compiled(
 ) -> JaxExportModel:
     """Compile and warm an artifact whose arguments are its parameters, then its inputs.
 
-    Programs that another model of the same computation has are used as they are.
+    Shares the programs of other models with the same computation.
     """
-    # A lease takes the module out of what it was given once nothing is left to be compiled.
+    # Copy: a lease removes the module from its argument once nothing is left to compile.
     spare = replace(computation.exported)
     lease = context.programs.lease(computation.key, computation.exported, computation.file_hash)
     try:
@@ -429,7 +429,7 @@ def _compiled(
     *,
     refuse: Callable[[Verdict], Verdict] | None = None,
 ) -> JaxExportModel:
-    """Compile a model by its proof, or as `refuse` says; raises ContradictionError too."""
+    """Compile a model; raises ContradictionError if measurements contradict its proof."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(
@@ -503,7 +503,7 @@ def _compiled(
 
 
 def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
-    """Return the input shapes of a warm-up's first execution; none without a warm-up."""
+    """Return the input shapes of the first warm-up execution, or none without warm-up."""
     if plan.loops_follow_inputs or not plan.dimensions.combinations:
         return []
     specs = plan.dimensions.specs(signature.inputs, plan.dimensions.combinations[0])
@@ -513,7 +513,7 @@ def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
 def _embedding(
     signature: Signature, dimensions: OpenDimensions, context: LoadContext
 ) -> EmbeddingInfo | None:
-    """Return the description of a declared embedding model; raises InvalidModel."""
+    """Describe a declared embedding model; raises InvalidModel."""
     if context.embedding is None:
         return None
     on_demand = shapes.on_demand(context.config) > 0
@@ -523,9 +523,9 @@ def _embedding(
 def _find_difference(
     subject: Subject, compiler: Compiler, tried: OpenDimensions, context: LoadContext
 ) -> neighbours.Difference | None:
-    """Try whether rows change with those beside them, at one size of each other dimension.
+    """Test whether rows depend on other rows of their batch, at one size per other dimension.
 
-    What is not tried to the end is said in the log: the author's word stands then.
+    An incomplete test is only logged: the author's declaration is trusted in that case.
     """
     compilation, check_cancelled = context.compilation, context.check_cancelled
     context.on_stage(Stage("trying"))

@@ -1,6 +1,6 @@
-"""The outputs of an execution: copied to the host, or kept for the next model."""
+"""Outputs of an execution, copied to the host or kept on the device."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from xlaserve.tensors import Shape, Tensor
 
 @dataclass(frozen=True, slots=True)
 class DeviceTensor:
-    """An output on its device (a Resident), with the padding of its bucket."""
+    """An output on its device (a Resident), including the padding rows of its bucket."""
 
     array: jax.Array
     batch: int | None
-    """Number of real rows; None where the first dimension is not a batch."""
+    """Number of rows without padding, or None if the first dimension is not a batch."""
     model: str
-    """Name of the model whose output it is."""
+    """Name of the model that computed the output."""
 
     @property
     def rows(self) -> int:
@@ -35,12 +35,12 @@ class DeviceTensor:
 
     @property
     def shape(self) -> Shape:
-        """Return its shape, with the real rows."""
+        """Return the shape, without padding rows."""
         shape = self.array.shape
         return shape if self.batch is None else (self.batch, *shape[1:])
 
     def numpy(self) -> Tensor:
-        """Fetch the real rows to the host. Blocks until they are computed; raises OutOfMemory."""
+        """Copy the real rows to the host. Blocks until they are computed; raises OutOfMemory."""
         try:
             return to_host(self.array, self.batch)
         except (JaxRuntimeError, MemoryError) as error:
@@ -62,14 +62,15 @@ class JaxInFlight:
     names: Sequence[str]
     outputs: Sequence[jax.Array]
     arguments: Arrays
-    """Kept alive as long as they may be read: copies to the device are asynchronous."""
+    """Kept alive while the device may still read them: copies are asynchronous."""
     rows: int | None
-    """Real rows of the outputs; None where all are, and without a batch dimension."""
+    """Number of rows without padding, or None if the outputs have no padding."""
     resident: bool
 
     def fetch(self) -> Mapping[str, Value]:
         """Wait for the outputs, and free device memory. Blocks; raises OutOfMemory."""
-        # On completion others may use the memory at once, and this may live a little longer.
+        # Drop the references first: others may use the device memory once the outputs are complete,
+        # and this object may live a little longer.
         outputs, self.outputs = self.outputs, ()
         arguments, self.arguments = self.arguments, []
         try:
@@ -87,8 +88,8 @@ class JaxInFlight:
 def left_there(
     model: str, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
 ) -> Sequence[DeviceTensor]:
-    """Return the outputs as device arrays; the arguments may change afterwards. May block."""
+    """Return the outputs as device arrays. The caller may modify the arguments afterwards."""
     if any(isinstance(argument, np.ndarray) for argument in arguments):
-        # XLA may read host arrays in place, and they are the caller's to change again.
+        # XLA may read host arrays in place, and the caller may modify them after this returns.
         jax.block_until_ready(outputs)
     return [DeviceTensor(output, rows, model) for output in outputs]

@@ -1,11 +1,11 @@
-"""A model that is one file: a `jax.export` artifact without a manifest and without parameters.
+"""Single-file models: a `jax.export` artifact without a manifest or parameters.
 
-All that is known of it is what the artifact says. There is no hash to check it against: a cut file
-is noticed, a flipped bit may go unnoticed, or end the process inside the parser of JAX. That the
-rows of a batch do not depend on one another has to be proved, as of any other model.
+The artifact is the only source of information, and there is no hash to check it against: a
+truncated file is detected, but a flipped bit may go unnoticed or crash JAX's parser. As for other
+models, the server must prove that the rows of a batch are independent.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ from xlaserve.runtime.load_context import LoadContext
 
 
 def load(path: Path, context: LoadContext) -> JaxExportModel:
-    """Load, compile and warm an artifact; `jax_runtime.start` comes before the first.
+    """Load, compile and warm a single-file model. Call `jax_runtime.start` first.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Raises InvalidModel, OutOfMemory, or the exception of `context.check_cancelled`.
     """
     version = read(path, context.config, context.device, context.roots)
     layout = sites.layout(version.placement)
@@ -46,7 +46,7 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
 
 
 def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE) -> VersionFiles:
-    """Read an artifact, or the one in a version directory, for a server of this platform.
+    """Read an artifact, or the artifact in a version directory, for this platform.
 
     Raises InvalidModel.
     """
@@ -76,9 +76,9 @@ def signature_of(
 ) -> Signature:
     """Derive the signature from an artifact's arguments and results; raises InvalidModel.
 
-    Arrays have the names that their places in the trees give, or those of `names`. There is a batch
-    where all of them have the same symbolic first dimension; another one may be symbolic where
-    `sized`, with sizes of a configuration.
+    Tensors are named by `names`, or by their paths in the argument trees. There is a batch if all
+    arrays have the same symbolic first dimension. With `sized`, other dimensions may be symbolic,
+    with the sizes from a configuration.
     """
     _check_no_parameters(exported, name)
     batch = batch_of(exported)
@@ -117,7 +117,7 @@ def _named(
 
 
 def _check_no_parameters(exported: Exported, file: str) -> None:
-    """Raise InvalidModel for the computation of `xlaserve export` without its parameters."""
+    """Raise InvalidModel for the computation of an `xlaserve export` without its parameters."""
     arguments = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
     match arguments:
         case (([*_], [*_]), {}) if exported.fun_name == EXPORTED_NAME and not arguments[1]:
@@ -128,8 +128,8 @@ def _check_no_parameters(exported: Exported, file: str) -> None:
 
 
 def batch_of(exported: Exported) -> str | None:
-    """Return the name of the possible batch dimension; None if inputs have none."""
+    """Return the name of the batch dimension, or None if the inputs have none."""
     first = [aval.shape[0] for aval in exported.in_avals if aval.shape]
     symbols = [str(size) for size in first if is_symbolic_dim(size)]
-    # An expression such as 2*b is no batch: its tensor is refused, whatever the name is.
+    # An expression such as 2*b is not a batch dimension; the signature refuses its tensor.
     return next(filter(str.isidentifier, symbols), BATCH_DIMENSION if symbols else None)

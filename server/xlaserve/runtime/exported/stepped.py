@@ -1,7 +1,7 @@
-"""Exported stepped models: an answer per step, the state on the device.
+"""Stepped models: one answer per step, with the state kept on the device.
 
-The artifact is one function of the inputs of the request, whether it is the first step, and the
-state; it returns the outputs, whether it is done, and the next state.
+The artifact is a function of the request's inputs, a flag for the first step, and the state. It
+returns the outputs, whether the request is complete, and the next state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ from xlaserve.runtime.wrappers.around import AroundModel
 from xlaserve.tensors import Parameter, Tensor
 
 MAX_STEPS = "max_steps"
-"""Configuration parameter: maximum of answers per request."""
+"""Configuration parameter: maximum number of answers per request."""
 
 _DIGITS = 18
 
 
 def max_steps(steps: Steps, config: ModelConfig) -> int:
-    """Return the limit of answers per request; a configuration may lower the manifest's.
+    """Return the maximum number of answers; a configuration may lower the manifest's limit.
 
     Raises InvalidModel.
     """
@@ -38,16 +38,16 @@ def max_steps(steps: Steps, config: ModelConfig) -> int:
 
 
 class AroundSteps(AroundModel):
-    """A stepped model as clients see it, wrapped around the model of one step.
+    """The client-facing side of a stepped model, wrapped around the model of one step.
 
-    That one takes and gives what is behind the tensors of clients too.
+    The wrapped model has further tensors, for the state, which clients do not see.
     """
 
     batch_limit = 0
-    """Not batched like requests of one answer."""
+    """Requests to a stepped model are not batched by the batcher."""
     on_demand = None
     dispatching = None
-    """Its answers are asked for in threads."""
+    """Answers are computed on worker threads, not dispatched."""
 
     def __init__(self, name: str, model: LoadedModel, steps: Steps, max_steps: int) -> None:
         self._name = name
@@ -56,18 +56,18 @@ class AroundSteps(AroundModel):
         self._inputs = steps.known(model.info.inputs)
         self._outputs = steps.known(model.info.outputs)
         self._info: tuple[ModelInfo, ModelInfo] | None = None
-        """Description of the step, with additions."""
+        """The step model's description, and the client-facing description derived from it."""
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model, as its clients know it."""
+        """Return the description that clients see."""
         of_step = self._inner.info
         if self._info is None or self._info[0] is not of_step:
             self._info = of_step, self._known(of_step)
         return self._info[1]
 
     def _known(self, info: ModelInfo) -> ModelInfo:
-        """Return the description for clients."""
+        """Derive the client-facing description from that of the step."""
         raise NotImplementedError
 
     @property
@@ -76,17 +76,17 @@ class AroundSteps(AroundModel):
         return self._inner.replicas
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
+        """Return the rows unchanged."""
         return rows
 
 
 class SteppedModel(AroundSteps):
-    """A stepped model in memory: it gives one answer for each step, until it is done."""
+    """A loaded stepped model: generates one answer per step until it is complete."""
 
     def __init__(self, name: str, model: LoadedModel, steps: Steps, max_steps: int) -> None:
         super().__init__(name, model, steps, max_steps)
         self._state = steps.state_names
-        # Zeros where there is no state yet: the artifact does not look at them.
+        # Zeros as the initial state: the artifact ignores the state in the first step.
         specs = {spec.name: spec for spec in model.info.inputs}
         self._nothing: Mapping[str, Value] = {
             name: np.zeros(specs[name].shape, specs[name].datatype.dtype) for name in self._state
@@ -95,7 +95,7 @@ class SteppedModel(AroundSteps):
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
     ) -> Iterator[Answer]:
-        """Return the outputs of each step; raises TooManyAnswers beyond the limit."""
+        """Yield the outputs of each step; raises TooManyAnswers beyond the limit."""
         state, is_first = self._nothing, True
         for _ in range(self._max_steps):
             tensors = {**inputs, FIRST: np.array(is_first), **state}
@@ -103,7 +103,7 @@ class SteppedModel(AroundSteps):
             is_last = bool(_fetched(found[DONE]))
             outputs = {spec.name: _fetched(found[spec.name]) for spec in self._outputs}
             state, is_first = {name: found[name] for name in self._state}, False
-            # Nothing of this step may stay on the device beside the state of the next.
+            # Free this step's device memory before the next step; only the state remains.
             del tensors, found
             yield Answer(outputs, is_last)
             if is_last:

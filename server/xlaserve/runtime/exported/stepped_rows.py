@@ -1,10 +1,10 @@
-"""Stepped models whose artifact has a batch dimension: steps of several requests share a batch.
+"""Stepped models with a batch dimension: steps of several requests share a batch.
 
-The state of a request is a row of its own while it waits. Its steps read and write the rows of a
-batch in place for as long as the same requests are stepped together, in the same order.
+A waiting request's state is one row. While the same requests are stepped together in the same
+order, their steps update the rows of the batch in place.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import threading
@@ -28,11 +28,11 @@ from xlaserve.runtime.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
 _PROGRAMS = 2
-"""Programs of each batch size and replica: one puts rows together, one takes one out."""
+"""Programs per batch size and replica: one joins rows into a batch, one extracts a row."""
 
 
 class Sited(LoadedModel, Protocol):
-    """A model in memory with a site."""
+    """A loaded model whose replicas have sites."""
 
     def site_of(self, replica: int) -> Site:
         """Return a replica's site."""
@@ -40,22 +40,22 @@ class Sited(LoadedModel, Protocol):
 
 
 class Row:
-    """The answers to one request (an Answers)."""
+    """The state of one request to a stepped model, and its answers (an Answers)."""
 
     def __init__(self, model: "SteppedRows", inputs: Mapping[str, Value], replica: int) -> None:
         self._model = model
         self.replica = replica
         self.inputs = {name: _on_host(value) for name, value in inputs.items()}
         self.steps = 0
-        """The number of steps taken."""
+        """Number of completed steps."""
         self.state: tuple[jax.Array, ...] = ()
-        """Empty before the first step, and while `batch` has it."""
+        """The request's state; empty before the first step and while `batch` holds the state."""
         self.batch: _Batch | None = None
-        """The batch of the last step, with its state."""
+        """The batch of the last step, which holds the state."""
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether the first step was taken."""
+        """Tell whether the first step is complete."""
         return self.steps > 0
 
     def __iter__(self) -> "Row":
@@ -73,29 +73,29 @@ class Row:
 
 
 class _Batch:
-    """Rows that took their last step together, and the next one's arguments."""
+    """Rows of the last step, and the arguments of the next step."""
 
     def __init__(
         self, rows: Sequence[Row], inputs: Mapping[str, Tensor], states: Sequence[Value]
     ) -> None:
         self.rows = list(rows)
         self.inputs = inputs
-        """Input arrays with one row per row of the bucket."""
+        """Input arrays, with one row per row of the bucket."""
         self.states = states
 
 
 class _Pool:
-    """The programs of one replica, one step at a time."""
+    """The programs of one replica, which runs one step at a time."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.lock = threading.Lock()
         self.programs: dict[int, tuple[Any, Any]] = {}
-        """Batch size -> programs that join and split rows."""
+        """Batch size -> the programs that join rows and extract a row."""
 
 
 class SteppedRows(AroundSteps):
-    """A stepped model in memory with batched steps (a Stepping)."""
+    """A loaded stepped model with batched steps (a Stepping)."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SteppedRows(AroundSteps):
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
-        """`admit` raises OutOfMappings unless the programs may be compiled."""
+        """`admit` raises OutOfMappings if no further programs may be compiled."""
         super().__init__(context.model, model, steps, max_steps)
         self._admit = admit
         self._options = context.compilation.options
@@ -118,13 +118,13 @@ class SteppedRows(AroundSteps):
 
     @property
     def most_together(self) -> int:
-        """Return the most requests per step."""
+        """Return the maximum number of requests per step."""
         return max(1, self._inner.batch_limit)
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
     ) -> Row:
-        """Return the answers to a request; `advance` may compute them, too."""
+        """Return an iterator over a request's answers; `advance` may compute them, too."""
         return Row(self, inputs, replica)
 
     def execute(
@@ -145,19 +145,19 @@ class SteppedRows(AroundSteps):
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm the rest. Blocks."""
+        """Compile and warm the remaining programs. Blocks."""
         super().compile_rest(check_cancelled, on_stage)
         self._prepare()
-        # Programs were added, whatever the model of the step says.
+        # The step model's description is unchanged, but this class added programs.
         self._info = None
 
     # --- steps ---
 
     def advance(self, rows: Sequence[Row]) -> Sequence[Answer | Exception]:
-        """Take the next step of requests of one replica in one execution. Blocks.
+        """Take the next step of several requests of one replica in one execution. Blocks.
 
-        All of them have begun, or none. A request that is not done in time gets TooManyAnswers.
-        What else is raised is of all of them.
+        Either all of them have begun or none has. A request that exceeds the step limit gets
+        TooManyAnswers. Other errors are raised, and apply to all requests.
         """
         going_on = [row for row in rows if row.steps < self._max_steps]
         found = dict(zip(going_on, self._advance(going_on), strict=True)) if going_on else {}
@@ -179,21 +179,21 @@ class SteppedRows(AroundSteps):
             for row in rows:
                 row.steps += 1
                 row.batch, row.state = batch, ()
-        # Copies: an answer that waits for its client keeps nobody else's.
+        # Copy the rows: an unread answer must not keep the whole batch alive.
         return [
             Answer({name: np.array(value[i]) for name, value in outputs.items()}, bool(done[i]))
             for i in range(len(rows))
         ]
 
     def _batch(self, pool: _Pool, rows: Sequence[Row]) -> _Batch:
-        """Return the batch of the last step if it has exactly these rows, or a new one."""
+        """Return the last step's batch if it has exactly these rows, otherwise a new one."""
         before = rows[0].batch
         if before is not None and before.rows == rows:
             return before
         for row in rows:
             self._split(pool, row.batch)
         size = self._inner.padded_rows(len(rows))
-        # Padding repeats the last row: a loop may never end on any other.
+        # Pad by repeating the last row: on other values a loop might never end.
         padded = [*rows, *[rows[-1]] * (size - len(rows))]
         inputs = {
             spec.name: np.stack([row.inputs[spec.name] for row in padded]) for spec in self._inputs
@@ -208,14 +208,14 @@ class SteppedRows(AroundSteps):
         return _Batch(rows, inputs, states)
 
     def leave(self, row: Row) -> None:
-        """Release the state of a request; others of its batch keep theirs."""
+        """Release the state of a request; other requests of its batch keep theirs."""
         pool = self._pools[row.replica]
         with pool.lock:
             batch, row.batch, row.state = row.batch, None, ()
             self._split(pool, batch)
 
     def _split(self, pool: _Pool, batch: _Batch | None) -> None:
-        """Copy each unfinished request's row out of a batch."""
+        """Copy each unfinished request's row out of the batch."""
         if batch is None:
             return
         left = [(index, row) for index, row in enumerate(batch.rows) if row.batch is batch]
@@ -229,7 +229,7 @@ class SteppedRows(AroundSteps):
     # --- programs ---
 
     def _prepare(self) -> None:
-        """Compile the programs of steps of every size, besides the model."""
+        """Compile the programs that join and extract rows, for every batch size."""
         for bucket in self._inner.info.buckets:
             for pool in self._pools:
                 self._programs(pool, max(1, bucket.rows))
@@ -249,7 +249,7 @@ class SteppedRows(AroundSteps):
         def put_together(rows: list[tuple[jax.Array, ...]]) -> list[jax.Array]:
             return [jnp.stack(parts) for parts in zip(*rows, strict=True)]
 
-        # One row for each call: a program that returns all takes a second to compile for 32.
+        # One row per call: a program that returns all 32 rows takes a second to compile.
         def take(batch: list[jax.Array], index: jax.Array) -> tuple[jax.Array, ...]:
             return tuple(
                 jax.lax.dynamic_index_in_dim(state, index, keepdims=False) for state in batch
@@ -285,13 +285,13 @@ class SteppedRows(AroundSteps):
             max_batch_size=0,
             memory=memory,
             is_decoupled=True,
-            # Its own row, and that of a batch.
+            # The request's own row, and its row in a batch.
             state_bytes=2 * self._row_bytes,
         )
 
 
 def _row(spec: TensorSpec, size: int) -> Tensor:
-    """Return states for padding rows, which the artifact ignores."""
+    """Return the state of a padding row; the artifact ignores it."""
     return np.zeros((size, *spec.shape[1:]), spec.datatype.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The files of a version, read and checked against each other."""
+"""Reads the files of a version and checks them against each other."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from xlaserve.runtime.devices.sites import Layout
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """Contents of a version's files, without the values of its parameters."""
+    """Contents of a version's files, except for parameter values."""
 
     config: ModelConfig
-    """The configuration, completed by the manifest."""
+    """The configuration, completed from the manifest."""
     signature: Signature
     placement: Placement
     computation: Keyed
     entries: Sequence[WeightEntry] = ()
     described: Manifest | None = None
-    """None for a single-file model, without parameters."""
+    """The manifest; None for a single-file model without parameters."""
 
     def check_layout(self, layout: Layout) -> None:
         """Raise InvalidModel unless every partition rule fits the parameters."""
@@ -46,14 +46,15 @@ def read(
 ) -> VersionFiles:
     """Read everything but the parameters, for a server of this platform; raises InvalidModel.
 
-    `known` may have the computation, as `artifact.read_keyed` says.
+    `known` may already contain the computation; see `artifact.read_keyed`.
     """
     described = manifest.read(directory, roots)
     config = config.with_defaults(described.defaults)
     if described.steps is None:
         signature = agreed(Signature(*described.known, described.max_batch_size), config)
     else:
-        # Clients know of no batch dimension, and no configuration says how large it is.
+        # The step's batch dimension is internal: clients do not see it and no configuration sets
+        # it.
         agreed(Signature(*described.known, 0), config)
         signature = Signature(described.inputs, described.outputs, described.max_batch_size)
     wanted = placement.read(config, platform)

@@ -1,1 +1,1 @@
-"""Facts about a language model before it generates: interface, sizes, counts."""
+"""Language models before they generate: interface, sizes, counters."""

@@ -1,4 +1,4 @@
-"""Configured sizes of a generator, and their memory."""
+"""Configured sizes of a generator, and the memory that they need."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,34 +22,36 @@ from xlaserve.runtime.generator.info import TEXT, GenerationInfo, mask_words
 PREFIX_CACHE = "prefix_cache"
 """Parameter that enables the prefix cache."""
 STEP_SIZES = "step_sizes"
-"""Parameter with the rows of a step, besides all slots."""
+"""Parameter that lists the step sizes in rows, in addition to all slots."""
 DEFAULT_SLOTS = 8
 DEFAULT_CHUNK = 128
 MOST_SLOTS = 1024
 MOST_WINDOWS = 8
 MOST_STEP_SIZES = 8
 GRAMMAR_BYTES = 800
-"""Bytes of resident memory for each token where grammars are compiled: 786 of 32,000 tokens, 782 of
-256,000."""
+"""Resident bytes per vocabulary token if grammars are compiled: 786 with 32,000 tokens, 782 with
+256,000.
+"""
 
 TOKENIZER_BYTES = 1000
-"""Bytes of resident memory for each token of a tokenizer: 1,300 of 8,000 tokens, 960 of 32,000, 900
-of 128,000."""
+"""Resident bytes per vocabulary token of a tokenizer: 1,300 with 8,000 tokens, 960 with 32,000, 900
+with 128,000.
+"""
 _SMALLEST_WINDOW = 256
 _GROWTH = 4
 _LEAST_GAIN = 4
-"""Smallest size ratio at which a step of fewer slots is compiled by default: a step of half the
-slots was no faster, since it copies its part of the cache.
+"""Minimum ratio between default step sizes. A step of half the slots was no faster, because it
+copies its part of the cache.
 """
 _TABLES_BYTES = 9
-"""Bytes that a slot has for each token of the vocabulary: counts, prompt and bias."""
+"""Bytes per slot and vocabulary token: counts, prompt and bias."""
 _WORD_BYTES = 4
 _TOKEN_BYTES = 4
 _ITEMSIZES: dict[str, int] = {dtype.name: dtype.itemsize for dtype in DTYPES.values()}
 
 
 def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
-    """Return the configured sizes, or the defaults; raises InvalidModel."""
+    """Return the configured sizes, with defaults for the others; raises InvalidModel."""
     slots = _number(config, "slots", DEFAULT_SLOTS, MOST_SLOTS)
     length = _number(config, "length", found.max_length, found.max_length, least=2)
     windows = _windows(config, length)
@@ -69,9 +71,9 @@ def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
 
 
 def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> GenerationInfo:
-    """Return the sizes for a generator whose rows cannot be kept for reuse, and log it.
+    """Disable the prefix cache for a generator whose cache rows cannot be reused, and log it.
 
-    Raises InvalidModel where its configuration has the parameter nevertheless.
+    Raises InvalidModel if the configuration explicitly enables the prefix cache.
     """
     why = "rows behind the same tokens differed in a trial"
     if PREFIX_CACHE in config.parameters:
@@ -85,9 +87,9 @@ def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> G
 def without_step_sizes(
     info: GenerationInfo, config: ModelConfig, model: str, why: str
 ) -> GenerationInfo:
-    """Return the sizes for a generator whose steps always include all slots, and log why.
+    """Use all slots in every step of a generator that cannot run smaller steps, and log it.
 
-    Raises InvalidModel where its configuration names others.
+    Raises InvalidModel if the configuration explicitly lists step sizes.
     """
     if STEP_SIZES in config.parameters:
         raise InvalidModel(
@@ -123,7 +125,7 @@ def predict_slots(
 ) -> int:
     """Predict the bytes per device of the cache and counters of all slots.
 
-    With those that steps of fewer rows take. Raises InvalidModel.
+    Includes the memory of steps with fewer rows. Raises InvalidModel.
     """
     found = record.read(directory, roots)
     info = read(found, directory, config)
@@ -137,7 +139,7 @@ def predict_slots(
         for index, array in enumerate(found.cache)
     )
     tables = info.vocab * _TABLES_BYTES + mask_words(info.vocab) * _WORD_BYTES
-    # What the largest of them gathers is as much of the cache as it has of the slots.
+    # A step with fewer slots copies its share of the cache; the largest such step counts.
     gathered = cache * max(info.step_sizes, default=0) // info.slots
     programs = len(info.step_sizes) * len(info.windows) * EXECUTABLE_BYTES
     host = host_bytes(info, has_text=_may_have_text(directory, config))
@@ -145,7 +147,7 @@ def predict_slots(
 
 
 def host_bytes(info: GenerationInfo, *, has_text: bool) -> int:
-    """Return the host memory of tokenizer, grammars, and the tokens of kept rows."""
+    """Return the host memory of the tokenizer, grammars, and tokens of the prefix cache."""
     tokenizer = info.vocab * TOKENIZER_BYTES if has_text else 0
     grammars = info.vocab * GRAMMAR_BYTES if info.has_grammars else 0
     kept = info.slots * info.max_length * _TOKEN_BYTES if info.keeps_prefixes else 0
@@ -168,7 +170,7 @@ def _windows(config: ModelConfig, length: int) -> tuple[int, ...]:
 
 
 def _step_sizes(config: ModelConfig, slots: int) -> tuple[int, ...]:
-    """Return the step sizes below the number of slots."""
+    """Return the step sizes that are smaller than the number of slots."""
     written = config.parameters.get(STEP_SIZES)
     if written is None:
         powers = (_LEAST_GAIN**power for power in range(MOST_STEP_SIZES))
@@ -178,7 +180,7 @@ def _step_sizes(config: ModelConfig, slots: int) -> tuple[int, ...]:
 
 
 def _numbers(name: str, written: str, most: int, largest: int) -> list[int]:
-    """Return the numbers of a list, ascending, each once."""
+    """Parse a list of numbers; return them in ascending order, without duplicates."""
     parts = [part.strip() for part in written.split(",")]
     is_valid = len(parts) <= most and all(_is_number(part) for part in parts)
     found = sorted({int(part) for part in parts}) if is_valid else []
@@ -201,7 +203,8 @@ def _number(config: ModelConfig, name: str, default: int, most: int, *, least: i
 def _keeps_prefixes(found: Record, config: ModelConfig) -> bool:
     """Tell whether cache rows can be reused for prompts with a common prefix.
 
-    An array without positions is a state of all tokens so far: it cannot be had for some of them.
+    A cache array without a position axis is a state of all tokens so far, so no state exists for a
+    shared prefix alone.
     """
     has_rows = all(LENGTH in array.shape for array in found.cache)
     wanted = _boolean(config, PREFIX_CACHE, default=has_rows)

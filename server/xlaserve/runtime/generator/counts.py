@@ -1,4 +1,4 @@
-"""Counters of a generator, written by its thread and read by any."""
+"""Counters of a generator, written by its own thread and readable from any thread."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BOUNDS_NS = tuple(
         *(1000, 2500, 5000, 10_000, 30_000, 60_000),
     )
 )
-"""Upper bounds of the buckets; a last bucket has the rest."""
+"""Upper bounds of the histogram's buckets in nanoseconds; a last bucket is unbounded."""
 
 
 class Times:
@@ -22,7 +22,7 @@ class Times:
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS_NS) + 1)
-        """Times between the bounds, and above the last."""
+        """Number of times in each bucket; the last bucket is unbounded."""
         self.total_ns = 0
 
     def add(self, ns: int, count: int = 1) -> None:
@@ -40,7 +40,7 @@ class Times:
 class GenerationCounts:
     """Counters of a generator: totals since it was loaded, and its present state.
 
-    One thread writes; readers may see a request in one of the numbers and not yet in another.
+    One thread writes. A reader may see one counter updated for a request and another not yet.
     """
 
     slots: int = 0
@@ -53,19 +53,19 @@ class GenerationCounts:
     prompt_tokens: int = 0
     """Prompt tokens of requests with a slot."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache, and not computed."""
+    """Prompt tokens found in the prefix cache, which were not computed."""
     prefix_lookups: int = 0
     prefix_hits: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    """Preempted requests."""
+    """Number of preemptions."""
     steps: int = 0
     step_rows: int = 0
-    """Rows that steps computed: those without a request too."""
+    """Rows computed by all steps, including rows without a request."""
     chunks: int = 0
-    """Computed chunks of prompts."""
+    """Number of computed prompt chunks."""
     host_ns: int = 0
-    """Time of the thread outside of programs, in nanoseconds."""
+    """Time that the generator's thread spent outside of programs, in nanoseconds."""
     first_token: Times = field(default_factory=Times)
     """Time from submission to the first token."""
     token: Times = field(default_factory=Times)

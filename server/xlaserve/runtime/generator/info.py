@@ -1,4 +1,4 @@
-"""Facts about a loaded generator, for converting between text and tokens."""
+"""Facts about a loaded generator that request handling needs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +7,10 @@ from xlaserve.files.roots import ANYWHERE, Roots
 from xlaserve.language.text import LanguageText
 
 TEXT, TOKENS = "text", "tokens"
-"""Inputs: a prompt is one of them. `text` is an output too."""
+"""Input names: a request has one of these as its prompt. `text` is also an output."""
 
 WORD_BITS = 32
-"""Tokens that a word of a mask speaks of, the first in its lowest bit."""
+"""Tokens per word of a token mask; the lowest bit is the first token."""
 
 
 def mask_words(vocab: int) -> int:
@@ -20,16 +20,16 @@ def mask_words(vocab: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GenerationInfo:
-    """The facts of a loaded generator that stay as they are until it is unloaded."""
+    """Facts about a generator, constant while it is loaded."""
 
     vocab: int
-    """Number of tokens; a token id is below it."""
+    """Vocabulary size: token ids are below it."""
     max_length: int
-    """Context length: the most positions of one request, prompt and answer together."""
+    """Context length: maximum number of positions per request, prompt and answer together."""
     stop_tokens: tuple[int, ...]
     """Token ids that end an answer."""
     directory: Path
-    """The version directory, with the files of its tokenizer."""
+    """The version directory, which contains the tokenizer files."""
     slots: int
     """Number of concurrent requests."""
     windows: tuple[int, ...]
@@ -39,15 +39,15 @@ class GenerationInfo:
     written_at: int = 0
     """Modification time of its description, in seconds since the epoch."""
     roots: Roots = ANYWHERE
-    """Directories that may hold its files."""
+    """Directories that may contain the model's files."""
     text: LanguageText | None = None
-    """Its tokenizer and template; None if it takes token ids only."""
+    """The tokenizer and chat template; None if the model only accepts token ids."""
     no_text: str = ""
-    """Why it has no text, unless it lacks a tokenizer."""
+    """Why the model does not accept text; empty if it has text or has no tokenizer."""
     is_text_offered: bool = False
-    """Whether it has the input and output `text`."""
+    """Whether the model has the input and output `text`."""
     tool_family: str = ""
-    """Its format of tool calls, one of FAMILIES; empty for none."""
+    """Format of tool calls, one of FAMILIES; empty if the model supports none."""
     has_grammars: bool = False
     """Whether requests may have a grammar."""
     keeps_prefixes: bool = False
@@ -56,5 +56,5 @@ class GenerationInfo:
     """Step sizes below the number of slots, ascending."""
 
     def step_size(self, active: int) -> int:
-        """Return the smallest step size for a number of requests."""
+        """Return the smallest step size that fits this number of requests."""
         return next((size for size in self.step_sizes if size >= active), self.slots)

@@ -1,1 +1,1 @@
-"""Compiled programs: their keys, their caches, who compiles and who shares them."""
+"""Compiled programs: cache keys, caches, compilation and sharing."""

@@ -1,6 +1,6 @@
-"""Everything that a compiled program depends on, as text that people can read."""
+"""Cache keys of compiled programs, as human-readable text."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import os
@@ -28,8 +28,9 @@ _CONFIGURATION = (
 """JAX options that affect lowering or compilation."""
 
 UNKNOWN = "not known without the device"
-"""The version of CUDA, where a program was compiled ahead. The plugin's says which it is; and a
-driver that is too old for a program refuses it when it is loaded."""
+"""CUDA version in the keys of programs that were compiled ahead of time. The plugin's version
+determines it, and a driver that is too old refuses to load the program.
+"""
 
 _C_API = "PJRT C API\n"
 _SEVERAL = re.compile(r"[^A-Za-z0-9.]+")
@@ -48,10 +49,10 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment part of a key: versions, flags, kind of device, topology.
 
-    `is_ahead`: the devices are absent.
+    `is_ahead`: the program is compiled without the devices.
     """
     device = site.devices[0]
-    # A device behind the C API says so, one that the compiler alone knows does not.
+    # Devices behind the PJRT C API have this prefix in their version, compile-only devices do not.
     platform_version = str(device.client.platform_version).removeprefix(_C_API)
     if is_ahead and site.platform == "cuda":
         platform_version = UNKNOWN
@@ -69,7 +70,7 @@ def environment(
         "configuration": " ".join(_configuration()),
     }
     if site.platform == "cpu":
-        # XLA splits work on the CPU into as many parts as there are threads.
+        # On the CPU, XLA splits work into as many parts as there are threads.
         described |= {"processor": processor(), "threads": _threads()}
     return described
 
@@ -83,7 +84,7 @@ def program(
 ) -> dict[str, str]:
     """Return the program part of a key: the computation, its arguments and their placement.
 
-    `packing` says which of them have small parameters in them, and where.
+    `packing` describes the small parameters in these arguments.
     """
     return {
         "computation": computation,
@@ -103,13 +104,13 @@ def in_process(
 ) -> Hashable:
     """Return a key that distinguishes the programs of one computation in this process.
 
-    Versions, flags and processor are the same for all of them.
+    Versions, flags and processor cannot differ within a process.
     """
     return (
         site.platform,
         tuple(device.id for device in site.devices),
         packing,
-        # Not as text: the name of a dtype takes numpy 40 us to find.
+        # Use the dtype itself, not its name: numpy takes 40 us to compute the name.
         tuple((one.dtype, tuple(one.shape), _sharding(one.sharding)) for one in arguments),
         None if outputs is None else _sharding(outputs),
         tuple(sorted(options.items())),
@@ -118,7 +119,7 @@ def in_process(
 
 
 def first_difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Name the first field in which two keys differ; empty if they are equal."""
+    """Return the first field in which two keys differ, or an empty string if they are equal."""
     for name in dict.fromkeys((*expected, *found)):
         ours, theirs = expected.get(name, ""), found.get(name, "")
         if theirs not in (ours, UNKNOWN):
@@ -134,7 +135,7 @@ def _shown(text: str) -> str:
 
 
 def _topology(site: Site) -> str:
-    """Return the devices' topology, where a program can depend on it."""
+    """Return the topology of the devices if the program can depend on it."""
     client = site.devices[0].client
     if len(site.devices) == 1 and site.platform != "tpu":
         return "1"
@@ -150,7 +151,7 @@ def _configuration() -> Iterable[str]:
 
 
 def _threads() -> str:
-    # NPROC is XLA's own variable for the size of its pool.
+    # XLA reads NPROC for the size of its thread pool.
     return os.environ.get("NPROC") or str(len(os.sched_getaffinity(0)))
 
 

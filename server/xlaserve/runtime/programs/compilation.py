@@ -1,4 +1,4 @@
-"""The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
+"""Compilation settings: caches, processes, and XLA's GPU options. Does not import JAX."""
 
 import math
 import os
@@ -25,10 +25,10 @@ from xlaserve.storage.stores import StoreLimits, open_store
 from xlaserve.storage.urls import check_url
 
 AUTO, NO_CACHE = "auto", "none"
-"""Keywords in place of a directory in `compilation_cache_directory`."""
+"""Values of `compilation_cache_directory` that are not directories."""
 
 AUTOTUNE_OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
-"""The only option that does not change compiled programs."""
+"""The only option that does not affect compiled programs."""
 
 _FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _WITHOUT_EFFECT = (
@@ -37,45 +37,47 @@ _WITHOUT_EFFECT = (
     "--xla_gpu_cuda_data_dir",
     "--xla_gpu_per_fusion_autotune_cache_dir",
 )
-"""Prefixes of flags that change no program."""
+"""Prefixes of flags that do not affect programs."""
 
 URL = "://"
-"""Part of a store's URL, and of no directory's name."""
+"""Distinguishes a store's URL from a directory."""
 
 _CLOSING_SECONDS = 2.0
-"""Seconds that the end of a server waits for programs that are not in the store yet."""
+"""Maximum time that server shutdown waits for pending uploads to the store."""
 _IDLE_SECONDS = 60.0
-"""After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
-than a second of a core."""
+"""Idle time after which a compiler process is ended. A process holds about 300 MB; starting one
+takes more than a second of a core.
+"""
 _OF_PLATFORMS: Mapping[str, tuple[str, ...]] = {
     "gpu_": ("cuda",),
     "matmul_precision": ("cuda", "tpu"),
 }
-"""Prefixes of settings that have an effect on these platforms alone."""
+"""Prefixes of settings that only affect these platforms."""
 _DAY_SECONDS = 86_400.0
 DEFAULT_PRECISION = MatmulPrecision.DEFAULT.of_xla
 _NEVER = 2**31 - 1
-"""Minimum of operations in a command buffer that disables these."""
+"""Minimum number of operations per command buffer, so high that command buffers are disabled."""
 
 CompilerOptions: TypeAlias = dict[str, Any]
-"""Options of a program by XLA's names: booleans, integers and texts, which the types of JAX list
-incompletely in 0.10."""
+"""Options of a program by XLA's names: booleans, integers and strings. JAX 0.10's type annotations
+list them incompletely.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class XlaOptions:
-    """The operator's options of the programs for accelerators; the CPU ignores all of them."""
+    """The operator's XLA options for accelerators. The CPU ignores all of them."""
 
     command_buffers: bool = True
     latency_hiding: bool = True
     autotune_directory: str = ""
-    """Directory in which XLA keeps which kernels were quickest; empty for none."""
+    """Directory of XLA's autotuning results, or an empty string for none."""
     precision: str = DEFAULT_PRECISION
-    """Precision of FP32 products that an artifact leaves open, by XLA's name for it."""
+    """Precision of FP32 products that the artifact does not specify, by XLA's name."""
 
     @classmethod
     def of(cls, settings: Settings, autotune_directory: str = "") -> "XlaOptions":
-        """Return the compiler options of these settings."""
+        """Return the XLA options in these settings."""
         return cls(
             settings.gpu_command_buffers,
             settings.gpu_latency_hiding_scheduler,
@@ -84,7 +86,7 @@ class XlaOptions:
         )
 
     def for_site(self, platform: str, devices: int) -> CompilerOptions:
-        """Return the options for a program over this many devices, by XLA's names."""
+        """Return the options for a program on this number of devices, by XLA's names."""
         options: CompilerOptions = {}
         if platform != "cuda":
             return options
@@ -97,19 +99,19 @@ class XlaOptions:
         return options
 
     def precision_for(self, platform: str) -> str:
-        """Return the precision of open FP32 products; empty where it cannot be chosen."""
+        """Return the precision of unspecified FP32 products; empty if not selectable."""
         return self.precision if platform in _OF_PLATFORMS["matmul_precision"] else ""
 
     def name_for(self, platform: str) -> str:
-        """Return JAX's name for that precision."""
+        """Return JAX's name for this precision, or an empty string."""
         return self.precision_for(platform).lower()
 
     def key(self, platform: str, devices: int) -> CompilerOptions:
-        """Return the options that affect a program over this many devices, for its key."""
+        """Return the options that belong in the cache key of a program."""
         said = self.for_site(platform, devices)
-        # Where XLA keeps what it tuned changes no program.
+        # The directory of autotuning results does not affect programs.
         said.pop(AUTOTUNE_OPTION, None)
-        # Older keys have no precision.
+        # Omit the default, so that keys from before this option remain valid.
         if self.precision_for(platform) not in ("", DEFAULT_PRECISION):
             said["matmul_precision"] = self.precision
         return said
@@ -117,9 +119,9 @@ class XlaOptions:
     def compiled(
         self, lowered: Any, site: Any, more: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Compile a lowered program for a site with its options, and further ones.
+        """Compile a lowered program for a site, with the site's options and these.
 
-        Every program that a server executes on its devices is compiled here.
+        All programs that the server executes on its devices are compiled here.
         """
         if self.precision_for(site.platform) not in ("", DEFAULT_PRECISION):
             from xlaserve.runtime.programs.precision import set_precision
@@ -131,46 +133,46 @@ class XlaOptions:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """The compilation options of all loads of a server."""
+    """Compilation settings that all loads of a server share."""
 
     cache: CompilationCache | None = None
-    """None where no program outlives the process on this machine."""
+    """Cache of compiled programs on this machine, or None."""
     options: XlaOptions = field(default_factory=XlaOptions)
     conversions: Conversions = field(default_factory=Conversions)
-    """Models that loads convert."""
+    """Cache of models that loads convert from other formats."""
     processes: CompilerProcesses | None = None
-    """Compiling processes for loads; None if the server compiles itself."""
+    """Pool of compiler processes; None if the server compiles in its own process."""
     is_ahead: bool = False
-    """Whether it compiles for absent devices."""
+    """Whether this process compiles for devices that it does not have."""
     server_flags: str = ""
-    """With `is_ahead`: the XLA flags of the servers that will use the programs, as `flags` returns
-    them. Compiling for absent devices requires others.
+    """With `is_ahead`: the XLA flags of the servers that will use the programs, as returned by
+    `flags`. This process itself needs other flags to compile without devices.
     """
     tries_here: bool = False
-    """Whether row trials run in this process, which they may end."""
+    """Whether row trials run in this process, which a trial may crash."""
     store: ProgramStore | None = None
     """The shared program store, or None."""
     trial_seconds: float = 60.0
-    """Processor time of a declared model's row trial without `processes`."""
+    """Processor time for a row trial without `processes`, in seconds."""
 
     @property
     def is_kept(self) -> bool:
-        """Tell whether programs outlive the process."""
+        """Tell whether compiled programs are kept after the process exits."""
         return self.cache is not None or self.store is not None
 
     @property
     def has_no_programs(self) -> bool:
-        """Tell whether each program must be compiled; a store may have some. Blocks."""
+        """Tell whether every program must be compiled. False if there is a store. Blocks."""
         return self.store is None and (self.cache is None or self.cache.is_empty)
 
     @property
     def counts(self) -> Mapping[str, ProgramCounts]:
-        """Return the counters of each program cache and store, by its name."""
+        """Return the counters of each cache and store of programs, by name."""
         places = {"directory": self.cache, "store": self.store}
         return {name: place.counts for name, place in places.items() if place is not None}
 
     def close(self) -> None:
-        """End the processes and the uploads, after a short wait."""
+        """Stop the processes, and finish pending uploads within a short time."""
         if self.processes is not None:
             self.processes.close()
         if self.store is not None:
@@ -187,7 +189,7 @@ def flags() -> str:
 
 
 def _directory(text: str) -> Path | None:
-    """Return the directory of compiled programs, or None."""
+    """Return the directory of the compilation cache, or None."""
     if text in ("", NO_CACHE):
         return None
     if text != AUTO:
@@ -195,7 +197,7 @@ def _directory(text: str) -> Path | None:
     try:
         return cache_home("xlaserve", SETTING)
     except InvalidSettings as error:
-        # What nobody asked for ends no start.
+        # The cache is on by default, so its failure must not prevent the server from starting.
         _log.warning("compiled programs are not kept", reason=str(error))
         return None
 
@@ -203,13 +205,13 @@ def _directory(text: str) -> Path | None:
 def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
     """Return the compilation that the settings describe; `compare` also checks conversions.
 
-    So many `processes` compile for loads, once they are asked for. Raises InvalidSettings for a
-    cache that is no directory.
+    At most `processes` compiler processes start, on demand. Raises InvalidSettings if the cache's
+    path is not a directory.
     """
     cache = None
     text = settings.compilation_cache_directory
     if URL in text:
-        # As a path it would be a directory of that name, which nobody looks for.
+        # As a path, the URL would create a directory with a surprising name.
         raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
     directory = _directory(text)
     if directory is not None:
@@ -244,8 +246,8 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
 def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore | None:
     """Return the program store of the settings, without connecting to it.
 
-    `is_waited_for`: to fill it is what the process is for. Raises InvalidSettings for a URL that
-    may not be used, or cannot be.
+    `is_waited_for`: this process exists to fill the store, so it waits for uploads. Raises
+    InvalidSettings for a URL that is invalid or not permitted.
     """
     url = settings.compilation_cache_url
     if not url:
@@ -264,7 +266,7 @@ def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore
 
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:
-    """Return the changed settings without effect on a platform."""
+    """Return the changed settings that have no effect on a platform."""
     useless = tuple(name for name, where in _OF_PLATFORMS.items() if platform not in where)
     return tuple(
         row.name

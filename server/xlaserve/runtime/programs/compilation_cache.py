@@ -1,8 +1,8 @@
-"""A private, bounded directory of compiled programs that outlive the process.
+"""A private directory of compiled programs that outlives the process, limited in bytes.
 
-What lies in it is machine code that is executed, so it is read only where nobody but this user can
-have written it, and no model names it. An entry is two files: a key in JSON, which people can read,
-and what it names by its sha256. Both are renamed into place whole.
+Its files contain machine code that the server executes, so it only reads files that no other user
+can have written, and models cannot choose names. An entry has two files: a readable JSON key, and
+the program, named by its SHA-256. Both are written to a temporary file and renamed.
 """
 
 import hashlib
@@ -38,14 +38,14 @@ _WRITABLE_BY_OTHERS = 0o022
 MAX_KEY_BYTES = 1 << 20
 """Longest key that is read or written."""
 _KEPT_PART = 0.9
-"""Part of the most bytes that an eviction leaves, so that the next program fits."""
+"""Fraction of the size limit that remains after an eviction, so that the next program fits."""
 
 _NAME_CHARACTERS = 32
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CPU_INFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "Features")
 _AS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: to open a FIFO would otherwise wait for its other end for ever.
+# O_NONBLOCK: opening a FIFO would otherwise wait forever for a writer.
 _AS_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _AS_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -54,20 +54,20 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A compiled program, with everything it depends on."""
+    """A compiled program with everything that it depends on."""
 
     program: Mapping[str, str]
-    """Its computation, shapes and devices."""
+    """The computation, shapes and devices."""
     environment: Mapping[str, str]
-    """Its compiler and its target: versions, flags, kind of device."""
+    """The compiler and target: versions, flags, kind of device."""
     executable: bytes
     is_ahead: bool = False
-    """Whether it was compiled without such a device, and never ran."""
+    """Whether it was compiled without such a device, and has never run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """An existing entry that cannot be used."""
+    """Result of a look-up that found an entry which cannot be used."""
 
     reason: str
 
@@ -96,20 +96,20 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def problem(self) -> str:
-        """Return why the key is invalid; empty if it is valid."""
+        """Return why the key is invalid, or an empty string if it is valid."""
         is_ours = self.format == FORMAT and _SHA256.fullmatch(self.sha256)
         return "" if is_ours else f"it is of format {self.format}, expected {FORMAT}"
 
 
 def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
-    """Return a program's entry, if its key matches this one."""
+    """Return the entry of a program, or why the program does not match its key."""
     if hashlib.sha256(executable).hexdigest() != key.sha256:
         return Unusable("its program is not the one that was written")
     return Entry(key.program, key.environment, executable, key.ahead)
 
 
 def count_lookup(counts: ProgramCounts, found: Entry | Unusable | None, seconds: float) -> None:
-    """Count a lookup by its result and duration."""
+    """Count a look-up by its result and duration."""
     if found is None:
         counts.add(misses=1, seconds=seconds)
     elif isinstance(found, Entry):
@@ -119,30 +119,30 @@ def count_lookup(counts: ProgramCounts, found: Entry | Unusable | None, seconds:
 
 
 class CompilationCache:
-    """The cache of compiled programs, by target and name, limited in bytes. Thread-safe."""
+    """The compilation cache, by target and name, limited in bytes. Thread-safe."""
 
     def __init__(self, directory: Path, max_bytes: int, max_age_seconds: float = math.inf) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.max_age_seconds = max_age_seconds
-        """Lifetime of unused programs, in seconds."""
+        """Age in seconds at which unused programs are evicted."""
         self.counts = ProgramCounts()
         self._lock = threading.Lock()
         """Guards the fields below."""
         self._bytes = 0
-        """Bytes of the files: as counted last, and what this process has written since."""
+        """Total size of the files: the last count plus what this process has written since."""
         self._is_prepared = False
-        """Whether the cache is usable; until then it neither stores nor finds programs."""
+        """Whether the cache has been prepared; until then, reads and writes do nothing."""
         self._is_written = False
-        """Whether something was written since the bytes were counted last."""
+        """Whether this process has written anything since the last count."""
         self._is_refusing = False
-        """Whether a write has failed, and was logged."""
+        """Whether the last write failed; only the first failure in a row is logged."""
 
     def prepare(self, target: str) -> Path:
         """Create the directory for a target's programs, evict down to the limit, and return it.
 
-        What was not used for the longest time is removed until it is. Raises InvalidSettings where
-        the directory cannot be made, or others can use it.
+        Evicts the least recently used programs first. Raises InvalidSettings if the directory
+        cannot be created or other users can write to it.
         """
         path = self.directory / target
         try:
@@ -155,7 +155,7 @@ class CompilationCache:
         except OSError as error:
             raise InvalidSettings(SETTING, f"a directory ({error.strerror})", path) from error
         with self._lock:
-            # Each load asks. Another process that writes keeps within bounds itself.
+            # Called by every load. Other processes that write to the directory evict by themselves.
             if not self._is_prepared or self._is_written:
                 self._prune(self.max_bytes)
             self._is_prepared, self._is_written = True, False
@@ -163,7 +163,7 @@ class CompilationCache:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it has no entries; an unprepared cache has none. Blocks."""
+        """Tell whether the cache has no entries; true until it has been prepared. Blocks."""
         return not self._is_prepared or next(_files(self.directory), None) is None
 
     def prepare_autotuning(self) -> None:
@@ -173,7 +173,7 @@ class CompilationCache:
     def read(self, target: str, *names: str) -> Entry | Unusable | None:
         """Return the first entry found under these names, or why it is unusable.
 
-        None where none has. Blocks.
+        Returns None if there is no such entry. Blocks.
         """
         if not self._is_prepared:
             return None
@@ -207,17 +207,17 @@ class CompilationCache:
         return entry_of(key, executable)
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
-        """Yield every entry that can be used, with its target. Blocks."""
+        """Yield every usable entry, with its target. Blocks."""
         for path in sorted(self.directory.glob(f"*/{_key_name('*')}")):
             found = self.read(path.parent.name, path.stem)
             if isinstance(found, Entry):
                 yield path.parent.name, found
 
     def write(self, target: str, name: str, entry: Entry) -> None:
-        """Keep an entry, in place of one of this name; best effort. Blocks.
+        """Store an entry, replacing any entry of this name; best effort. Blocks.
 
-        Of failures in a row the first is logged. Least recently used entries are evicted where
-        bytes run short.
+        Logs only the first of several failures in a row. Evicts the least recently used entries if
+        the cache exceeds its limit.
         """
         key = Key.of(entry)
         text = msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n"
@@ -254,26 +254,27 @@ class CompilationCache:
         for file in files:
             if self._bytes <= most and file.used >= oldest:
                 return
-            # Another server may use the same directory, and have removed it; or nobody may.
+            # Another server with the same directory may have removed the file, or the directory may
+            # be read-only.
             with suppress(OSError):
                 file.path.unlink(missing_ok=True)
             self._bytes -= file.size
 
 
 def name_of(described: Mapping[str, str]) -> str:
-    """Return the name of a program's entry."""
+    """Return the file name of a program's entry."""
     text = "\n".join(f"{name}={value}" for name, value in sorted(described.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def processor() -> str:
-    """Identify the processor: programs for another one may not run."""
+    """Identify the processor: its programs may not run on another processor."""
     return _described(_CPU_INFO)
 
 
 @cache
 def _described(info: Path) -> str:
-    # A home directory is shared by machines, and XLA uses every instruction that it finds.
+    # Machines may share a home directory, and XLA uses every instruction set that the CPU has.
     try:
         lines = info.read_text().splitlines()
     except OSError:
@@ -324,8 +325,8 @@ def _executable_name(sha256: str) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open a directory of this user alone for the length of a block; raises OSError."""
-    # What is checked is what is used, whatever the name leads to a moment later.
+    """Open a directory that only this user can access, within a block; raises OSError."""
+    # Check the open descriptor, so that the path cannot be replaced after the check.
     descriptor = os.open(path, _AS_DIRECTORY)
     try:
         _check_owned(os.fstat(descriptor), _OF_OTHERS)
@@ -350,7 +351,7 @@ def _trusted(directory: int, name: str, limit: int, *, is_used: bool = True) -> 
         _check_owned(found, _WRITABLE_BY_OTHERS)
         if found.st_size > limit:
             raise ValueError(f"it has {found.st_size} bytes, expected {limit} at most")
-        # Not every file system notes when a file was read.
+        # Some file systems do not record access times.
         if is_used:
             with suppress(OSError):
                 os.utime(file.fileno())
@@ -358,7 +359,7 @@ def _trusted(directory: int, name: str, limit: int, *, is_used: bool = True) -> 
 
 
 def _replace(directory: int, name: str, data: bytes) -> None:
-    """Write a file whole, or not at all."""
+    """Write a file atomically."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         with os.fdopen(os.open(temporary, _AS_NEW, 0o600, dir_fd=directory), "wb") as file:

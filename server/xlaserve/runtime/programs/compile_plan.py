@@ -1,4 +1,4 @@
-"""The compilations of a load: decided from its artifact's proof and its configuration."""
+"""Plans the compilations of a load, from the artifact's proof and the configuration."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ from xlaserve.runtime.programs.served_rows import ServedRows, refused_rows, serv
 from xlaserve.runtime.programs.shared_programs import Lease
 
 _LOOP = b"while_v"
-"""The operation in the bytes of a module, whatever its version is."""
+"""Name of the loop operation in a serialized module, in any version of the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompilePlan:
-    """The decision how a model's rows are served, and the programs that it takes."""
+    """How the rows of a model are served, and the programs to compile."""
 
     rows: ServedRows
     verdict: Verdict | None
-    """None where the first dimension is fixed."""
+    """Whether rows are independent; None if the first dimension is fixed."""
     loops_follow_inputs: bool
-    """Whether the number of iterations depends on inputs. A warm-up with zeros might never end, so
-    nothing is executed before the first request.
+    """Whether the number of loop iterations depends on inputs. A warm-up with zeros might never
+    end, so nothing is executed before the first request.
     """
     buckets: BucketPlan
     dimensions: OpenDimensions
     training: str
-    """Why it looks like training mode, and what to do; else empty."""
+    """Why the model seems to be in training mode and how to fix it; or empty."""
 
     @property
     def is_proved(self) -> bool:
-        """Tell whether its rows are proved independent."""
+        """Tell whether rows are proved to be independent."""
         return self.verdict is not None and self.verdict.independence is Independence.PROVED
 
     @staticmethod
@@ -52,12 +52,12 @@ class CompilePlan:
         *,
         refuse: Callable[[Verdict], Verdict] | None = None,
     ) -> "CompilePlan":
-        """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
+        """Prove or decide whether rows are independent, and plan the programs; raises InvalidModel.
 
-        What another model of the computation was asked is not proved again: it follows from the
-        module, whose very bytes are part of what it is remembered under.
+        A verdict for another model with the same module is reused: the proof depends on the module
+        alone, and the memo's key contains its bytes.
 
-        Raises what the `prover` raises.
+        Raises the exceptions of `prover`.
 
         `find_difference` tries rows that are only declared independent, at the given sizes.
         `refuse` changes the verdict of a proof that a trial has contradicted.
@@ -79,7 +79,7 @@ class CompilePlan:
                 rows = refused_rows(config, verdict)
             else:
                 rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
-        # Most models have no loop, and their module does not name the operation.
+        # Skip the analysis for the majority of models, which have no loop.
         follows = _LOOP in names_in(exported.mlir_module_serialized) and (
             verdict.loops_follow_inputs
             if verdict
@@ -103,7 +103,7 @@ def _known(sizes: Mapping[str, int]) -> Hashable:
 
 
 def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:
-    """Return the compiled batch sizes, and the row counts with programs of their own."""
+    """Return the batch sizes to compile, and the row counts that get their own programs."""
     if rows.is_exact:
         return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
     return buckets.plan(rows.max_batch_size, config), ()

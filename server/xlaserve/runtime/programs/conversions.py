@@ -1,8 +1,8 @@
-"""A bounded directory in which converted models outlive the process.
+"""A bounded on-disk cache of converted models.
 
-An entry is a version directory, as an import writes it, named by a hash of everything that it was
-made of. It is renamed into place whole. Converted models are looked for below the directory of
-compiled programs, which nobody but this user can write to.
+An entry is a version directory as written by an importer, named by a hash of all its sources and
+options, and renamed into place when it is complete. The cache is a subdirectory of the compilation
+cache, which only this user can write to.
 """
 
 import os
@@ -22,7 +22,7 @@ from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 DIRECTORY = "converted"
-"""Directory of converted models within the compilation cache, next to the programs."""
+"""Subdirectory of the compilation cache for converted models."""
 
 Convert: TypeAlias = Callable[[Path], None]
 """Writes a version directory to a path that does not exist yet; raises InvalidModel or OSError."""
@@ -38,16 +38,16 @@ class ConversionLimits:
     """Limits of conversions and of their cache."""
 
     kept_bytes: int = 0
-    """Size of the cache; with 0 every load converts again."""
+    """Size limit of the cache; 0 disables it, so that every load converts again."""
     model_bytes: int = 8 << 30
-    """Most bytes of one model that is converted, with its external data."""
+    """Maximum size of a source model, including its external data."""
 
 
 class Conversions:
-    """The converted models that are kept, by key; the least recently used are evicted. Thread-safe.
+    """The cache of converted models, by key, with LRU eviction. Thread-safe.
 
-    Several processes may share the directory: entries appear and go whole, and one that goes while
-    it is read is converted again.
+    Several processes may share the directory. Entries appear and disappear as a whole; if an entry
+    disappears while it is being read, the model is converted again.
     """
 
     def __init__(
@@ -58,26 +58,27 @@ class Conversions:
         *,
         compare: bool = False,
     ) -> None:
-        """Without a cache nothing is kept; `scratch` holds the files of a running load."""
+        """Without a cache nothing is kept; `scratch` holds the files of the running load."""
         self.limits = limits or ConversionLimits()
         self.compare = compare
         """Whether conversions are compared with onnxruntime, if it is installed."""
         self.converted = 0
-        """Conversions that this process has made; changed by any thread that loads."""
+        """Number of conversions by this process; updated from any loading thread."""
         self._cache = cache
         self._scratch = scratch
         self._lock = threading.Lock()
         """Held while entries are counted and evicted."""
         self._is_refusing = False
-        """Whether the directory could not be used, and that was logged."""
+        """Whether the last use of the directory failed; the failure has been logged."""
         self._is_pruned = False
-        """Whether what was kept before is within the limit of this process."""
+        """Whether the entries of earlier processes have been reduced to this process's limit."""
 
     @contextmanager
     def version(self, key: str, convert: Convert) -> Iterator[Path]:
-        """Yield the version directory of a key, converting unless a complete one is cached. Blocks.
+        """Yield the version directory of a key, converting on a cache miss. Blocks.
 
-        It is there for the length of the block at least. Raises what `convert` raises.
+        The directory exists at least until the end of the block. Raises the exceptions of
+        `convert`.
         """
         parent = self._prepared()
         kept = None if parent is None else parent / key
@@ -123,7 +124,7 @@ class Conversions:
             yield self._keep(made, parent, key)
 
     def _converted(self, parent: Path | None, convert: Convert) -> tuple[TemporaryDirectory, Path]:
-        """Convert beside the entries; where these cannot be written, in the scratch directory."""
+        """Convert into a temporary directory next to the entries, or in the scratch directory."""
         if parent is not None:
             try:
                 return self._convert_in(parent, convert)
@@ -144,7 +145,7 @@ class Conversions:
         return staging, made
 
     def _keep(self, made: Path, parent: Path | None, key: str) -> Path:
-        """Move a conversion to its cache entry, if it fits; return its path."""
+        """Move a conversion into the cache, if it fits; return its path."""
         if parent is None or not made.is_relative_to(parent):
             return made
         size = _size(made)
@@ -152,7 +153,7 @@ class Conversions:
             return made
         with self._lock:
             _evict(parent, self.limits.kept_bytes - size)
-            with suppress(OSError):  # another process was quicker, and this one's is as good
+            with suppress(OSError):  # Another process stored an equal conversion first.
                 made.rename(parent / key)
                 return parent / key
         return made

@@ -1,9 +1,9 @@
-"""Makes the executables of one load: from the compilation cache, or by compiling.
+"""Makes the executables of one load, from the compilation cache or by compiling.
 
-One out of the cache is used once it has run: JAX itself looks at nothing but its bytes.
+An executable from the cache is trusted only after it has run: JAX does not validate it.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -30,19 +30,19 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A program to compile: its site and its shapes."""
+    """A program to compile: its site and shapes."""
 
     site: Site
     leaves: Sequence[Any]
-    """Parameters, or what describes them."""
+    """Parameters, or their shapes."""
     inputs: Sequence[jax.ShapeDtypeStruct]
     outputs: "jax.sharding.Sharding | None"
-    """Sharding of the outputs; None for wherever they are computed."""
+    """Sharding of the outputs; None to leave them where they are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An executable, and whether it was compiled or read."""
+    """An executable, and whether it was compiled or came from the cache."""
 
     executable: jax.stages.Compiled
     seconds: float
@@ -64,7 +64,7 @@ class Source(Protocol):
 
 
 class Executables:
-    """Makes executables of one artifact, which take parameters as they are packed, then inputs."""
+    """Makes executables of one artifact; their arguments are packed parameters, then inputs."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Executables:
         self._of = {"model": model, "version": version}
         self._kept = KeptPrograms(self._compilation, model, version)
         self._told: set[str] = set()
-        """Messages that were logged. Batch sizes that are compiled later have the same to say."""
+        """Messages already logged: later batch sizes would repeat them."""
 
     def make(
         self,
@@ -93,11 +93,12 @@ class Executables:
         is_niced: bool = True,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> Made:
-        """Return the executable. `is_run`: whether it is executed before requests come.
+        """Return the executable. `is_run`: it is executed before requests arrive.
 
-        `is_niced`: whether requests go before its compilation, where a process compiles it.
+        `is_niced`: if a compiler process compiles it, requests take precedence.
 
-        Raises what JAX raises for what it cannot compile, or `check_cancelled`.
+        Raises JAX's errors for programs that it cannot compile, or the exception of
+        `check_cancelled`.
         """
         started = time.perf_counter()
         place = self._place(wanted)
@@ -112,9 +113,9 @@ class Executables:
         return Made(executable, seconds)
 
     def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
-        """Replace an unusable executable from the cache.
+        """Compile a program again that came from the cache and proved unusable.
 
-        `is_ours`: it came out of the cache for this load.
+        `is_ours`: this load read it from the cache.
         """
         self.cached -= is_ours
         self._kept.drop(reason)
@@ -125,9 +126,9 @@ class Executables:
         return Made(executable, seconds)
 
     def prepare(self, wanted: Wanted) -> float:
-        """Store a program in the cache; its devices may be absent.
+        """Store a program in the cache; the host may lack its devices.
 
-        Return the seconds of its compilation, or 0 where it was there.
+        Return the compilation time in seconds, or 0 if the cache already has the program.
         """
         place = self._place(wanted)
         assert place is not None
@@ -140,12 +141,12 @@ class Executables:
         return seconds
 
     def log_dropped(self) -> None:
-        """Log why entries of the cache were not used, each reason once for the load."""
+        """Log why cache entries were not used, each reason once per load."""
         self._kept.log_dropped()
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
-        """Return the module for XLA; the devices may be absent."""
-        # A jitted function keeps what it lowered: one for each program.
+        """Return the lowered module; the host may lack its devices."""
+        # A new jitted function for each program, because it keeps what it has lowered.
         model = function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 
@@ -159,9 +160,9 @@ class Executables:
     def _compiled_somewhere(
         self, wanted: Wanted, check_cancelled: Callable[[], None], *, is_niced: bool
     ) -> tuple[jax.stages.Compiled, bytes]:
-        """Compile in another process, or else in this one; return the program and its file."""
+        """Compile in a compiler process or here; return the program and its serialized form."""
         processes = self._compilation.processes
-        # Of an accelerator no other process may have the devices.
+        # Accelerators: another process cannot use their devices.
         if processes is not None and wanted.site.platform == "cpu":
             try:
                 return self._compiled_elsewhere(
@@ -200,7 +201,7 @@ class Executables:
             raise JaxRuntimeError(str(error)) from error
         try:
             executable = self._loaded(written, wanted)
-        # XLA has no class for what it does not take.
+        # XLA raises errors of many classes for a program that it cannot load.
         except Exception as error:
             raise Refused(f"it cannot be loaded: {first_line(error)}") from error
         self.compiled += 1
@@ -210,7 +211,7 @@ class Executables:
         return bytes(self._source.exported.serialize())
 
     def _tell(self, event: str, reason: str) -> None:
-        """Log the same once for the load."""
+        """Log a message once per load."""
         if (said := f"{event}: {reason}") not in self._told:
             _log.info(event, **self._of, reason=reason)
         self._told.add(said)
@@ -219,9 +220,9 @@ class Executables:
         return self._compilation.options.key(site.platform, len(site.devices))
 
     def key(self, wanted: Wanted) -> Hashable:
-        """Return the program's key among those of its computation, in this process."""
+        """Return the key of a program within its computation and this process."""
         site = wanted.site
-        # Without rules they follow from the computation, the packing and the device.
+        # Without partition rules, shardings follow from the computation, packing and device.
         leaves = wanted.leaves if site.rules else ()
         return cache_key.in_process(
             site,
@@ -237,7 +238,7 @@ class Executables:
         return self._described(wanted) if self._compilation.is_kept else None
 
     def _described(self, wanted: Wanted) -> Place:
-        """Return the program's key."""
+        """Return the program's key in the cache."""
         arguments = [*wanted.leaves, *wanted.inputs]
         return self._kept.described(
             wanted.site, self._source.key, self._packing.text, arguments, wanted.outputs
@@ -258,7 +259,7 @@ def function(
     def model(leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
         parameters = packing.unpack(leaves)
         args, kwargs = jax.tree.unflatten(exported.in_tree, [*parameters, *inputs])
-        # Only ever called inside jit: outside, each call leaks some megabytes.
+        # Only called while tracing for jit: each call outside leaks some megabytes.
         return jax.tree.leaves(exported.call(*args, **kwargs))
 
     return model

@@ -1,4 +1,4 @@
-"""The memory of one program per device, as XLA's compiler reports it. Needs no JAX."""
+"""The memory of a program per device, as reported by XLA. Does not import JAX."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,36 +17,37 @@ class _Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on each device, as the memory analysis of a compiled program has them."""
+    """Bytes per device, from the memory analysis of a compiled program."""
 
     parameters_bytes: int = 0
-    """Bytes of the parameters among the arguments."""
+    """Size of the parameters."""
     padding_bytes: int = 0
-    """Bytes that the layout of parameters adds to their arrays: TPUs use tiles."""
+    """Padding of parameters in the device's layout; TPUs use tiles."""
     arguments_bytes: int = 0
-    """Parameters and inputs, in the layout of the device."""
+    """Size of parameters and inputs in the device's layout."""
     outputs_bytes: int = 0
     aliased_bytes: int = 0
-    """Bytes of the outputs that lie in the memory of arguments."""
+    """Size of outputs that share memory with arguments."""
     temporaries_bytes: int = 0
     constants_bytes: int = 0
-    """Permanent bytes besides the code."""
+    """Size of constants."""
     code_bytes: int = 0
-    """0 if unknown, as on the CPU."""
+    """Size of the code; 0 if unknown, as on the CPU."""
     workspace_bytes: int = 0
-    """Bytes among the temporaries that a library takes for a call, on accelerators."""
+    """The part of the temporaries that library calls use as workspace; accelerators only."""
     spared_bytes: int = 0
-    """Bytes of scratch less with other kernels, which the device may choose; 0 where that was not
-    asked, or is the same."""
+    """Difference in scratch memory to other kernels that the device may choose; 0 if unknown or
+    none.
+    """
 
     @staticmethod
     def of(
         executable: Any, *, accelerated: bool = False, kept_bytes: int | None = None
     ) -> "Footprint":
-        """Return the compiler's figures for a `jax.stages.Compiled`; zeros without any.
+        """Return the footprint of a `jax.stages.Compiled`; zeros if XLA reports none.
 
-        It is one that takes parameters, and then inputs; or `kept_bytes` of its arguments stay.
-        `accelerated`: not for the host.
+        Parameters are the program's leading arguments, or `kept_bytes` of its arguments.
+        `accelerated`: the program is for an accelerator.
         """
         found = executable.memory_analysis()
         if found is None:
@@ -74,14 +75,14 @@ class Footprint:
     def scratch_bytes(self) -> int:
         """Return the memory of one execution: inputs, outputs and temporaries.
 
-        Without the workspace that counts once for the device (`workspace.device_bytes`).
+        Excludes workspace that counts once per device (`workspace.device_bytes`).
         """
         inputs = self.arguments_bytes - self.parameters_bytes
         temporaries = self.temporaries_bytes - shared(self.workspace_bytes, self.temporaries_bytes)
         return max(0, inputs + self.outputs_bytes - self.aliased_bytes + temporaries)
 
     def or_larger(self, other: "Footprint") -> "Footprint":
-        """Combine two footprints: the larger scratch and code."""
+        """Combine two footprints of a program: the larger scratch memory, constants and code."""
         larger = max(self, other, key=lambda one: one.scratch_bytes)
         return replace(
             larger,
@@ -98,21 +99,21 @@ def _workspace(executable: Any) -> int:
 
 
 def _code(executable: Any, said: int) -> int:
-    """Return the size of the code, or of the whole executable if unknown."""
+    """Return the size of the code, or of the serialized executable if unknown."""
     if said > 0:
         return said
-    # A GPU's compiler does not say it of what was never loaded.
+    # XLA's GPU compiler does not report the size of programs that were never loaded.
     with suppress(RuntimeError, AttributeError, ValueError):
         return len(executable.runtime_executable().serialize())
     return 0
 
 
 def _parameters(executable: Any) -> tuple[int, int]:
-    """Return the size of the parameters on a device, and as plain arrays."""
+    """Return the size of the parameters in the device's layout, and as plain arrays."""
     laid_out, as_arrays = 0, 0
     formats, described = executable.input_formats[0][0], executable.args_info[0][0]
     for found, argument in zip(formats, described, strict=True):
-        if found.layout is None:  # the module does not use it
+        if found.layout is None:  # The program does not use this parameter.
             continue
         shape = found.sharding.shard_shape(argument.shape)
         bits = found.layout.sub_byte_element_size_in_bits or 8 * argument.dtype.itemsize
@@ -122,9 +123,9 @@ def _parameters(executable: Any) -> tuple[int, int]:
 
 
 def padded(layout: _Layout, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape in its tiled layout, with sizes rounded up to whole tiles."""
+    """Return the shape with each size rounded up to whole tiles."""
     sizes = [shape[dimension] for dimension in layout.major_to_minor]
-    # Further tilings order what is in the tiles of the first.
+    # Further tilings only arrange elements within the first tiles.
     tile = next(iter(layout.tiling or ()), ())
     sizes = [1] * (len(tile) - len(sizes)) + sizes
     first = len(sizes) - len(tile)

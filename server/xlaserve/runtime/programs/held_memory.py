@@ -1,4 +1,4 @@
-"""The memory of the copies of a model on each of their devices, added up."""
+"""Adds up the memory of a model's copies by device."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from xlaserve.runtime.programs.program_table import Copy, Program
 
 
 def everything(program: Program) -> bool:
-    """Count each program: no other model has it."""
+    """Count every program: none is shared."""
     return True
 
 
@@ -19,10 +19,9 @@ def memory_of(
 ) -> ModelMemory:
     """Add up the memory that the copies hold now.
 
-    A program that models share counts with the one that `carries` it; so does the module. On the
-    host what holds the artifact's module counts once: what makes a module large is its constants,
-    which XLA keeps once for all programs. Accelerators hold no module, and of the constants the
-    compiler says how large they are.
+    A shared program, and the module, count for the model that `carries` them. On the host the
+    module counts once: its size is mostly constants, and XLA keeps these once for all programs. On
+    accelerators no module is kept, and the compiler reports the size of constants.
     """
     parameters, constants, scratch, code = 0, 0, 0, 0
     per_device = Counter[str]()
@@ -50,7 +49,7 @@ def memory_of(
 def _constants(copy: Copy, programs: Sequence[Program]) -> int:
     """Return the bytes of constants in a copy's programs on each device.
 
-    They are the artifact's, the same in all of them, and equal ones are on a GPU once.
+    All programs of an artifact have the same constants, and a GPU stores equal constants once.
     """
     if not copy.site.is_accelerator:
         return 0
@@ -61,8 +60,9 @@ def _constants(copy: Copy, programs: Sequence[Program]) -> int:
 def growth_of(copies: Sequence[Copy], module_bytes: int, programs: int) -> Mapping[str, int]:
     """Estimate the growth per device for this many further programs per copy.
 
-    As much code as the largest that is there, and on the host the module, which is lowered again.
-    Scratch memory does not grow: the program with the most rows is compiled first.
+    Assumes the code size of the largest existing program, and on the host another module, because
+    it is lowered again. Scratch memory does not grow: the program with the most rows is compiled
+    first.
     """
     per_device = Counter[str]()
     for copy in copies:

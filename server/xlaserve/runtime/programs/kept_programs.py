@@ -1,6 +1,6 @@
-"""The programs of one load in the compilation cache: present, missing or unusable."""
+"""Finds and stores one load's programs in the compilation cache and the store."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections import Counter
@@ -22,58 +22,55 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A program's key in the cache, and its requirements."""
+    """The key of a program in the cache, and its environment."""
 
     target: str
     name: str
-    """Name of the program, independent of its compiler."""
+    """Name of the program, without its environment."""
     program: Mapping[str, str]
     environment: Mapping[str, str]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return a program's possible names in a directory, its own first.
+        """Return a program's possible names in a directory, the preferred first.
 
-        Each names the environment too, so that several versions keep their programs side by side.
+        Names include the environment, so that programs of several versions coexist.
         """
         environments = [self.environment]
         if self.environment.get("platform") == "cuda":
-            # As it was compiled where there was no such device.
+            # Its name if it was compiled ahead of time, without the device.
             environments.append({**self.environment, "platform_version": cache_key.UNKNOWN})
         names = [f"{self.name}-{name_of(one)}" for one in environments]
-        # The last is what versions of before wrote.
+        # The last name is that of older releases.
         return tuple(dict.fromkeys((*names, self.name)))
 
     @property
     def names_in_store(self) -> tuple[str, ...]:
-        """Return a program's possible names in a store, its own first.
-
-        Its own comes first.
-        """
+        """Return a program's possible names in a store, the preferred first."""
         whole = {**self.program, **self.environment}
         names = [name_of(whole)]
         if self.environment.get("platform") == "cuda":
-            # As it was compiled where there was no such device.
+            # Its name if it was compiled ahead of time, without the device.
             names.append(name_of({**whole, "platform_version": cache_key.UNKNOWN}))
         return tuple(dict.fromkeys(names))
 
 
 class KeptPrograms:
-    """The compilation cache as used by one model; empty without a cache."""
+    """One load's access to the compilation cache and the store; finds nothing without them."""
 
     def __init__(self, compilation: Compilation, model: str, version: str) -> None:
         self._compilation = compilation
         self._of = {"model": model, "version": version}
         self._dropped: list[str] = []
-        """Why entries were not used, since that was logged last."""
+        """Why entries were not used, since the last log entry."""
         self._spoiled: set[str] = set()
-        """Names of programs that a store has and that cannot be used."""
+        """Names of programs in the store that cannot be used, and will be replaced."""
         self._told: set[str] = set()
-        """Reasons that were logged. Batch sizes that are compiled later have the same."""
+        """Reasons already logged: later batch sizes would repeat them."""
 
     @property
     def options(self) -> XlaOptions:
-        """Return the programs' options, which are part of their keys."""
+        """Return the XLA options, which are part of each key."""
         return self._compilation.options
 
     def described(
@@ -97,7 +94,7 @@ class KeptPrograms:
         )
 
     def has(self, place: Place) -> bool:
-        """Tell whether the cache has a program, possibly of absent devices."""
+        """Tell whether the cache has a program; the host may lack its devices."""
         assert self._compilation.cache is not None
         there = self._compilation.cache.read(place.target, *place.names)
         return isinstance(there, Entry) and not _difference(place, there)
@@ -105,10 +102,10 @@ class KeptPrograms:
     def find(
         self, place: Place, load: Callable[[bytes], jax.stages.Compiled], *, is_run: bool = True
     ) -> jax.stages.Compiled | None:
-        """Return a cached program, deserialized by `load`; None on a miss.
+        """Return a cached program, deserialized by `load`, or None on a miss.
 
-        One that is not in the directory is looked for in the store, and kept in the directory from
-        then on. `is_run`: whether it is executed before requests come.
+        A program that is missing in the directory is looked up in the store, and copied to the
+        directory. `is_run`: the program is executed before requests arrive.
         """
         cache, store = self._compilation.cache, self._compilation.store
         if cache is not None:
@@ -132,7 +129,7 @@ class KeptPrograms:
         return found
 
     def _drop_others(self, cache: CompilationCache, place: Place) -> None:
-        """Record the differing environment of a program compiled by others only."""
+        """Record how the environment differs if the cache only has the program for another one."""
         other = cache.latest(place.target, f"{place.name}-")
         if other is not None:
             difference = cache_key.first_difference(place.environment, other.environment)
@@ -147,7 +144,7 @@ class KeptPrograms:
         is_run: bool,
         where: str = "",
     ) -> jax.stages.Compiled | None:
-        """Return an entry's contents, or note why it is unusable."""
+        """Load an entry's program; if it is unusable, note why and return None."""
         if entry is None:
             return None
         if not isinstance(entry, Entry):
@@ -159,13 +156,13 @@ class KeptPrograms:
         else:
             try:
                 return load(entry.executable)
-            # Whatever bytes of another make meet in JAX and XLA has no class of its own.
+            # JAX and XLA raise errors of many classes for programs of another version.
             except Exception as error:
                 self.drop(f"{where}it cannot be loaded: {first_line(error)}")
         return None
 
     def drop(self, reason: str) -> None:
-        """Note why a program out of the cache is not used."""
+        """Note why a program from the cache is not used."""
         self._dropped.append(reason)
 
     def keep(
@@ -178,13 +175,13 @@ class KeptPrograms:
     ) -> None:
         """Store a program in the cache, serialized if it is not yet; best effort.
 
-        `is_again`: it replaces an unusable one.
+        `is_again`: replace an unusable entry.
         """
         if place is None or not self._compilation.is_kept:
             return
         try:
             data = written or serialized.written(executable)
-        # Not every program can be written, and each kind fails with an error of its own.
+        # Some programs cannot be serialized, and the class of the error depends on the program.
         except Exception as error:
             _log.info("a program is not kept", **self._of, reason=first_line(error))
             return
@@ -197,7 +194,7 @@ class KeptPrograms:
             self._compilation.store.put(place.target, name, entry, is_again=is_again)
 
     def log_dropped(self) -> None:
-        """Log why entries of the cache were not used, each reason once for the load."""
+        """Log why cache entries were not used, each reason once per load."""
         for reason, programs in Counter(self._dropped).items():
             if reason not in self._told:
                 _log.warning(
@@ -211,7 +208,7 @@ class KeptPrograms:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error's first line, or its class without one; 300 characters."""
+    """Return the first line of an error (at most 300 characters), or its class."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]
 
@@ -224,6 +221,6 @@ def _difference(place: Place, entry: Entry) -> str:
 def _recount(
     counts: ProgramCounts, read: Entry | Unusable | None, found: jax.stages.Compiled | None
 ) -> None:
-    """Recount a hit as unusable: the entry was of another environment."""
+    """Count a hit as unusable if its program could not be used."""
     if found is None and isinstance(read, Entry):
         counts.add(hits=-1, unusable=1)

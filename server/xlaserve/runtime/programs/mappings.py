@@ -1,6 +1,6 @@
-"""The memory mappings of this process, which compiled programs use up.
+"""Limits the number of memory mappings, which compiled programs consume.
 
-Linux limits their number. XLA does not survive the limit: the process dies of it.
+Linux limits the mappings per process, and XLA crashes the process when it reaches the limit.
 """
 
 import threading
@@ -11,40 +11,41 @@ from xlaserve.errors import OutOfMappings
 _OF_PROCESS = Path("/proc/self/maps")
 _OF_SYSTEM = Path("/proc/sys/vm/max_map_count")
 _PART = 0.8
-"""Part of the system's limit: threads and buffers need some as well."""
+"""Fraction of the system's limit that programs may use; threads and buffers need mappings, too."""
 
 _READ_BYTES = 1 << 20
 _FIRST_GUESS = 40
-"""Mappings of one program: 19 to 71 were seen on the CPU."""
+"""Initial estimate of the mappings per program; 19 to 71 were observed on the CPU."""
 
 _AT_LEAST = 8
 _AT_MOST = 200
-"""Maximum per program; larger counts have other causes."""
+"""Maximum plausible number per program; more must have other causes."""
 
 _COUNTED_EVERY = 16
-"""Programs between two counts while many more fit: a count takes about a microsecond for each
-mapping."""
+"""Number of programs between two counts while the limit is far away. Counting takes about a
+microsecond per mapping.
+"""
 
 
 class Mappings:
-    """Counts memory mappings, and refuses programs that might exceed the limit. Thread-safe."""
+    """Counts memory mappings; refuses programs that might exceed the limit. Thread-safe."""
 
     def __init__(
         self, limit: int = 0, of_process: Path = _OF_PROCESS, of_system: Path = _OF_SYSTEM
     ) -> None:
-        """A limit of 0 is 80 % of what the system allows."""
+        """A limit of 0 means 80 % of the system's limit."""
         self._of_process = of_process
         self.system_limit = _read_number(of_system)
-        """Mappings that the system allows; None where it does not say."""
+        """The system's limit, or None if it does not report one."""
         self.limit = limit or int((self.system_limit or 0) * _PART)
         self._lock = threading.Lock()
         """Guards the fields below."""
         self._counted = 0
         self._since = 0
-        """Programs that were compiled since."""
+        """Number of programs compiled since the last count."""
         self._each = float(_FIRST_GUESS)
         self.is_counted = bool(self.limit and self._count())
-        """Whether this system has something to count."""
+        """Whether this system reports its mappings and has a limit."""
 
     @property
     def used(self) -> int:
@@ -52,12 +53,12 @@ class Mappings:
         return self._counted
 
     def count(self) -> int:
-        """Count them now. Reads some 80 bytes for each."""
+        """Count the mappings now. Reads about 80 bytes per mapping."""
         with self._lock:
             return self._count() if self.is_counted else 0
 
     def admit(self, model: str, programs: int = 1) -> None:
-        """Return if the programs may be compiled, or raise OutOfMappings."""
+        """Raise OutOfMappings unless this many more programs may be compiled."""
         if not self.is_counted:
             return
         with self._lock:
@@ -76,7 +77,7 @@ class Mappings:
         return round(self._each * programs)
 
     def _measure(self) -> None:
-        """Count the mappings, and learn from the difference how many a program adds."""
+        """Count the mappings, and update the estimate of mappings per program."""
         before, programs = self._counted, self._since
         after = self._count()
         self._each = _FIRST_GUESS
@@ -103,4 +104,4 @@ def _read_number(path: Path) -> int | None:
 
 
 UNLIMITED = Mappings(1, Path("/dev/null"))
-"""Admits everything, without counting."""
+"""Admits all programs, without counting."""

@@ -1,4 +1,4 @@
-"""Programs for shapes that requests were the first to ask for, in bounded number."""
+"""Programs compiled on demand for new request shapes, limited in number."""
 
 import threading
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from xlaserve.runtime.programs.program_table import Program
 from xlaserve.tensors import TensorSpec
 
 Wanted: TypeAlias = tuple[int, Sizes]
-"""The bucket and the sizes of open dimensions that a program is compiled for."""
+"""The bucket and the sizes of dynamic dimensions to compile for."""
 
 
 class _Model(Protocol):
@@ -48,7 +48,7 @@ class _Model(Protocol):
 
 
 class _Stock(Protocol):
-    """The programs of that model."""
+    """The compiled programs of that model."""
 
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]: ...
 
@@ -57,23 +57,23 @@ class _Stock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A model as it is compiled for one shape (an Executable); any holder may execute it."""
+    """A model compiled for one shape (an Executable). Any number of threads may execute it."""
 
     model: _Model
     programs: tuple[Program, ...]
-    """One for each copy of the model."""
+    """One program per copy of the model."""
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run once, on inputs of this shape. Raises OutOfMemory."""
+        """Execute on inputs of this shape. Raises OutOfMemory."""
         return self.model.execute(
             inputs, resident=resident, replica=replica, programs=self.programs
         )
 
     @property
     def dispatching(self) -> "Shaped | None":
-        """Return itself on accelerators, else None."""
+        """Return this object on accelerators, otherwise None."""
         return None if self.model.dispatching is None else self
 
     @property
@@ -84,7 +84,7 @@ class Shaped:
     def dispatch(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> InFlight:
-        """Start what `execute` does. Raises OutOfMemory."""
+        """Start an execution without waiting for it. Raises OutOfMemory."""
         return self.model.dispatch(
             inputs, resident=resident, replica=replica, programs=self.programs
         )
@@ -115,10 +115,10 @@ class OnDemandShapes:
         """Compiled programs, least recently used first."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        """Held during one compilation; lookups do not wait for it."""
+        """Held during a compilation: one at a time. Look-ups do not wait for it."""
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Wanted | None:
-        """Return the program's shape for these inputs; None where the load compiled it."""
+        """Return the shape to compile for these inputs, or None if it was compiled at load."""
         values = [inputs[spec.name] for spec in self._inputs]
         shapes = [value.shape for value in values]
         sizes = self._dimensions.asked(self._name, self._inputs, shapes)
@@ -130,7 +130,7 @@ class OnDemandShapes:
         return self._buckets[bisect_left(self._buckets, rows)], sizes
 
     def find(self, shape: Hashable) -> Shaped | None:
-        """Return a compiled program, marking it as used."""
+        """Return a compiled program and mark it as recently used, or None."""
         wanted = cast(Wanted, shape)
         with self._lock:
             found = self._kept.get(wanted)
@@ -139,10 +139,13 @@ class OnDemandShapes:
             return found
 
     def compile(self, shape: Hashable) -> Shaped:
-        """Compile a program, and drop another beyond the limit. Raises as OnDemand does."""
+        """Compile a shape; evicts the least recently used beyond the limit.
+
+        Raises like OnDemand.
+        """
         wanted = cast(Wanted, shape)
         with self._turn:
-            # Those who asked first may all have left while it was compiled.
+            # Another request may have compiled it while this one waited for the lock.
             if (found := self.find(wanted)) is not None:
                 return found
             made = Shaped(self._model, self._stock.compile_one(*wanted))
@@ -157,6 +160,6 @@ class OnDemandShapes:
             return [shaped.programs for shaped in self._kept.values()]
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all programs."""
         with self._lock:
             self._kept.clear()

@@ -1,4 +1,4 @@
-"""Sets the precision of FP32 products that an artifact leaves open, in lowered modules."""
+"""Sets the precision of FP32 products in lowered modules if the artifact does not."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ _PRODUCTS = frozenset(
         "stablehlo.dynamic_conv",
     }
 )
-"""Operations that have a precision for each of two operands."""
+"""Operations with a precision for each of their two operands."""
 _ALGORITHM = "algorithm"
 _PRECISION = "precision_config"
 _OPEN = "DEFAULT"
-"""JAX writes the same for a precision of None and of DEFAULT."""
+"""JAX writes DEFAULT both for a precision of None and for an explicit DEFAULT."""
 
 
 def set_precision(lowered: Any, precision: str) -> int:
-    """Set the precision of open FP32 products in a `jax.stages.Lowered` to HIGH or HIGHEST.
+    """Set unspecified precisions of FP32 products in a `jax.stages.Lowered` to HIGH or HIGHEST.
 
-    The author's choice takes precedence: a product with a precision or an algorithm stays as it is,
-    as with `jax_default_matmul_precision`. Returns how many were changed. Idempotent.
+    A product with an explicit precision or algorithm keeps it, as with
+    `jax_default_matmul_precision`. Returns the number of changed products. Idempotent.
     """
     module = lowered.compiler_ir("stablehlo")
     found: list[ir.Operation] = []
@@ -54,6 +54,6 @@ def _is_open(operation: ir.Operation) -> bool:
 
 
 def _is_fp32(operation: ir.Operation) -> bool:
-    """Tell whether an operand is of FP32 numbers, perhaps in pairs (complex64)."""
+    """Tell whether the operands are FP32, or complex64."""
     types = [str(value.type.element_type) for value in list(operation.operands)[:2]]
     return any(name in ("f32", "complex<f32>") for name in types)

@@ -1,23 +1,25 @@
-"""Counts of one program store, for metrics. Needs no JAX."""
+"""Counters of a program cache or store, for metrics. Does not import JAX."""
 
 import threading
 
 
 class ProgramCounts:
-    """The lookups and writes of the compilation cache, or of the store. Thread-safe."""
+    """Look-ups and writes of the compilation cache or of the store. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.hits = 0
-        """Lookups that found a program, which was used."""
+        """Look-ups that found a usable program."""
         self.misses = 0
-        """Lookups that found none."""
+        """Look-ups that found no program."""
         self.unusable = 0
-        """Lookups that found what cannot be used: damaged, too large, or of another environment."""
+        """Look-ups that found an unusable program: damaged, too large, or of another environment.
+        """
         self.unanswered = 0
-        """Lookups that a store did not answer in time, or at all; it is not asked for a while."""
+        """Look-ups that the store failed to answer in time; the store is then skipped for a while.
+        """
         self.seconds = 0.0
-        """Total time of lookups, including reads of hits."""
+        """Total time of look-ups in seconds, including reading the programs."""
         self.read_bytes = 0
         self.written = 0
         self.written_bytes = 0
@@ -25,7 +27,7 @@ class ProgramCounts:
         """Programs that could not be written."""
 
     def add(self, **counts: float) -> None:
-        """Add to counts, by name."""
+        """Add to counters, by name."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)

@@ -1,9 +1,9 @@
-"""Compiled programs in a shared store: read during loads, written after them.
+"""A shared store of compiled programs, read during loads and written afterwards.
 
-An object is one program: its key in JSON, a line feed, and its bytes. Its name is a hash of the
-whole key, so programs of other versions, flags or processors are other objects, and any number of
-servers may write. A store sends machine code: everyone with write access controls what the server
-executes. No failure of a store fails a load. Needs no JAX.
+Each object is one program: its JSON key, a line feed, and the program's bytes. Its name is a hash
+of the whole key, so programs of other versions, flags or processors are separate objects, and any
+number of servers may write. The store contains machine code: anyone with write access controls what
+the server executes. A failing store never fails a load. Does not import JAX.
 """
 
 import threading
@@ -36,21 +36,21 @@ from xlaserve.storage.objects import (
 
 SETTING = "compilation_cache_url"
 READ_ONLY = ("http", "https")
-"""Schemes of read-only stores."""
+"""URL schemes of read-only stores."""
 
 _SUFFIX = ".program"
 _AWAY_SECONDS = 60.0
-"""For how long a store that was too slow, or failed, is not asked: each program would wait."""
+"""Time for which a slow or failing store is skipped; otherwise every program would wait for it."""
 _OPENING_SECONDS = 30.0
-"""Additional seconds for the first lookup, which imports the SDK."""
+"""Additional time for the first look-up, which imports the store's SDK."""
 _MOST_LOOKS = 16
-"""Looks at a time. One that never ends keeps its thread."""
+"""Maximum number of concurrent look-ups. One that hangs occupies its thread."""
 _MOST_WAITING, _MOST_WAITING_BYTES = 256, 256 << 20
-"""Programs that may wait to be put there, and their bytes; further ones are not."""
+"""Maximum number and total bytes of programs queued for upload; further programs are skipped."""
 _ATTEMPTS = 3
 _RETRY_SECONDS = 1.0
 _IDLE_SECONDS = 10.0
-"""After which the thread that writes ends."""
+"""Idle time after which the upload thread ends."""
 
 _log = structlog.get_logger("program_store")
 
@@ -64,7 +64,7 @@ class _Upload:
 
 @dataclass(slots=True)
 class _Look:
-    """One look for a program, in a thread that may never come back."""
+    """A look-up, on a thread that may hang."""
 
     control: FetchControl
     done: threading.Event = field(default_factory=threading.Event)
@@ -73,7 +73,7 @@ class _Look:
 
 
 class ProgramStore:
-    """The program store at a checked URL. Thread-safe; connects on first use."""
+    """The program store at a validated URL. Thread-safe; connects on first use."""
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class ProgramStore:
         max_bytes: int,
         is_waited_for: bool = False,
     ) -> None:
-        """`is_waited_for`: to put programs there is what the process is for, so none is left out.
+        """`is_waited_for`: this process exists to fill the store, so no upload is skipped.
 
-        A look may take so many `seconds`, and a program have `max_bytes`.
+        `seconds` limits a look-up, `max_bytes` the size of a program.
         """
         self.url = url
         self.is_writable = urlsplit(url).scheme not in READ_ONLY
         self.counts = ProgramCounts()
         self.last_problem = ""
-        """Error of the store for the last program that could not be written."""
+        """The store's error for the last program that could not be uploaded."""
         self._open_store = open_store
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -105,21 +105,21 @@ class ProgramStore:
         """Guards the fields below."""
         self._waiting: deque[_Upload] = deque()
         self._waiting_bytes = 0
-        """Bytes of queued programs, including the one being written."""
+        """Total size of queued programs, including the one being uploaded."""
         self._writer: threading.Thread | None = None
         self._is_busy = False
-        """Whether a program is being written."""
+        """Whether an upload is in progress."""
         self._is_failing = False
-        """Whether the last one could not be, which was logged."""
+        """Whether the last upload failed; the failure has been logged."""
         self._is_denied = False
-        """Whether reading was denied, which was logged."""
+        """Whether the store denied a read; this has been logged."""
         self._is_closed = False
 
     def find(self, target: str, names: Sequence[str]) -> Entry | Unusable | None:
         """Return the first program found under these names, or why it is unusable.
 
-        None where there is none, or where the store gives no answer in time, which is logged.
-        Blocks for some seconds at most.
+        Returns None if there is no such program, or if the store does not answer in time, which is
+        logged. Blocks for a few seconds at most.
         """
         began = time.perf_counter()
         found, was_answered = self._looked(target, names)
@@ -131,7 +131,7 @@ class ProgramStore:
         return found
 
     def _looked(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
-        """Look up like `find`; also return whether the store responded."""
+        """Look up like `find`; also return whether the store answered."""
         if time.monotonic() < self._away_until or not self._looks.acquire(timeout=self._seconds):
             return None, False
         more = 0.0 if self._store is not None else _OPENING_SECONDS
@@ -144,14 +144,14 @@ class ProgramStore:
             return None, False
         if look.problem is not None:
             self._not_read(look.problem)
-            # What may not be read is as good as not there.
+            # A program that may not be read counts as missing.
             return None, not look.problem.is_transient
         return look.found, True
 
     def put(self, target: str, name: str, entry: Entry, *, is_again: bool = False) -> None:
-        """Have a program put there by a thread; best effort.
+        """Queue a program for upload by the upload thread; best effort.
 
-        `is_again`: what may be there by this name cannot be used, and is replaced.
+        `is_again`: replace the existing object of this name, which is unusable.
         """
         data = msgspec.json.encode(Key.of(entry)) + b"\n" + entry.executable
         if not self.is_writable or len(data) > self._max_bytes:
@@ -170,12 +170,12 @@ class ProgramStore:
             self._changed.notify_all()
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until all pending programs are stored; tell whether that succeeded in time."""
+        """Wait until all queued programs are uploaded; tell whether that succeeded in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
 
     def close(self, seconds: float) -> None:
-        """Stop accepting programs; wait up to this many seconds for pending ones."""
+        """Refuse further programs; wait up to this many seconds for queued ones."""
         if not self.flush(seconds):
             _log.warning("compiled programs are not in the store", programs=len(self._waiting))
         with self._changed:
@@ -192,7 +192,7 @@ class ProgramStore:
             look.problem = problem
         except FetchCancelled:
             pass
-        # An SDK that is not what it should be is a store that is away.
+        # Any error of the SDK means that the store is unavailable.
         except BaseException as error:
             look.problem = StoreProblem(f"it failed with {type(error).__name__}")
         finally:
@@ -211,7 +211,7 @@ class ProgramStore:
                 )
             try:
                 return _entry(read_part(store, found, (0, found.size_bytes), control))
-            except RangeIgnored:  # it was asked for from its beginning
+            except RangeIgnored:  # The request was for the object from its start.
                 return Unusable("the store sends another part of it")
         return None
 
@@ -225,8 +225,8 @@ class ProgramStore:
         if problem.is_transient:
             self._leave_alone(str(problem))
             return
-        # Who may read but not list is refused what is not there, at once: it is no reason to
-        # ask for nothing.
+        # Stores deny access to missing objects for clients that may not list them. Such answers are
+        # fast, so keep using the store.
         if not self._is_denied:
             self._is_denied = True
             _log.warning("a program of the store is not read", url=self.url, reason=str(problem))
@@ -243,7 +243,7 @@ class ProgramStore:
     # --- writing ---
 
     def _has_room(self, size: int) -> bool:
-        """Tell whether a program may wait; one at least may, whatever its size."""
+        """Tell whether a program may be queued. An empty queue accepts a program of any size."""
         if not self._waiting and not self._is_busy:
             return True
         is_small = self._waiting_bytes + size <= _MOST_WAITING_BYTES
@@ -254,7 +254,7 @@ class ProgramStore:
             problem = ""
             try:
                 problem = self._written(upload)
-            # As above; and what waits behind it is written.
+            # As above: the SDK may raise any error, and the queued programs must still be uploaded.
             except BaseException as error:
                 problem = f"it failed with {type(error).__name__}"
             with self._changed:
@@ -270,14 +270,14 @@ class ProgramStore:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed, _IDLE_SECONDS)
             if not self._waiting:
-                # With the lock held: what comes now starts another thread.
+                # Under the lock, so that the next program starts another thread.
                 self._writer = None
                 return None
             self._is_busy = True
             return self._waiting.popleft()
 
     def _written(self, upload: _Upload) -> str:
-        """Store a program unless it exists; return why that failed, empty on success."""
+        """Upload a program unless it exists; return the error, or an empty string on success."""
         attempts = 1 if self._is_failing else _ATTEMPTS
         for attempt in range(1, attempts + 1):
             try:
@@ -293,13 +293,13 @@ class ProgramStore:
     def _put(self, upload: _Upload) -> None:
         store = self._opened()
         if not upload.is_again and store.find(upload.name) is not None:
-            return  # another server was quicker, and its program is as good
+            return  # Another server uploaded an equal program first.
         assert isinstance(store, WritableStore)
         store.write(upload.name, upload.data)
         self.counts.add(written=1, written_bytes=len(upload.data))
 
     def _failed(self, reason: str) -> None:
-        """Count a program that was not stored, and log the first of several; the lock is held."""
+        """Count a failed upload, and log the first of several. The caller holds the lock."""
         self.counts.add(failures=1)
         self.last_problem = reason
         if not self._is_failing:
@@ -312,7 +312,7 @@ def _object_name(target: str, name: str) -> str:
 
 
 def _entry(data: bytes) -> Entry | Unusable:
-    """Return an object's entry, if it is complete."""
+    """Parse an object; return its entry, or why it is unusable."""
     end = data.find(b"\n", 0, MAX_KEY_BYTES)
     try:
         key = msgspec.json.decode(data[: max(end, 0)], type=Key)

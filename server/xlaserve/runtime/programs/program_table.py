@@ -1,6 +1,6 @@
-"""The executables at one site by bucket, and the cost of each."""
+"""The executables of a model at one site, by bucket, with their measured times."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import threading
@@ -23,14 +23,17 @@ from xlaserve.runtime.programs.footprint import Footprint
 from xlaserve.tensors import Tensor, TensorSpec
 
 _WORTH_WHILE = 0.95
-"""A larger batch is worth the wait where its time per row is at most this part of the other's."""
+"""A larger batch is worth waiting for if its time per row is at most this fraction of the smaller
+one's.
+"""
 
 _WORTH_SPLITTING = 0.6
-"""A batch is executed in pieces where they take at most this part of its time: on a busy machine
-two measurements of the same differ by a third."""
+"""A batch is executed in pieces if they take at most this fraction of its time. Measurements on a
+busy machine vary by a third.
+"""
 
 _LEAST_SPLIT_SECONDS = 1e-3
-"""Faster batches are executed whole: splitting would gain less than the error of an interrupted
+"""Faster batches are executed whole: splitting would gain less than the error of a disturbed
 measurement.
 """
 
@@ -38,11 +41,12 @@ _PIECE_SECONDS = 50e-6
 """Overhead of each piece: slicing its rows and joining its outputs."""
 
 _AROUND_SECONDS = 100e-6
-"""Overhead of one execution, in threads and futures: it is shared by the rows as well."""
+"""Overhead of one execution in threads and futures, which the rows of a batch share."""
 
 Arrays: TypeAlias = "list[jax.Array | Tensor]"
-"""Arguments of an executable: numpy arrays go in as they are, which is quicker than putting them
-on the device first."""
+"""Arguments of an executable. Passing numpy arrays directly is faster than putting them on the
+device first.
+"""
 
 Call: TypeAlias = "Callable[[Sequence[jax.Array], Arrays], list[jax.Array]]"
 
@@ -58,29 +62,29 @@ class Program:
     rows: int
     sizes: Sizes
     seconds: float
-    """The fastest run, since concurrent loads disturb each other's measurements; infinity if none
-    was measured.
+    """Fastest execution in seconds, because concurrent loads disturb measurements; infinity if not
+    measured.
     """
     compile_seconds: float = 0.0
-    """0 where another model had it compiled."""
+    """Compilation time in seconds; 0 if another model compiled it."""
     footprint: Footprint = _NOTHING
     key: Hashable = None
-    """The key by which models share the computation's programs."""
+    """Key by which models share the programs of a computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The executables at one site that requests may use. A new bucket makes a new table."""
+    """The executables at one site that requests may use. Immutable."""
 
     buckets: tuple[int, ...] = ()
     programs: tuple[Program, ...] = ()
     may_split: bool = False
-    """Whether batches may be executed in pieces: their rows are independent, on one CPU device."""
+    """Whether batches may be executed in pieces: rows are independent, on a single CPU device."""
     splits: tuple[int, ...] = ()
-    """For each bucket the rows of its pieces, 0 where it is executed whole; empty where all are."""
+    """Rows per piece for each bucket, 0 to execute it whole; empty if no bucket is split."""
 
     def with_program(self, program: Program) -> "Table":
-        """Return the table with one more bucket."""
+        """Return a new table with one more bucket."""
         at = bisect_left(self.buckets, program.rows)
         programs = (*self.programs[:at], program, *self.programs[at:])
         splits = tuple(_split(programs, one) for one in programs) if self.may_split else ()
@@ -92,14 +96,14 @@ class Table:
         )
 
     def program_for(self, rows: int) -> Program:
-        """Return the smallest bucket's program that holds the rows, else the largest."""
-        # The last bucket is left out, so that what is beyond it finds the last program as well.
+        """Return the program of the smallest bucket that fits the rows, or the largest bucket."""
+        # Search without the last bucket, so that larger row counts also get the last program.
         return self.programs[bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)]
 
     def pieces_for(self, rows: int) -> tuple[Program, ...]:
         """Return the programs that execute this many rows in consecutive pieces.
 
-        One program where they are executed whole.
+        Returns one program if the rows are executed whole.
         """
         at = bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)
         piece = self.splits[at] if self.splits else 0
@@ -122,8 +126,8 @@ class Table:
 
 
 def _split(programs: Sequence[Program], whole: Program) -> int:
-    """Return the piece sizes that execute a bucket fastest; 0 to execute it whole."""
-    # Where nothing was measured, nothing is known.
+    """Return the rows per piece that execute a bucket fastest, or 0 to execute it whole."""
+    # Do not split without a measurement.
     if not _LEAST_SPLIT_SECONDS <= whole.seconds < inf:
         return 0
     best, lowest = 0, whole.seconds * _WORTH_SPLITTING
@@ -136,7 +140,7 @@ def _split(programs: Sequence[Program], whole: Program) -> int:
 
 
 class Copy:
-    """One copy of a model: its parameters and its programs at a site."""
+    """One copy of a model: its parameters and programs at a site."""
 
     __slots__ = (
         "_adding",
@@ -157,15 +161,17 @@ class Copy:
         self.site = site
         self.leaves = list(leaves)
         self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves) - elsewhere_bytes
-        """Bytes per device of the site, less those that other processes account for."""
+        """Bytes of parameters per device, without those that other processes account for."""
         self.replicas = replicas
         self.table = Table()
-        """Table that serves where no dimension but the batch is open; else of the largest sizes."""
+        """The table for requests if only the batch is dynamic; otherwise the table of the largest
+        sizes.
+        """
         self.tables: dict[Sizes, Table] = {}
         self.on_demand: tuple[Program, ...] = ()
-        """Programs that were compiled because a request asked for them."""
+        """Programs compiled on demand."""
         self.may_split = False
-        """Whether tables that begin from now on may split batches."""
+        """Whether tables created from now on may split batches."""
         self.outputs = site.outputs
         self._adding = threading.Lock()
 
@@ -175,12 +181,12 @@ class Copy:
         return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:
-        """Make a program available to requests; one already in use is kept."""
+        """Make a program available to requests, unless an equal program is already in use."""
         with self._adding:
             before = self.tables.get(program.sizes) or Table(may_split=self.may_split)
             if program.rows in before.buckets:
                 return
-            # Threads look sizes up while others are added: a new dict, as the table is a new one.
+            # Copy on write: other threads look up sizes concurrently.
             self.tables = {**self.tables, program.sizes: before.with_program(program)}
             self.table = self.tables[max(self.tables)]
 
@@ -191,14 +197,14 @@ class Copy:
         return [*of_load, *self.on_demand]
 
     def split_rows(self, program: Program) -> int:
-        """Return the piece sizes of a bucket; 0 where it is executed whole."""
+        """Return the rows per piece of a bucket, or 0 if it is executed whole."""
         table = self.tables.get(program.sizes)
         if table is None or program not in table.programs or not table.splits:
             return 0
         return table.splits[table.programs.index(program)]
 
     def clear(self) -> None:
-        """Drop parameters and executables."""
+        """Release parameters and executables."""
         self.leaves.clear()
         self.table = Table()
         self.tables = {}
@@ -206,7 +212,7 @@ class Copy:
 
 
 def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
-    """Return a copy for each site, with nothing compiled."""
+    """Return a copy for each site, without programs."""
     leaves = parameters.leaves or tuple([] for _ in layout.sites)
     elsewhere = parameters.elsewhere_bytes or tuple(0 for _ in layout.sites)
     return tuple(
@@ -227,7 +233,7 @@ def _bytes_per_device(leaf: jax.Array) -> int:
 def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucket, ...]:
     """Describe the compiled programs; execution times are those of the first copy.
 
-    `is_exact`: the first of the sizes is the number of rows.
+    `is_exact`: the first size of each program is its number of rows.
     """
     return tuple(
         Bucket(

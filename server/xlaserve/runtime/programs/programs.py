@@ -1,6 +1,6 @@
-"""The executables of one model: compiled for every bucket and device, warmed and measured."""
+"""Compiles, warms and measures a model's executables for every bucket and device."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -29,19 +29,20 @@ _MEASURED_RUNS = 8
 _MEASURED_SECONDS = 0.005
 
 _ALIKE, _ALIKE_SECONDS = 4.0, 100e-6
-"""How much slower either of two models may be with a shared program and still share it."""
+"""Factor and seconds by which a program's times with two models' parameters may differ for this
+model to adopt the other model's measurements."""
 
 _LOOKS_AGAIN = 2
 _LOOK_SECONDS = 0.002
-"""Later looks at every program, and how long one may take: what disturbs one for some milliseconds
-would make its bucket look worse than its neighbours."""
+"""Number of repeated measurements of every program, and the time limit of each. Without them, a
+disturbance of a few milliseconds would distort the time of a single bucket."""
 
 Place: TypeAlias = "tuple[Copy, int, Sizes]"
-"""Key of a program: its copy, its number of rows (`buckets.FIXED` for none) and its other sizes."""
+"""Identifies a program: its copy, number of rows (`buckets.FIXED` for none) and other sizes."""
 
 
 class Compiler:
-    """Makes the executables of a model for one bucket after another."""
+    """Compiles a model's executables bucket by bucket."""
 
     def __init__(
         self,
@@ -55,26 +56,28 @@ class Compiler:
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
         self._admit = admit
-        """Raises OutOfMappings unless so many programs may be compiled."""
+        """Raises OutOfMappings unless this many programs may be compiled."""
         self._lease = lease
         self._executables = executables
         self.seconds = 0.0
-        """Seconds that compilation took by now."""
+        """Compilation time so far, in seconds."""
         self.shared = 0
-        """Programs of the load that another model had compiled."""
+        """Number of programs that another model had compiled."""
         self._dimensions = dimensions
         self._signature = signature
         self._copies = copies
         self._is_measured = is_measured
-        """Whether programs are executed before requests are. A loop that follows its inputs may
-        never end on those of a warm-up, and how long it takes there says nothing."""
+        """Whether programs are executed before requests arrive. If the number of loop iterations
+        depends on inputs, a warm-up may never end, and its time is meaningless.
+        """
         self._is_unlike = False
-        """Whether programs take another time with the parameters of others than with these: numbers
-        may be so small that a processor is slow with them."""
+        """Whether programs are slower or faster with this model's parameters than with another's:
+        processors are slow with very small (denormal) numbers.
+        """
 
     @property
     def made(self) -> tuple[int, int]:
-        """Return the number of compiled and of cached programs of the load."""
+        """Return the number of programs that this load has compiled and read from the cache."""
         return self._executables.compiled, self._executables.cached
 
     def compile(
@@ -83,12 +86,12 @@ class Compiler:
         check_cancelled: Callable[[], None],
         on_stage: Callable[[Stage], None],
     ) -> None:
-        """Compile buckets for every copy, warm them up, and only then let requests use them."""
+        """Compile buckets for every copy, warm them up, then make them available to requests."""
         for copy, program in self._made(self.work(buckets), check_cancelled, on_stage):
             copy.add(program)
 
     def work(self, buckets: Sequence[int]) -> list[Place]:
-        """Return the programs that buckets need: their copies, rows and sizes."""
+        """Return the programs that these buckets need, for every copy."""
         return [
             (copy, bucket, sizes)
             for bucket in buckets
@@ -99,14 +102,14 @@ class Compiler:
     def compile_one(
         self, bucket: int, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None
     ) -> tuple[Program, ...]:
-        """Compile a program for each copy; requests do not use it yet."""
+        """Compile a program for each copy, without making them available to requests."""
         work = [(copy, bucket, sizes) for copy in self._copies]
         return tuple(program for _, program in self._made(work, check_cancelled))
 
     def found(self, bucket: int) -> list[tuple[Copy, Program]]:
-        """Return other models' programs for a bucket; empty unless they cover it.
+        """Return other models' programs for a bucket, or none unless all copies have one.
 
-        Nothing is executed: this is called in the thread of another model.
+        Executes nothing, because it is called from another model's thread.
         """
         work = self.work([bucket])
         keys = [self._executables.key(self._wanted(*place)) for place in work]
@@ -127,7 +130,7 @@ class Compiler:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> list[tuple[Copy, Program]]:
-        """Compile, execute and measure, in this order for all, unless another model has done so."""
+        """Compile, execute and measure the programs, or share those of another model."""
         keys = [self._executables.key(self._wanted(*place)) for place in work]
         try:
             made: list[tuple[SharedProgram, bool]] = []
@@ -165,10 +168,10 @@ class Compiler:
     def _shared(
         self, place: Place, keys: Sequence[Hashable], check_cancelled: Callable[[], None]
     ) -> tuple[SharedProgram, bool]:
-        """Return the first existing one of these programs; the first caller compiles it."""
+        """Return a shared program; the first caller compiles it, with the first of these keys."""
 
         def make(program: SharedProgram) -> None:
-            # All of what is missing: a load that cannot end well does not begin.
+            # Check for all missing programs, so that a load fails before it compiles any.
             self._admit(sum(self._lease.find(key) is None for key in keys))
             self._fill(place, program, self._compiled(*place, check_cancelled))
 
@@ -197,7 +200,7 @@ class Compiler:
         )
 
     def _warm(self, place: Place, one: SharedProgram, *, is_ours: bool) -> float:
-        """Execute a program, return its seconds, and compile a replacement if it fails."""
+        """Execute a program and return its time; if it fails, compile a replacement."""
         copy, bucket, sizes = place
         specs = self._dimensions.specs(self._signature.inputs, sizes)
         if one.is_cached:
@@ -215,10 +218,11 @@ class Compiler:
         fresh: Sequence[int],
         check_cancelled: Callable[[], None],
     ) -> None:
-        """Have the quickest run of later looks count too, if there is time for one.
+        """Repeat measurements if time permits; the fastest run counts.
 
-        `fresh` were executed with these parameters. Of the others the one with the fewest rows is:
-        where it takes about as long as it took others, all of their times are taken over.
+        The programs at the indexes `fresh` were executed with this model's parameters. Of the
+        others, only the one with the fewest rows is measured: if its time is about that of the
+        other model, the other model's times are used for all.
         """
         looked = list(fresh)
         others = [index for index in range(len(ready)) if index not in fresh]
@@ -237,7 +241,7 @@ class Compiler:
                 ready[index] = (copy, self._looked_at_again(copy, program))
 
     def _is_like(self, copy: Copy, program: Program) -> bool:
-        """Tell whether a program is as fast with these parameters as with others."""
+        """Tell whether a program is about as fast as with another model's parameters."""
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
         quickest = inf
         for _ in range(_WARM_RUNS + _MEASURED_RUNS):
@@ -258,11 +262,11 @@ class Compiler:
     def _tried(
         self, executable: jax.stages.Compiled, copy: Copy, specs: Sequence[TensorSpec], bucket: int
     ) -> float | str:
-        """Return the seconds of a cached program's fastest run, or its error."""
+        """Return the fastest run of a cached program in seconds, or its error."""
         try:
             seconds = warmed(executable, copy.leaves, specs, bucket)
             return self._wrong_output(executable, copy, specs, bucket) or seconds
-        # A program of another make fails as it likes.
+        # A program of another version may raise any error.
         except Exception as error:
             if is_exhausted(error):
                 raise
@@ -275,7 +279,7 @@ class Compiler:
         specs: Sequence[TensorSpec],
         bucket: int,
     ) -> str:
-        """Name the output of a cached program that contradicts the model; empty for none."""
+        """Return how a cached program's output differs from the signature, or an empty string."""
         outputs = executable(copy.leaves, _zeros(specs, bucket))
         for spec, output in zip(self._signature.outputs, outputs, strict=True):
             expected = bucket_shape(spec, bucket)
@@ -285,7 +289,7 @@ class Compiler:
         return ""
 
     def run_on(self, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None) -> Run:
-        """Return a function that executes any number of rows, compiling each on first use."""
+        """Return a function that executes any number of rows and compiles programs as needed."""
         copy = self._copies[0]
         executables: dict[int, Made] = {}
 
@@ -308,14 +312,14 @@ class Compiler:
     def _for_trial(
         self, copy: Copy, rows: int, sizes: Sizes, check_cancelled: Callable[[], None]
     ) -> Made:
-        """Return another model's program, or a temporary one."""
+        """Return another model's program if there is one, otherwise a temporary program."""
         there = self._lease.find(self._executables.key(self._wanted(copy, rows, sizes)))
         if there is not None and not there.is_cached:
             return Made(there.executable, 0.0)
         return self._compiled(copy, rows, sizes, check_cancelled)
 
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
-        """Measure again if time remains; return the program with the fastest run."""
+        """Measure a program again if it is fast enough; keep the fastest run."""
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
         if program.seconds == inf:
             return replace(program, seconds=warmed(program.call, copy.leaves, specs, program.rows))
@@ -326,11 +330,11 @@ class Compiler:
         return replace(program, seconds=min(program.seconds, seconds))
 
     def lowered(self, copy: Copy, bucket: int, sizes: Sizes) -> jax.stages.Lowered:
-        """Return a copy's lowered module. Its devices may be absent."""
+        """Return a copy's lowered module. The host may lack its devices."""
         return self._executables.lowered(self._wanted(copy, bucket, sizes))
 
     def prepare(self, copy: Copy, bucket: int, sizes: Sizes) -> float:
-        """Have a program in the compilation cache, as `Executables.prepare` does."""
+        """Store a program in the compilation cache; see `Executables.prepare`."""
         return self._executables.prepare(self._wanted(copy, bucket, sizes))
 
     def _compiled(
@@ -371,10 +375,7 @@ def warmed(
     specs: Sequence[TensorSpec],
     bucket: int,
 ) -> float:
-    """Execute until the slow first runs are over; then return the seconds of the fastest run.
-
-    Return the seconds of the quickest run.
-    """
+    """Execute until the slow first runs are over; return the fastest run in seconds."""
     arguments = _zeros(specs, bucket)
     runs = [_seconds(executable, leaves, arguments) for _ in range(_WARM_RUNS)]
     while len(runs) < _WARM_RUNS + _MEASURED_RUNS and sum(runs[1:]) < _MEASURED_SECONDS:

@@ -1,6 +1,6 @@
-"""Proofs about the rows of a load's computation: by a process that compiles, or here.
+"""Runs row proofs for a load, in a compiler process or in this process.
 
-JAX and MLIR keep Python's lock for some 10 ms at a time while they lower and refine a module.
+JAX and MLIR hold the GIL for about 10 ms at a time while they lower and refine a module.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ _log = structlog.get_logger("proof")
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Asks for the proofs of one load."""
+    """Runs the proofs of one load."""
 
     site: Site
     compilation: Compilation
     model: str = ""
     is_niced: bool = True
-    """Whether requests go before a proof in a process."""
+    """Whether requests take precedence over a proof in a compiler process."""
     check_cancelled: Callable[[], None] = lambda: None
     on_stage: Callable[[Stage], None] = lambda stage: None
-    """Told before each proof."""
+    """Called before each proof."""
 
     def prove(
         self,
@@ -48,8 +48,8 @@ class Prover:
     ) -> Verdict:
         """Return the verdict of `rows.prove` for the site's platform.
 
-        Raises InvalidModel or OutOfMemory where that ends its process, takes too long or more
-        memory than it may, and what `check_cancelled` raises.
+        Raises InvalidModel or OutOfMemory if the proof crashes its process or exceeds a limit, or
+        the exception of `check_cancelled`.
         """
         platforms = (self.site.platform,)
         module = digest_of(exported)
@@ -74,9 +74,9 @@ class Prover:
         return answered(exported, asked)
 
     def _is_process_wanted(self, processes: CompilerProcesses) -> bool:
-        """Tell whether there is a process, or will be one for the programs of this load anyway."""
+        """Tell whether a process is running, or will be needed for the load's programs."""
         if self.site.platform != "cpu":
-            return False  # its rules of lowering may be a plugin's
+            return False  # A plugin may have lowering rules that a compiler process lacks.
         return processes.count > 0 or self.compilation.has_no_programs
 
     def _elsewhere(
@@ -110,7 +110,7 @@ def digest_of(exported: Exported) -> str:
 def answered(exported: Exported, asked: Proof) -> Verdict:
     """Answer a question about rows in this process.
 
-    Of the loops alone, the verdict has what they follow and nothing else.
+    For a question about loops only, the verdict contains no other findings.
     """
     if asked.of_loops:
         follows = loops_follow_inputs(exported, asked.sizes)

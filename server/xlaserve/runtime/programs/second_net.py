@@ -1,10 +1,11 @@
-"""A second check below the row proof: each proved computation is run once.
+"""Runs a proved computation once, as a second check of the row proof.
 
-What has no loops ends: its own programs are executed, with the parameters of the load. What has
-loops is executed by a process first, on zeros as a warm-up does, and only then in the server.
+A computation without loops always terminates: the server executes its programs with the load's
+parameters. A computation with loops is first executed in another process, on zeros like a warm-up,
+and only then in the server.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -29,10 +30,10 @@ from xlaserve.runtime.programs.trials import Outcome, Subject
 from xlaserve.tensors import Shape, Tensor
 
 MAX_SECONDS = 2.0
-"""Limit of executions added to a load's warm-up; larger batches are left out beyond."""
+"""Maximum time that these executions add to a load; larger batches that exceed it are skipped."""
 
 _BATCH_RUNS = 2
-"""Executions of each batch size: with padding, and with other rows."""
+"""Executions per batch size: one with padding, one with other rows."""
 
 _AS_PROVED = "its rows are put together as proved"
 _EXECUTED_HERE = "the server executes it, which nothing ends but load_seconds"
@@ -41,7 +42,7 @@ _log = structlog.get_logger("proof")
 
 
 class ContradictionError(Exception):
-    """A proof of rows is wrong: a trial saw a row that depends on others."""
+    """A trial contradicts the row proof: a row depends on other rows."""
 
     def __init__(self, difference: Difference) -> None:
         super().__init__(str(difference))
@@ -50,7 +51,7 @@ class ContradictionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """Trial executions of a load, before it relies on a proof."""
+    """Executes a load's programs on trial, before the load relies on a proof."""
 
     subject: Subject
     lease: Lease
@@ -61,9 +62,9 @@ class Net:
     check_cancelled: Callable[[], None]
 
     def check_ends(self, first: Sequence[Shape]) -> None:
-        """Execute programs with loops in another process, on inputs of these shapes.
+        """Execute a computation with loops in another process, on inputs of these shapes.
 
-        Raises InvalidModel where that does not end, and ContradictionError.
+        Raises InvalidModel if it does not terminate, and ContradictionError.
         """
         here = self.compilation.tries_here or self.copy.site.platform != "cpu"
         if here or not self.subject.has_loops or not (first or self.is_proved):
@@ -89,13 +90,13 @@ class Net:
         self._judge(outcome)
 
     def check(self, programs: Sequence[Program]) -> None:
-        """Raise ContradictionError where programs without loops say otherwise than the proof."""
+        """Execute programs without loops; raise ContradictionError if they contradict the proof."""
         if self.is_proved and not self.subject.has_loops and programs:
             self._judge(self.lease.fact(self._key, lambda: self._executed(programs)))
 
     @property
     def _key(self) -> tuple[object, ...]:
-        """Return the key of the outcome, in addition to the lease's module."""
+        """Return the key under which the lease remembers the outcome."""
         inputs = tuple((spec.name, spec.shape) for spec in self.subject.inputs)
         outputs = tuple(spec.name for spec in self.subject.outputs)
         return "trial", self.is_proved, inputs, outputs, self.copy.site.platform
@@ -114,7 +115,7 @@ class Net:
     def _executed(self, programs: Sequence[Program]) -> Outcome:
         batches = [program for program in programs if program.rows >= neighbours.SUBJECTS]
         if all(program.seconds == inf for program in batches):
-            return Outcome()  # no batch was warmed up: what is loaded here is not served
+            return Outcome()  # not warmed up, so not served from here
         chosen = within(programs, MAX_SECONDS)
         if not chosen:
             return Outcome(unfinished=f"its executions take more than {MAX_SECONDS:g} seconds")
@@ -137,10 +138,10 @@ class Net:
     def _tolerance(self) -> float:
         return tolerances.of_module(text_of(self.subject.exported.mlir_module_serialized))
 
-    # --- what another start has found ---
+    # --- outcomes of earlier runs ---
 
     def _remembered(self, find: Callable[[], Outcome]) -> Outcome:
-        """Return a trial's outcome from the compilation cache, or store the result of `find`."""
+        """Return a trial's outcome from the compilation cache, or run `find` and store it."""
         cache, site = self.compilation.cache, self.copy.site
         if cache is None:
             return find()
@@ -158,10 +159,10 @@ class Net:
 
 
 def within(programs: Sequence[Program], seconds: float) -> list[Program]:
-    """Return the smallest program, the largest for which a trial has time, and the next smallest.
+    """Choose programs for a trial: the smallest, the largest that fits, and the next smallest.
 
-    Nothing where there is time for none of them. By what a warm-up measured: a program without a
-    time may not be executed.
+    Returns nothing if there is not enough time for any of them. Programs that the warm-up did not
+    measure are not executed.
     """
     smallest, large = programs[0], [one for one in programs if one.rows >= neighbours.SUBJECTS]
     left = seconds - neighbours.SUBJECTS * smallest.seconds

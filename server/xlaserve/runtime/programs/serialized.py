@@ -1,6 +1,6 @@
-"""Compiled programs as bytes, and back: the one place where any is deserialized."""
+"""Serializes compiled programs, and is the only place that deserializes them."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from xlaserve.artifact import custom_calls
 
 
 def written(executable: jax.stages.Compiled) -> bytes:
-    """Serialize a program; raises whatever JAX raises for one that it cannot."""
+    """Serialize a program; raises JAX's errors for programs that cannot be serialized."""
     data: bytes = serialize_executable.serialize(executable)[0]
     return data
 
@@ -21,10 +21,10 @@ def written(executable: jax.stages.Compiled) -> bytes:
 def loaded(data: bytes, takes: Any, returns: Any, devices: Sequence[Any]) -> jax.stages.Compiled:
     """Deserialize a program from `written` for these devices.
 
-    `takes` and `returns` are the trees of its arguments and results. Registers its custom calls
-    first, since this process may never have lowered anything. Deserializing executes code: the
-    caller must trust the bytes. Raises UnknownCustomCall for a program that calls what this process
-    does not have, and whatever JAX raises for one that it cannot load.
+    `takes` and `returns` are the trees of its arguments and results. Registers custom calls first,
+    since this process may not have lowered anything yet. Deserializing executes code: the caller
+    must trust the bytes. Raises UnknownCustomCall for a custom call that this process lacks, and
+    JAX's errors for a program that it cannot load.
     """
     client = devices[0].client
     custom_calls.make_ready(data, devices[0].platform)

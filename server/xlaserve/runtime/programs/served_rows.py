@@ -1,10 +1,10 @@
-"""Decides how a model's rows are served: batched with other requests, or alone.
+"""Decides whether requests to a model may share a batch.
 
-Rows of different clients share a computation only where that is proved to change no answer, or
-where somebody declared so and a trial found nothing against it.
+Rows of different clients share an execution only if a proof shows that this changes no answer, or
+if the author declares it and a trial finds no contradiction.
 
-What a manifest says was proved is not believed: clients may send manifests, and a hash in one would
-be theirs as well. The proof costs milliseconds beside a compilation, so every load makes its own.
+A proof recorded in a manifest is ignored: clients may upload manifests, and could forge a hash,
+too. A proof takes milliseconds, much less than a compilation, so every load makes its own.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,23 @@ from xlaserve.row_proofs.neighbours import Difference
 from xlaserve.row_proofs.verdict import Independence, Verdict
 
 BATCH_ROWS = "batch_rows"
-"""Parameter of a served configuration that reports the proof's verdict; ignored when a client sends
-it back.
+"""Parameter in the served configuration that reports the proof's verdict; ignored in configurations
+that clients send.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRows:
-    """A server's decision about the rows of a model."""
+    """How the server batches the rows of a model."""
 
     max_batch_size: int = 0
-    """The most rows of one request; 0 for any number, and where the first dimension is fixed."""
+    """Maximum number of rows per request; 0 for any number, or if the first dimension is fixed."""
     is_exact: bool = False
-    """Whether each number of rows has a program of its own, most of them compiled on demand: no row
-    is added to a request."""
+    """Whether every number of rows has its own program, mostly compiled on demand, so that requests
+    are never padded.
+    """
     notice: str = ""
-    """Why requests are not batched, if the log should say; else empty."""
+    """Why requests are not batched, for the log; or an empty string."""
 
 
 def served_rows(
@@ -44,16 +45,16 @@ def served_rows(
     verdict: Verdict,
     find_difference: Callable[[], Difference | None],
 ) -> ServedRows:
-    """Decide it for a model whose first dimension is open; raises InvalidModel.
+    """Decide how to batch a model with a dynamic first dimension; raises InvalidModel.
 
-    `signature` is the one that the configuration agreed to, `find_difference` makes the trial.
+    `signature` is the signature as configured; `find_difference` runs the trial.
     """
     says = declared(config)
     refuse_declared(f"parameter '{BATCH_INDEPENDENT}'", verdict, find_difference, says=says)
     if config.is_unbatched:
         return ServedRows(is_exact=True)
     if says is False:
-        # A list of sizes that are all compiled with the load, where there is a largest one.
+        # With a maximum batch size, all sizes in a list are compiled at load.
         return ServedRows(signature.max_batch_size, is_exact=not signature.max_batch_size)
     if says:
         return ServedRows(signature.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
@@ -66,7 +67,7 @@ def served_rows(
 
 
 def refused_rows(config: ModelConfig, verdict: Verdict) -> ServedRows:
-    """Decide it for a model whose proof a trial contradicts, whatever is declared of it."""
+    """Decide for a model whose proof a trial has contradicted; ignores the author's declaration."""
     return ServedRows(config.max_batch_size, is_exact=True, notice=_notice(verdict, config))
 
 
@@ -77,9 +78,9 @@ def refuse_declared(
     *,
     says: bool | None,
 ) -> None:
-    """Raise InvalidModel where rows are declared independent, and are not.
+    """Raise InvalidModel if rows are declared independent but are not.
 
-    Nobody's word counts against a proof, nor against a trial that saw the contrary.
+    A proof or a trial takes precedence over the author's declaration.
     """
     if not says or verdict.independence is Independence.PROVED:
         return

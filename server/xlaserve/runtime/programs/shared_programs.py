@@ -1,8 +1,8 @@
-"""Compiled programs of this process, shared by models of the same computation. Needs no JAX.
+"""Compiled programs shared by models with the same computation. Does not import JAX.
 
-Programs are found by content: the key of a computation is a hash of its module, and the key of a
-program adds its arguments, their places and the compiler's options. So what a hostile artifact is
-found under is what it is.
+Programs are identified by content: the key of a computation is a hash of its module; the key of a
+program adds its arguments, their placement and the compiler options. A hostile artifact therefore
+cannot replace another model's programs.
 """
 
 import threading
@@ -14,10 +14,14 @@ from typing import Any, TypeVar
 from xlaserve.runtime.programs.footprint import Footprint
 
 _LOOK_SECONDS = 0.05
-"""Between two looks whether a load that waits for another's compilation was cancelled."""
+"""Interval in seconds at which a load that waits for another load's compilation checks for
+cancellation.
+"""
 
 _MAX_FACTS = 32
-"""Facts that are remembered of a computation: configurations that clients send ask for them."""
+"""Maximum number of cached facts per computation, since clients can send any number of
+configurations.
+"""
 
 T = TypeVar("T")
 
@@ -28,63 +32,64 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class SharedProgram:
-    """A program on its devices, for all models of its computation."""
+    """A program on its devices, shared by all models with its computation."""
 
     executable: Any = None
-    """A `jax.stages.Compiled`; None while it is being compiled."""
+    """A `jax.stages.Compiled`, or None while it is being compiled."""
     is_cached: bool = False
-    """Whether it came out of the compilation cache, and was not executed yet."""
+    """Whether it came from the compilation cache and has not been executed yet."""
     footprint: Footprint = field(default_factory=Footprint)
     compile_seconds: float = 0.0
     seconds: float = inf
-    """Its quickest run, whatever the parameters were; infinity before the first."""
+    """Fastest run in seconds, with the parameters of any model; infinity before the first run."""
     users: "dict[Lease, None]" = field(default_factory=dict)
-    """The models that use it or wait for it; the first one carries its memory in the books."""
+    """The models that use it or wait for it; the first one accounts for its memory."""
 
     @property
     def is_compiled(self) -> bool:
-        """Tell whether it may be executed."""
+        """Tell whether the program is compiled and may be executed."""
         return self.executable is not None
 
 
 class _Computation:
-    """Programs and proofs of one computation, held while a model of it is loaded."""
+    """The programs and proofs of one computation, kept while a model with it is loaded."""
 
     def __init__(self, key: str, exported: Any, file_hash: str) -> None:
         self.key = key
         self.file_hash = file_hash
-        """Hash of its module's file; empty if the file has more than the module."""
+        """Hash of the module's file, or an empty string if the file contains more than the module.
+        """
         self.frame = replace(exported, mlir_module_serialized=b"")
-        """The artifact without its module, which is checked."""
+        """The artifact without its module; it has been validated."""
         self.exported: Any = None
-        """The artifact, while some model may have it compiled."""
+        """The artifact, as long as some model may still compile it."""
         self.compilers: set[Lease] = set()
-        """Models that can compile."""
+        """Models that may still compile."""
         self.leases: dict[Lease, None] = {}
-        """All models; the first accounts for the module."""
+        """All models with this computation; the first one accounts for the module."""
         self.programs: dict[Hashable, SharedProgram] = {}
         self.facts: dict[Hashable, Any] = {}
 
 
 class SharedPrograms:
-    """Holds each program once, for as long as a model uses it. Thread-safe."""
+    """Keeps one instance of each program while a model uses it. Thread-safe."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """Its lock guards all fields below, and is held only for lookups."""
+        """Its lock guards all fields below, and is held only for look-ups."""
         self._computations: dict[str, _Computation] = {}
 
     def known(self, key: str) -> Any:
-        """Return a computation's artifact without its module; None unless it is in use.
+        """Return a computation's artifact without its module; None if no model uses it.
 
-        It was read and checked when it came.
+        The artifact was validated when it was first loaded.
         """
         with self.changed:
             found = self._computations.get(key)
             return None if found is None else found.frame
 
     def compiled_from(self, file_hash: str) -> int:
-        """Return the number of programs compiled from a file with a module, for estimates."""
+        """Return how many programs were compiled from the module in this file, for estimates."""
         with self.changed:
             return sum(
                 program.is_compiled
@@ -94,7 +99,7 @@ class SharedPrograms:
             )
 
     def lease(self, key: str, exported: Any, file_hash: str = "") -> "Lease":
-        """Return a model's share of a computation; `exported` has its module."""
+        """Return a lease on a computation for a model; `exported` includes its module."""
         with self.changed:
             found = self._computations.get(key)
             if found is None:
@@ -115,17 +120,17 @@ class SharedPrograms:
 
     @property
     def computations(self) -> Iterable[_Computation]:
-        """Return the computations in use; the lock is held."""
+        """Return the computations in use. The caller holds the lock."""
         return self._computations.values()
 
     def drop(self, computation: _Computation) -> None:
-        """Drop a computation that no model uses; the lock is held."""
+        """Drop a computation that no model uses. The caller holds the lock."""
         if self._computations.get(computation.key) is computation:
             del self._computations[computation.key]
 
 
 class Lease:
-    """One model's share of a computation: programs in use stay until it is released."""
+    """One model's share of a computation; its programs are kept until it is released."""
 
     def __init__(self, pool: SharedPrograms, computation: _Computation) -> None:
         self.key = computation.key
@@ -134,10 +139,13 @@ class Lease:
         self._used: dict[Hashable, SharedProgram] = {}
         self._is_released = False
         self.is_leaving = False
-        """Whether its model is on its way out: it inherits nothing while another one stays."""
+        """Whether the model is being unloaded; it then takes over memory only if no other model
+        can.
+        """
         self.on_change: Callable[[], None] = _nothing
-        """Called in any thread, with no lock held, when there is a program more, or when this model
-        has to carry what another one carried that left."""
+        """Called from any thread, without a lock, when the computation has a new program or when
+        this model must account for memory of a model that was unloaded.
+        """
 
     # --- programs ---
 
@@ -149,14 +157,16 @@ class Lease:
     ) -> tuple[SharedProgram, bool]:
         """Return a program, and whether this call made it; concurrent callers share one `make`.
 
-        Several that ask at once wait for the first one. Where that fails or is cancelled, the next
-        one makes it: nobody fails for another. Raises what `make` and `check_cancelled` raise.
+        Concurrent callers wait for the first one. If it fails or is cancelled, the next caller
+        makes the program: no caller fails because of another. Raises the exceptions of `make` and
+        `check_cancelled`.
         """
         while True:
             with self._pool.changed:
                 found = self._of.programs.setdefault(key, SharedProgram())
                 is_ours = not found.users and not found.is_compiled
-                # Also while it is made: it does not go when its maker does.
+                # Register as a user already now, so that the program survives if its maker is
+                # unloaded.
                 found.users[self] = None
                 self._used[key] = found
                 if found.is_compiled:
@@ -174,7 +184,7 @@ class Lease:
     def _made(
         self, key: Hashable, found: SharedProgram, make: Callable[[SharedProgram], None]
     ) -> tuple[SharedProgram, bool]:
-        """Compile a program that others may wait for, and tell them."""
+        """Compile a program, and notify the callers that wait for it."""
         made = SharedProgram()
         try:
             make(made)
@@ -192,19 +202,19 @@ class Lease:
         return found, True
 
     def announce(self) -> None:
-        """Notify the computation's other models of new programs."""
+        """Notify other models with this computation of new programs."""
         with self._pool.changed:
             others = [lease for lease in self._of.leases if lease is not self]
         _tell(others)
 
     def find(self, key: Hashable) -> SharedProgram | None:
-        """Return an existing program, without keeping it."""
+        """Return an existing program, without registering as its user."""
         with self._pool.changed:
             found = self._of.programs.get(key)
             return found if found is not None and found.is_compiled else None
 
     def take(self, keys: Iterable[Hashable]) -> list[SharedProgram] | None:
-        """Return programs and keep them; None unless all exist."""
+        """Return these programs and register as their user; None unless all exist."""
         with self._pool.changed:
             wanted = {key: self._of.programs.get(key) for key in keys}
             found = {key: one for key, one in wanted.items() if one and one.is_compiled}
@@ -216,20 +226,20 @@ class Lease:
             return list(found.values())
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """Use some programs no longer."""
+        """Stop using these programs."""
         with self._pool.changed:
             heirs = self._drop([key for key in keys if key in self._used])
         _tell(heirs)
 
     def carries(self, key: Hashable) -> bool:
-        """Tell whether the books have a program with this model."""
+        """Tell whether this model accounts for the memory of a program."""
         with self._pool.changed:
             found = self._used.get(key)
             return found is not None and next(iter(found.users), None) is self
 
     @property
     def carries_module(self) -> bool:
-        """Tell whether the books have the module with this model."""
+        """Tell whether this model accounts for the memory of the module."""
         with self._pool.changed:
             return next(iter(self._of.leases), None) is self
 
@@ -237,12 +247,12 @@ class Lease:
 
     @property
     def exported(self) -> Any:
-        """Return the artifact with its module, until `stop_compiling`."""
+        """Return the artifact with its module; valid until `stop_compiling`."""
         return self._of.exported
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no other model shares its programs; then nobody else is disturbed."""
+        """Tell whether no other model uses its programs, so that using them disturbs no one."""
         with self._pool.changed:
             return all(
                 user is self
@@ -272,20 +282,20 @@ class Lease:
         return found
 
     def stop_compiling(self) -> None:
-        """Let the module go, once every model of the computation has."""
+        """Release the module, once no model with the computation needs it to compile."""
         with self._pool.changed:
             self._stop_compiling()
 
     def leave(self) -> None:
-        """Mark the model as leaving; `release` follows once its requests have ended."""
+        """Mark the model as being unloaded; `release` follows when its requests have ended."""
         with self._pool.changed:
             self.is_leaving = True
 
     def release(self, handed_on: Callable[[], None] = _nothing) -> None:
-        """Release every program, and drop those without users. Idempotent.
+        """Release every program, and drop those without other users. Idempotent.
 
-        `handed_on` is called before those that carry from now on what this model has carried, so
-        that the books count it with nobody twice.
+        `handed_on` is called before the models that now account for this model's shared memory are
+        notified, so that no memory is counted twice.
         """
         with self._pool.changed:
             if self._is_released:
@@ -306,7 +316,7 @@ class Lease:
         _tell(heirs)
 
     def _drop(self, keys: Iterable[Hashable]) -> "set[Lease]":
-        """Hand programs to their next users; return the models that now account for more."""
+        """Hand programs to their next users; return the models that now account for more memory."""
         heirs: set[Lease] = set()
         for key in keys:
             one = self._used.pop(key)
@@ -321,17 +331,18 @@ class Lease:
     def _stop_compiling(self) -> None:
         self._of.compilers.discard(self)
         if not self._of.compilers and self._of.exported is not None:
-            # The caches of JAX keep the artifacts that they saw, up to 4096 of them, with their
-            # constants. jax.clear_caches() would do too, but slow the next call of every model.
+            # JAX's caches keep up to 4096 artifacts that they have seen, including constants, so
+            # free the module's bytes. jax.clear_caches() would slow down the next call of every
+            # model.
             object.__setattr__(self._of.exported, "mlir_module_serialized", b"")
             self._of.exported = None
 
 
 def _heir(users: dict[Lease, None]) -> Lease:
-    """Choose the model that accounts for the shared memory from now on, and put it first.
+    """Choose the model that accounts for shared memory from now on, and move it to the front.
 
-    One that stays goes before those that leave: they would have to hand it on at once, and the
-    books would count it with each of them in turn.
+    Models that are being unloaded come last, because they would have to hand the memory on
+    immediately.
     """
     heir = next((lease for lease in users if not lease.is_leaving), next(iter(users)))
     del users[heir]

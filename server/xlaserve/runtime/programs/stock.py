@@ -1,4 +1,4 @@
-"""The programs of one loaded model: compiled, pending, and their memory."""
+"""The programs of a loaded model, compiled and pending, with their memory."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from xlaserve.runtime.programs.shared_programs import Lease
 
 
 class Stock:
-    """Compiles the programs of a model, at its load and later, and keeps `info` true of them."""
+    """Compiles a model's programs during and after its load, and keeps `info` up to date."""
 
     def __init__(
         self,
@@ -30,26 +30,26 @@ class Stock:
         on_info: Callable[[ModelInfo], None],
     ) -> None:
         self.info = info
-        """Updated with every program; `on_info` notifies the model."""
+        """Updated with every new program; `on_info` notifies the model."""
         self._on_info = on_info
         self._model = model
         self._copies = tuple(copies)
         self._lease = lease
-        """Its share of the programs of its computation."""
+        """The model's lease on its computation's shared programs."""
         self._dimensions: OpenDimensions | None = None
         self._is_exact = False
-        """Whether the first of the sizes of a program is the number of its rows."""
+        """Whether the first size of each program is its number of rows."""
         self._module_bytes = 0
         self._compiler: Compiler | None = None
         self._rest: list[int] = []
         self._closed = False
         self._compiling = threading.Lock()
         self._changing = threading.Lock()
-        """Guards `info` and the list of pending programs, always briefly: models of the same
-        computation update them from each other's threads.
+        """Guards `info` and the list of pending programs. Held only briefly: models with the same
+        computation update these from each other's threads.
         """
         self._making: int | None = None
-        """The bucket that a thread of this model makes."""
+        """The bucket that a thread of this model is compiling, or None."""
         self._on_memory: Callable[[], None] = lambda: None
         self._on_handed_on: Callable[[], None] = lambda: None
         self._on_demand: OnDemandShapes | None = None
@@ -63,7 +63,7 @@ class Stock:
         *,
         on_demand: OnDemandShapes | None,
     ) -> None:
-        """Compile the programs of the first request; the rest now or in the background."""
+        """Compile the programs that the first request needs; the rest now or in the background."""
         self._compiler = compiler
         self._dimensions = dimensions
         self._is_exact = dimensions.has_rows
@@ -88,7 +88,7 @@ class Stock:
         check_cancelled: Callable[[], None],
         on_stage: Callable[[Stage], None],
     ) -> None:
-        """Compile and warm buckets, use them, and take them into `info`."""
+        """Compile and warm buckets, make them available to requests, and update `info`."""
         assert self._compiler is not None
         self._compiler.compile(buckets, check_cancelled, on_stage)
         with self._changing:
@@ -124,9 +124,9 @@ class Stock:
         return replace(carried, computation=lease.key, alone_per_device=alone.per_device)
 
     def _shared_changed(self) -> None:
-        """Adopt programs and memory of another model of the same computation.
+        """Adopt programs and memory of another model with the same computation.
 
-        Runs in that model's thread, with none of its locks held.
+        Runs on the other model's thread, which holds none of its locks.
         """
         with self._changing:
             if self._closed and not self._copies[0].programs:
@@ -139,7 +139,7 @@ class Stock:
             self._on_memory()
 
     def _take_found(self) -> None:
-        """Use the buckets of the rest that another model has."""
+        """Use another model's programs for pending buckets."""
         compiler = self._compiler
         if compiler is None or self._closed:
             return
@@ -154,7 +154,7 @@ class Stock:
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
         """Compile and warm one more program for every copy.
 
-        Raises OutOfMemory, InvalidModel, or LoadCancelled behind `close`.
+        Raises OutOfMemory or InvalidModel, or LoadCancelled after `close`.
         """
         with self._compiling, invalid_model(self._model, manifest.ARTIFACT):
             if self._compiler is None:
@@ -175,7 +175,7 @@ class Stock:
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return an upper bound of the next remaining bucket's memory per device."""
+        """Return an upper bound of the memory of the next pending bucket, by device."""
         if not self._rest:
             return {}
         combinations = len(self._dimensions.combinations) if self._dimensions else 1
@@ -186,7 +186,7 @@ class Stock:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm the buckets that the load left out, one after the other."""
+        """Compile and warm the pending buckets one after the other."""
 
         def check() -> None:
             self._check_open()
@@ -209,8 +209,8 @@ class Stock:
                 raise
 
     def _compile_one(self, check: Callable[[], None], on_stage: Callable[[Stage], None]) -> bool:
-        """Compile the next bucket, if any is left; `close` waits for it."""
-        check()  # which may wait for its turn; not with the lock that close waits for
+        """Compile the next pending bucket, if there is one; `close` waits for it."""
+        check()  # This call may block, so make it before taking the lock that `close` waits for.
         with self._compiling:
             self._check_open()
             with self._changing:
@@ -241,12 +241,12 @@ class Stock:
         self._lease.stop_compiling()
 
     def stop(self) -> None:
-        """Stop compiling; only compilations that a request waits for continue."""
+        """Stop background compilation; compilations that a request waits for continue."""
         self._closed = True
         self._lease.leave()
 
     def close(self) -> None:
-        """Drop parameters and executables; a bucket that is being compiled is waited for."""
+        """Release parameters and executables, after waiting for a bucket that is being compiled."""
         self._closed = True
         with self._compiling:
             with self._changing:
@@ -259,9 +259,9 @@ class Stock:
                     self._on_demand.clear()
 
     def _handed_on(self) -> None:
-        """Remove from this model's accounts what another model accounts for from now on.
+        """Remove memory that another model accounts for from now on from this model's accounts.
 
-        What is its own stays counted until its memory is free.
+        Memory that is not shared remains accounted for until it is free.
         """
         with self._changing:
             self._set(replace(self.info, memory=self._memory()))

@@ -1,6 +1,6 @@
-"""Trials of artifacts in a process that ends with its time or memory limit."""
+"""Runs trials of artifacts in another process, with time and memory limits."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import os
@@ -30,21 +30,22 @@ from xlaserve.runtime.programs.trying import FIRST, Tried
 from xlaserve.tensors import Shape, TensorSpec
 
 SECONDS = 60.0
-"""Processor time of one trial, compilation included."""
+"""Processor time of one trial in seconds, including compilation."""
 
 _JOB_TIMES = 20.0
-"""Times as many seconds, on the clock, for a whole job outside of a server, which has its
-`load_seconds` for it."""
+"""Ratio of elapsed time to processor time for a whole job outside of a server; a server has
+`load_seconds`.
+"""
 
 MEMORY_BYTES = 4 << 30
-"""Memory of the process outside of a server, which has `compile_process_bytes`."""
+"""Memory limit of the process outside of a server; a server has `compile_process_bytes`."""
 
 _IDLE_SECONDS = 30.0
 _PARAMETERS_PART = 4
-"""Parameters are sent where they take at most this part of the memory of the process."""
+"""Parameters are sent to the process if they need at most 1/4 of its memory limit."""
 
 _LOOP = b"while_v"
-"""The operation in the bytes of a module, whatever its version is."""
+"""Name of the loop operation in a serialized module, in any version of the operation."""
 
 
 _log = structlog.get_logger("proof")
@@ -56,29 +57,29 @@ class Outcome:
 
     difference: Difference | None = None
     unfinished: str = ""
-    """Why it saw only a part, or nothing; empty where it ended."""
+    """Why the trial is incomplete; empty if it completed."""
     never_began: bool = False
-    """Whether the very first execution did not end."""
+    """Whether the first execution did not complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An artifact with its parameters, in the form in which its programs take them."""
+    """An artifact with its parameters, in the form that its programs take."""
 
     model: str
     computation: str
     exported: Exported
     inputs: Sequence[TensorSpec]
-    """Every dimension but the first has a size."""
+    """Input specifications in which every dimension but the first has a size."""
     outputs: Sequence[TensorSpec]
     leaves: Sequence[Any]
-    """Arrays of JAX or numpy; those on a device are fetched where a process gets them."""
+    """JAX or numpy arrays; copied from the device when they are sent to a process."""
     packing: Packed = field(default_factory=lambda: Packed(0, (), {}, ()))
     is_wide: bool = True
 
     @property
     def has_loops(self) -> bool:
-        """Tell whether an artifact has loops, and so may never end."""
+        """Tell whether the artifact has loops, so that it might not terminate."""
         return _LOOP in self.exported.mlir_module_serialized
 
 
@@ -93,12 +94,12 @@ def tried(
     is_compared: bool = True,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Have a process try an artifact within limits of time and memory. Blocks.
+    """Run a trial of an artifact in another process, with time and memory limits. Blocks.
 
-    `seconds` are those of the processor where there are no `processes`, whose limits hold. With
-    `first` it is executed once on inputs of these shapes before, on zeros or on random numbers, for
-    as many seconds of each core. `is_compared`: whether rows are compared at all. Raises what
-    `check_cancelled` raises.
+    `seconds` limits the processor time if there are no `processes`, which have their own limits.
+    With `first`, the artifact is first executed on inputs of these shapes, zeros or random numbers,
+    with this much time per core. `is_compared`: also compare rows. Raises the exception of
+    `check_cancelled`.
     """
     processes = processes or _own_processes(seconds)
     limits = processes.limits
@@ -151,7 +152,7 @@ def of_declared(
 ) -> Outcome:
     """Try rows that were declared independent, in the pool or in a temporary process.
 
-    It has `trial_seconds` in either case. Blocks.
+    The limit is `trial_seconds` in either case. Blocks.
     """
     return tried(
         subject,
@@ -163,7 +164,7 @@ def of_declared(
 
 
 def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdict:
-    """Return the verdict after a contradicting trial, for the log."""
+    """Return the verdict, changed to report the contradicting trial in the log."""
     _log.error(
         "a proof of rows is wrong",
         **of,
@@ -188,13 +189,13 @@ def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:
 
 @lru_cache(1)
 def _own_processes(seconds: float) -> CompilerProcesses:
-    """Return a temporary process, which ends when idle."""
+    """Return a pool with a temporary process, which ends when idle."""
     limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_told=False)
     return CompilerProcesses(limits)
 
 
 def _bytes(leaf: Any) -> memoryview:
-    # Numpy knows no buffer of some dtypes, such as bfloat16.
+    # numpy has no buffer protocol for some dtypes, such as bfloat16.
     return np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8).data
 
 

@@ -1,6 +1,6 @@
-"""Trials of an artifact, in a process that may be killed."""
+"""Executes a trial of an artifact, in a process that may be killed."""
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import sys
@@ -20,14 +20,14 @@ from xlaserve.runtime.programs.compilers.process import DOING
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 FIRST = "its first execution, on "
-"""Prefix of failures in the first execution, which shows whether the model ends at all."""
+"""Prefix of errors in the first execution, which shows whether the model terminates."""
 
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The result of a trial that ended."""
+    """The result of a completed trial."""
 
     difference: Difference | None = None
 
@@ -39,9 +39,9 @@ def tried(
     limit_processor: Callable[[float], None],
     say: Say,
 ) -> Tried:
-    """Execute a model as a trial requires; raises what JAX and XLA raise.
+    """Execute a model as a trial requires; raises the errors of JAX and XLA.
 
-    `say` is told what comes next, since the process may be ended by it.
+    Calls `say` before each phase, because the phase may crash the process.
     """
     inputs = tuple(map(_spec, trial.inputs))
     outputs = tuple(map(_spec, trial.outputs))
@@ -68,7 +68,7 @@ def tried(
 
 
 def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
-    """Return the inputs of a model's first execution."""
+    """Return the inputs of the first execution."""
     if trial.is_of_zeros:
         return [
             np.zeros(shape, spec.datatype.dtype)
@@ -82,7 +82,7 @@ def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
 
 
 def leaves_of(described: Sequence[Array], data: bytes) -> list[Tensor]:
-    """Yield the parameters in these bytes; random ones without bytes."""
+    """Return the parameters in these bytes, or random ones if there are no bytes."""
     if not data:
         random = np.random.default_rng(_SEED)
         return [_random_leaf(random, one) for one in described]
@@ -100,7 +100,7 @@ def _random_leaf(random: np.random.Generator, described: Array) -> Tensor:
     dtype = jnp.dtype(described.dtype)
     if dtype.kind in "iub":
         return np.asarray(random.integers(0, 2, described.shape)).astype(dtype)
-    # Sums of as many products keep their size.
+    # Scale the values so that sums of products keep their magnitude.
     scale = max(1, prod(described.shape[:-1])) ** -0.5
     numbers: Tensor = np.asarray(random.standard_normal(described.shape) * scale)
     found: Tensor = numbers.astype(dtype)
@@ -108,7 +108,7 @@ def _random_leaf(random: np.random.Generator, described: Array) -> Tensor:
 
 
 def say(phrase: str) -> None:
-    """Record the next step where the server finds it if this process dies."""
+    """Write the next phase to stderr, where the server finds it if this process dies."""
     print(f"{DOING}{phrase}", file=sys.stderr, flush=True)  # noqa: T201, the server reads it
 
 

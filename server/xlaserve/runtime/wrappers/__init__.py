@@ -1,1 +1,1 @@
-"""Models around models: sequences, ragged batches, optional inputs, warm-up."""
+"""Models that wrap other models: sequences, ragged batches, optional inputs, warm-up."""

@@ -1,4 +1,4 @@
-"""The base of models that wrap another one, and delegate to it."""
+"""Base class of models that wrap another model and delegate to it."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,13 +6,13 @@ from xlaserve.runtime.loaded import LoadedModel, Stage
 
 
 class AroundModel:
-    """Compiles and ends as the model within does."""
+    """Delegates compilation and release to the wrapped model."""
 
     _inner: LoadedModel
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return an upper bound of the next step of `compile_rest`, in bytes by device."""
+        """Return the wrapped model's bound for the next step of `compile_rest`, by device."""
         return self._inner.next_bucket_bytes
 
     def compile_rest(
@@ -20,13 +20,13 @@ class AroundModel:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm what a load with `background_compile` left out. Blocks."""
+        """Compile and warm the programs that the load deferred. Blocks."""
         self._inner.compile_rest(check_cancelled, on_stage)
 
     def stop(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling."""
         self._inner.stop()
 
     def close(self) -> None:
-        """Drop every buffer and executable."""
+        """Release all buffers and executables."""
         self._inner.close()

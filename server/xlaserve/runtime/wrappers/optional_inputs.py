@@ -1,4 +1,4 @@
-"""Inputs that a request may leave out: `optional` of a configuration, and their defaults."""
+"""Inputs marked `optional` in the configuration, and their defaults."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,21 +14,21 @@ from xlaserve.runtime.loaded import Optional
 from xlaserve.tensors import BYTES, Tensor, TensorDataError, TensorSpec, describe, from_elements
 
 MOST_CHARACTERS = 1 << 20
-"""The longest default; one number fills an input of any size."""
+"""Maximum length of a default. A single number fills an input of any size."""
 
 _SHOWN = 200
-"""Characters of a name that a text repeats."""
+"""Names in error messages are cut to this many characters."""
 
 
 def of_code(config: ModelConfig) -> Optional:
-    """Return the inputs that a model's code does not receive when a request omits them."""
+    """Return the optional inputs of a model with code; the code sees which are absent."""
     return MappingProxyType({one.name: None for one in config.inputs if one.is_optional})
 
 
 def of_computation(config: ModelConfig) -> Optional:
     """Return a computation's optional inputs.
 
-    Raises InvalidModel for one without a default, or with one that it cannot have.
+    Raises InvalidModel for an optional input without a valid default.
     """
     found = with_defaults(config)
     for name, default in found.items():
@@ -41,9 +41,9 @@ def of_computation(config: ModelConfig) -> Optional:
 
 
 def with_defaults(config: ModelConfig) -> Optional:
-    """Return the optional inputs, with their defaults where they have one.
+    """Return the optional inputs, with their defaults if they have any.
 
-    Raises InvalidModel for a default that an input cannot have.
+    Raises InvalidModel for an invalid default.
     """
     return MappingProxyType(
         {one.name: _default(config, one) for one in config.inputs if one.is_optional}
@@ -85,7 +85,7 @@ def _default(config: ModelConfig, tensor: ConfigTensor) -> Tensor | None:
         array = np.array(value, dtype=object)
         flat: list[Any] = array.ravel().tolist()
         shape = array.shape
-        # A list of strings is an array of strings: each is one element.
+        # A list of strings is an array of BYTES elements.
         found = from_elements(tensor.datatype, shape, flat)
     except TensorDataError as error:
         raise _unfit(name, f"{error.expected} for {wanted}", error.got) from None

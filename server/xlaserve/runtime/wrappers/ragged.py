@@ -1,9 +1,9 @@
-"""Computations on the concatenated inputs of a ragged batch.
+"""Executes a computation on the concatenated inputs of a ragged batch.
 
-Triton gives such a model one dimension with the elements of all requests, and batch inputs that say
-which are whose. A computation has fixed shapes: they are its capacity. What requests leave of it
-is one request more, of zeros, whose answer is for nobody: where requests are independent, as the
-operator declares, each is answered as it would be by itself.
+As in Triton, the model gets one dimension with the elements of all requests, and batch inputs that
+say which elements belong to which request. A computation has fixed shapes, which define its
+capacity. Unused capacity is filled with one further request of zeros, whose answer is dropped. If
+requests are independent, as the operator declares, each gets the same answer as alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,32 +26,32 @@ _SOME = -1
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An output of a batch, in the parts of its requests."""
+    """An output of a batch, split by request."""
 
     parts: Sequence[Tensor]
 
 
 @runtime_checkable
 class Ragged(Protocol):
-    """A model that executes requests of different shapes together."""
+    """A model that executes requests of different shapes in one batch."""
 
     def check(self, inputs: Mapping[str, Value]) -> None:
-        """Raise InvalidTensor for a request that the model has no room for."""
+        """Raise InvalidTensor for a request that exceeds the model's capacity."""
         ...
 
     def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
-        """Return how many of the first requests fit into one execution."""
+        """Return how many of these requests, in order, fit into one execution."""
         ...
 
     def together(
         self, requests: Sequence[Mapping[str, Value]], *, replica: int = 0
     ) -> Mapping[str, Parts]:
-        """Execute requests together. Blocks; raises OutOfMemory."""
+        """Execute several requests in one batch. Blocks; raises OutOfMemory."""
         ...
 
 
 def asks(config: ModelConfig) -> bool:
-    """Tell whether a configuration has something of ragged batches."""
+    """Tell whether a configuration uses ragged batches."""
     has_ragged = any(one.is_ragged for one in config.inputs)
     return has_ragged or bool(config.batch_inputs or config.batch_outputs)
 
@@ -128,11 +128,11 @@ def _as_tensor(given: BatchInput) -> ConfigTensor:
 
 
 class RaggedModel(AroundModel):
-    """A computation that executes requests of different shapes together (a LoadedModel)."""
+    """A computation that executes requests of different shapes in one batch (a LoadedModel)."""
 
     on_demand = None
     dispatching = None
-    """The parts of a batch are copied in a thread, which waits for the device too."""
+    """Not dispatched: a worker thread splits the outputs, and waits for the device too."""
 
     def __init__(self, name: str, model: LoadedModel, config: ModelConfig) -> None:
         self._model = name
@@ -161,7 +161,7 @@ class RaggedModel(AroundModel):
         self._names = frozenset(one.name for one in config.inputs)
 
     def _most_requests(self) -> int:
-        """Return the request capacity, including the request of zeros; raises InvalidModel."""
+        """Return the capacity in requests, including the request of zeros; raises InvalidModel."""
         counts = {one.name: self._count_of(one) for one in self._batch_inputs}
         counts |= {
             spec.name: spec.shape[0]
@@ -196,7 +196,7 @@ class RaggedModel(AroundModel):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model as its clients see it."""
+        """Return the description that clients see."""
         return replace(
             self._inner.info,
             inputs=self._clients,
@@ -207,19 +207,19 @@ class RaggedModel(AroundModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return the most requests per batch."""
+        """Return the maximum number of requests per batch."""
         return self._most
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured."""
+        """Return the warm-up's measurement."""
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
+        """Return the rows unchanged."""
         return rows
 
     def check(self, inputs: Mapping[str, Value]) -> None:
-        """Raise InvalidTensor for a request that the computation has no room for."""
+        """Raise InvalidTensor for a request that exceeds the computation's capacity."""
         for spec in self._clients:
             shape = inputs[spec.name].shape
             if shape[0] != 1:
@@ -235,7 +235,7 @@ class RaggedModel(AroundModel):
         raise InvalidTensor(self._model, "input", spec.name, expected, str(list(shape)))
 
     def _room(self, name: str) -> int:
-        """Return the most elements of an input that one request may have."""
+        """Return the maximum number of elements that one request may have in an input."""
         most = self._specs[name].shape[0]
         for one in self._batch_inputs:
             if one.kind is BatchKind.MAX_AS_SHAPE and one.source == name:
@@ -243,7 +243,7 @@ class RaggedModel(AroundModel):
         return most
 
     def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
-        """Return how many of the first requests fit into one execution."""
+        """Return how many of these requests, in order, fit into one execution."""
         used = dict.fromkeys(self._names, 0)
         count = 0
         for index, inputs in enumerate(requests, 1):
@@ -259,14 +259,14 @@ class RaggedModel(AroundModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run for one request; whatever is asked, the outputs are host arrays."""
+        """Execute a single request; the outputs are always host arrays."""
         found = self.together([inputs], replica=replica)
         return {name: output.parts[0] for name, output in found.items()}
 
     def together(
         self, requests: Sequence[Mapping[str, Value]], *, replica: int = 0
     ) -> Mapping[str, Parts]:
-        """Execute requests together. Blocks; raises OutOfMemory."""
+        """Execute several requests in one batch. Blocks; raises OutOfMemory."""
         hosts = [{name: _on_host(one[name]) for name in self._names} for one in requests]
         counts = {name: [one[name].size for one in hosts] for name in self._names}
         inputs = {name: self._joined(name, hosts) for name in self._names}
@@ -320,7 +320,7 @@ _MADE: Mapping[BatchKind, _Made] = {
     BatchKind.ELEMENT_COUNT: lambda counts, shapes, spec: counts,
     BatchKind.ACCUMULATED: lambda counts, shapes, spec: np.cumsum(counts),
     BatchKind.ACCUMULATED_WITH_ZERO: lambda counts, shapes, spec: np.cumsum([0, *counts]),
-    # Its shape says it: the largest that a request may have, since it is fixed.
+    # Only its shape matters: the maximum size of a request, which is fixed.
     BatchKind.MAX_AS_SHAPE: lambda counts, shapes, spec: np.zeros(spec.shape),
     BatchKind.ITEM_SHAPE: lambda counts, shapes, spec: shapes,
     BatchKind.ITEM_SHAPE_FLATTEN: lambda counts, shapes, spec: shapes,

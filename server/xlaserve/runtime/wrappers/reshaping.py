@@ -1,4 +1,4 @@
-"""Models whose clients see other shapes than they do: `reshape` of a configuration."""
+"""Models whose configuration shows clients other shapes (`reshape`)."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +24,16 @@ from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """The shapes of one tensor before and behind the server."""
+    """Maps one tensor's shape between client and model."""
 
     lead: int
-    """1 with a batch dimension, which stays; else 0."""
+    """Number of leading dimensions to keep: 1 with a batch dimension, otherwise 0."""
     source: Shape
     target: Shape
-    """Target shape without the batch. The n-th -1 takes the size of the source's n-th -1."""
+    """Target shape without the batch. The nth -1 takes the size of the source's nth -1."""
 
     def __call__(self, value: Value) -> Tensor:
-        """Return a tensor in the other shape, as a view if possible."""
+        """Return the tensor in the target shape, as a view if possible."""
         tensor = value if isinstance(value, np.ndarray) else value.numpy()
         lead = self.lead
         open_sizes = iter(
@@ -62,9 +62,9 @@ def _reshaped(shapes: Mapping[str, Reshape], values: Mapping[str, Value]) -> dic
 
 
 def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
-    """Wrap a model with the shapes that its configuration shows to clients.
+    """Wrap a model to show the shapes in its configuration to clients.
 
-    Raises InvalidModel for kinds of models whose tensors are not reshaped.
+    Raises InvalidModel for kinds of models that do not support `reshape`.
     """
     if isinstance(model, Handling | Generating):
         raise InvalidModel(
@@ -75,7 +75,7 @@ def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
 
 
 class _ReshapedExecutable:
-    """The program that is compiled for one shape (an Executable)."""
+    """A program with reshaped tensors, compiled for one shape (an Executable)."""
 
     def __init__(self, inner: Executable, shapes: _Shapes) -> None:
         self._of = inner
@@ -83,20 +83,20 @@ class _ReshapedExecutable:
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """Return the asynchronous dispatcher."""
+        """Return the interface for asynchronous dispatch, or None."""
         inner = self._of.dispatching
         return None if inner is None else _ReshapedDispatching(inner, self._shapes)
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run once; whatever is asked, the outputs are host arrays."""
+        """Execute on the reshaped inputs; the outputs are always host arrays."""
         outputs = self._of.execute(self._shapes.given(inputs), replica=replica)
         return self._shapes.returned(outputs)
 
 
 class ReshapedModel(AroundModel, _ReshapedExecutable):
-    """A model whose tensors are reshaped on their way in and out (a LoadedModel)."""
+    """A model whose inputs and outputs are reshaped (a LoadedModel)."""
 
     def __init__(self, inner: LoadedModel, config: ModelConfig) -> None:
         info = inner.info
@@ -108,12 +108,12 @@ class ReshapedModel(AroundModel, _ReshapedExecutable):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model as its clients see it."""
+        """Return the description that clients see."""
         return replace(self._inner.info, inputs=self._input_specs, outputs=self._output_specs)
 
     @property
     def on_demand(self) -> OnDemand | None:
-        """Return the compiler of other shapes."""
+        """Return the on-demand compiler, or None."""
         inner = self._inner.on_demand
         return None if inner is None else _ReshapedOnDemand(inner, self._shapes)
 
@@ -128,27 +128,27 @@ class ReshapedModel(AroundModel, _ReshapedExecutable):
         return self._inner.batch_limit
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured."""
+        """Return the warm-up's measurement."""
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the size of the bucket that executes this many rows."""
+        """Return the bucket size for this many rows."""
         return self._inner.padded_rows(rows)
 
 
 class _ReshapedOnDemand:
-    """The shapes of a model that are compiled on request (an OnDemand)."""
+    """Compiles shapes of a reshaped model on demand (an OnDemand)."""
 
     def __init__(self, inner: OnDemand, shapes: _Shapes) -> None:
         self._inner = inner
         self._shapes = shapes
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
-        """Return the shape that inputs need compiled."""
+        """Return the shape to compile for these inputs, or None if it was compiled at load."""
         return self._inner.shape_of(self._shapes.given(inputs))
 
     def find(self, shape: Hashable) -> Executable | None:
-        """Return the executable of a shape."""
+        """Return the executable of a shape, or None if it is not compiled."""
         found = self._inner.find(shape)
         return None if found is None else _ReshapedExecutable(found, self._shapes)
 
@@ -158,7 +158,7 @@ class _ReshapedOnDemand:
 
 
 class _ReshapedDispatching:
-    """Starts executions on accelerators (a Dispatching)."""
+    """Starts executions of a reshaped model on accelerators (a Dispatching)."""
 
     def __init__(self, inner: Dispatching, shapes: _Shapes) -> None:
         self._inner = inner
@@ -172,14 +172,14 @@ class _ReshapedDispatching:
     def dispatch(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> InFlight:
-        """Start an execution, whose outputs are host arrays."""
+        """Start an execution; its outputs will be host arrays."""
         given = self._shapes.given(inputs)
         return _ReshapedInFlight(self._inner.dispatch(given, replica=replica), self._shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReshapedInFlight:
-    """An execution that was dispatched (an InFlight)."""
+    """A dispatched execution with reshaped outputs (an InFlight)."""
 
     inner: InFlight
     shapes: _Shapes
@@ -189,13 +189,13 @@ class _ReshapedInFlight:
         return self.shapes.returned(self.inner.fetch())
 
 
-# --- what clients see ---
+# --- shapes that clients see ---
 
 
 def _of_side(
     kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec], info: ModelInfo
 ) -> tuple[dict[str, Reshape], tuple[TensorSpec, ...]]:
-    """Return the reshapes of inputs or outputs, and the specifications for clients."""
+    """Return the reshapes of the inputs or outputs, and the specifications that clients see."""
     wanted = {one.name: one for one in tensors if one.reshape is not None}
     shapes, shown = {}, []
     for spec in specs:
@@ -210,7 +210,7 @@ def _of_side(
                 "configuration: it does not say which dimension is the batch"
             )
         inner = spec.shape[lead:]
-        # An open size of the configuration is that of the artifact.
+        # A dynamic size in the configuration takes the artifact's size.
         sizes = iter([inner[i] for i, size in enumerate(tensor.reshape) if size == -1])
         dims = tuple(next(sizes) if size == -1 else size for size in tensor.dims)
         shapes[spec.name] = Reshape(lead, tensor.dims, tensor.reshape)

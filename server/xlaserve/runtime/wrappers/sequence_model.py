@@ -1,4 +1,4 @@
-"""A model with sequences: fills in controls and states around any model."""
+"""Wraps a model to serve sequences: supplies controls and states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +22,14 @@ from xlaserve.runtime.wrappers.states import States
 from xlaserve.tensors import BYTES, Tensor, TensorSpec, describe
 
 INITIAL_STATE = "initial_state"
-"""Directory of initial states, beside the versions of a model."""
+"""Directory of initial states, next to the version directories."""
 
 
 class SequenceModel(AroundModel):
-    """A model whose clients see neither its controls nor its states (a SequentialModel)."""
+    """A model that hides its controls and states from clients (a SequentialModel)."""
 
     on_demand = None
-    """None: a missing shape would be compiled between two requests of a sequence."""
+    """Disabled: compiling on demand would stall a sequence between two requests."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SequenceModel(AroundModel):
         *,
         listed: Sequence[str] = (),
     ) -> None:
-        """`listed` are the outputs of the configuration: a state among them is returned too."""
+        """`listed` are the outputs in the configuration; clients also get states listed there."""
         self.batching = batching
         self.slots = slots
         self.replicas = inner.replicas
@@ -62,7 +62,7 @@ class SequenceModel(AroundModel):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model as its clients see it; its memory has the states."""
+        """Return the description that clients see; its memory includes the states."""
         inner = self._inner.info
         if self._info_of is None or self._info_of[0] is not inner:
             self._info_of = inner, self._described(inner)
@@ -87,11 +87,11 @@ class SequenceModel(AroundModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return the most sequences per batch; 0 where rows must not share one."""
+        """Return the maximum number of sequences per batch, or 0 if rows are dependent."""
         return self._inner.batch_limit
 
     def expected_seconds(self, rows: int) -> float:
-        """Return the warm-up's time, without reading and writing states."""
+        """Return the warm-up's time, excluding access to states."""
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
@@ -102,7 +102,7 @@ class SequenceModel(AroundModel):
     # --- steps ---
 
     def check_id(self, sequence: SequenceId) -> None:
-        """Raise InvalidParameter for an id that the control CORRID cannot hold."""
+        """Raise InvalidParameter for a sequence id that the CORRID control cannot represent."""
         for control in self.batching.controls:
             if control.kind is ControlKind.CORRID and control.datatype is not BYTES:
                 limits = np.iinfo(control.datatype.dtype)
@@ -117,7 +117,7 @@ class SequenceModel(AroundModel):
     def step(
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> Mapping[str, Tensor]:
-        """Execute one step of several sequences, a row for each. Blocks."""
+        """Execute one step of several sequences, one row per sequence. Blocks."""
         values = {**inputs, **self.controls(steps)}
         if self._states is not None:
             return self._states.step(values, steps, replica, self._shown)
@@ -137,7 +137,7 @@ class SequenceModel(AroundModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Execute one row as a whole sequence, in the first slot."""
+        """Execute one row as a whole sequence in the first slot."""
         return self.step(inputs, [Step(0, is_start=True, is_end=True)], replica=replica)
 
     def controls(self, steps: Sequence[Step]) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class SequenceModel(AroundModel):
         found = {}
         for control in self.batching.controls:
             values = _values(control, steps)
-            # One element for each row; without a batch dimension there is but one row.
+            # One element per row; without a batch dimension, there is only one row.
             found[control.name] = values.reshape(-1, 1) if self._is_batched else values
         return found
 
@@ -164,12 +164,12 @@ class SequenceModel(AroundModel):
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm what the load left out. Blocks."""
+        """Compile and warm the programs that the load deferred. Blocks."""
         super().compile_rest(check_cancelled, on_stage)
         self.prepare()
 
     def close(self) -> None:
-        """Drop the states and the model."""
+        """Release the states and the model."""
         if self._states is not None:
             self._states.clear()
         super().close()
@@ -237,7 +237,7 @@ def _wrapped(
 
 
 def _check(batching: SequenceBatching, info: ModelInfo) -> None:
-    """Raise InvalidModel unless the model has the controls and states, in the right shapes."""
+    """Raise InvalidModel unless the model has the controls and states, with correct shapes."""
     lead = (-1,) if info.max_batch_size else ()
     inputs = {spec.name: spec for spec in info.inputs}
     outputs = {spec.name: spec for spec in info.outputs}
@@ -252,7 +252,7 @@ def _check(batching: SequenceBatching, info: ModelInfo) -> None:
 
 
 def _check_compiled(inner: LoadedModel) -> None:
-    """Raise InvalidModel where requests of one row could ask for a shape that is not compiled."""
+    """Raise InvalidModel if a request with one row could need a shape that is not compiled."""
     if inner.on_demand is None:
         return
     shapes = {spec.name: tuple(1 if s < 0 else s for s in spec.shape) for spec in inner.info.inputs}

@@ -1,4 +1,4 @@
-"""Executes the samples of a configuration's `model_warmup` before the model is ready."""
+"""Executes the samples of `model_warmup` before a model becomes ready."""
 
 import threading
 from collections.abc import Mapping
@@ -27,23 +27,23 @@ from xlaserve.tensors import (
 )
 
 DIRECTORY = "warmup"
-"""Directory of samples, beside the versions of a model."""
+"""Directory of sample data, next to the version directories."""
 
 MOST_BYTES = 64 << 20
-"""The most bytes of one input of a sample."""
+"""Maximum size of one input of a sample."""
 
 _LOOK_SECONDS = 0.1
-"""Interval at which a load that waits for code checks whether it was cancelled."""
+"""Interval in seconds at which a load that waits for a model's code checks for cancellation."""
 
 _ELEMENT_BYTES = 16
-"""The bytes that an element of BYTES counts as: its bytes are not known before."""
+"""Assumed size of a BYTES element, whose actual size is not known in advance."""
 
 
 def run(model: LoadedModel, path: Path, context: LoadContext) -> None:
     """Execute the samples, on every replica. Blocks.
 
-    Raises InvalidModel for a sample that is not as the model takes it, for a file that is missing,
-    not in the model repository or of another size, and for an execution that fails.
+    Raises InvalidModel if a sample does not match the model's inputs; if a file is missing, outside
+    of the model repository or of the wrong size; or if an execution fails.
     """
     for index, sample in enumerate(context.config.warmup):
         place = f"model_warmup[{index}]" + (f" ('{sample.name[:80]}')" if sample.name else "")

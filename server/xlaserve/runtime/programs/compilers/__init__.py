@@ -1,1 +1,1 @@
-"""Programs of loads, compiled in processes of their own: the server only deserializes them."""
+"""Compiler processes: they compile programs for loads, and the server deserializes these."""

@@ -1,10 +1,10 @@
-"""The process that compiles for loads: `python -P -m xlaserve.runtime.programs.compilers.child`.
+"""A compiler process: `python -P -m xlaserve.runtime.programs.compilers.child`.
 
-It reads jobs from stdin and writes programs to stdout until stdin ends, or its parent does. It is
-niced with the first job that says so: requests come first.
+It reads jobs from stdin and writes programs to stdout until stdin is closed or its parent exits.
+The first job that requests it lowers the process's priority: requests take precedence.
 """
 
-# Much of jax is typed, but not all that is called here.
+# JAX has type annotations for only a part of its functions.
 # mypy: disallow-untyped-calls=False
 
 import hashlib
@@ -40,19 +40,20 @@ _THREADS = Path("/proc/self/task")
 
 
 class Child:
-    """Compiles the programs of one computation after another."""
+    """Runs jobs; holds the artifact of one computation at a time."""
 
     def __init__(self) -> None:
         jax_runtime.start("cpu")
         self._computation = ""
         self._module = ""
-        """Digest of the module of the artifact."""
+        """Digest of the artifact's module."""
         self._exported: Any = None
 
     def take(self, computation: str, artifact: bytes) -> None:
-        """Hold the artifact of a computation in place of any other."""
+        """Replace the current artifact by that of another computation."""
         if self._exported is not None:
-            # The caches of JAX keep the artifacts that they saw, with their constants.
+            # JAX's caches keep a reference to the previous artifact and its constants: free its
+            # bytes.
             object.__setattr__(self._exported, "mlir_module_serialized", b"")
         self._exported, self._computation = None, ""
         self._exported = jax.export.deserialize(bytearray(artifact))
@@ -60,13 +61,13 @@ class Child:
         self._computation = computation
 
     def done(self, job: Job) -> tuple[Answer, bytes]:
-        """Do a job; return a program, a verdict or an error."""
+        """Run a job; return a program, a verdict or an error."""
         if self._computation != job.computation:
             return Answer(refused="its artifact is not there"), b""
         return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
 
     def tried(self, job: Job, parameters: bytes) -> tuple[Answer, bytes]:
-        """Execute the artifact as a trial asks; the process may be ended in the middle of it."""
+        """Execute the artifact for a row trial; this may crash the process."""
         if self._computation != job.computation or job.trial is None:
             return Answer(refused="its artifact is not there"), b""
         return self._tried(job, job.trial, parameters)
@@ -76,7 +77,7 @@ class Child:
         leaves = trying.leaves_of(job.leaves, parameters)
         try:
             found = trying.tried(model, leaves, trial, limit_processor, trying.say)
-        # What JAX and XLA meet in a model has no class of its own.
+        # JAX and XLA raise errors of many classes for an invalid model.
         except Exception as error:
             return Answer(error=_text(error)), b""
         finally:
@@ -111,7 +112,7 @@ class Child:
         try:
             lowered = jax.jit(function(self._exported, packing)).lower(leaves, inputs)
             executable = lowered.compile()
-        # What a compiler meets in a model has no class of its own.
+        # The compiler raises errors of many classes for an invalid model.
         except Exception as error:
             return Answer(error=_text(error)), b""
         return _written(executable, program, environment)
@@ -122,7 +123,7 @@ def _written(
 ) -> tuple[Answer, bytes]:
     try:
         data = serialized.written(executable)
-    # Not every program can be written, and each kind fails with an error of its own.
+    # Some programs cannot be serialized; the class of the error depends on the program.
     except Exception as error:
         return Answer(refused=f"it cannot be serialized: {_text(error)}"), b""
     return _whole(data, program, environment)
@@ -157,7 +158,7 @@ def _text(error: Exception) -> str:
 
 
 def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs until the end of input."""
+    """Run jobs until the end of input."""
     is_niced = False
     answers.write(READY)
     answers.flush()
@@ -181,7 +182,7 @@ def _done(child: Child, job: Job, artifact: bytes, parameters: bytes) -> tuple[A
         if artifact:
             child.take(job.computation, artifact)
         return child.done(job) if job.trial is None else child.tried(job, parameters)
-    # The server compiles what is not understood here.
+    # The server compiles jobs that this process cannot decode.
     except Exception as error:
         return Answer(refused=_text(error)), b""
 
@@ -190,20 +191,20 @@ def _nice() -> None:
     """Lower the priority of all threads, including XLA's, for the rest of the process."""
     wanted = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
     for thread in _THREADS.iterdir() if _THREADS.exists() else ():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # The thread has ended.
             os.setpriority(os.PRIO_PROCESS, int(thread.name), wanted)
-    # Where threads cannot be told apart, the process has one niceness.
+    # On systems without a niceness per thread, the process has one.
     os.setpriority(os.PRIO_PROCESS, 0, wanted)
 
 
 def serve(parent: int, memory_bytes: int) -> None:
-    """Do the jobs that stdin has, and answer on stdout alone."""
+    """Run the jobs from stdin; only answers are written to stdout."""
     end_with_parent(parent)
-    # What is printed is not for the one who reads the answers.
+    # Anything else that prints to stdout must not corrupt the answers.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         child = Child()
-        # Once JAX has what it needs itself. The server also looks at what is resident.
+        # JAX has allocated what it needs by now. The server also watches resident memory.
         confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
         main(child, sys.stdin.buffer, answers)
 

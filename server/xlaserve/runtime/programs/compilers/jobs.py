@@ -1,10 +1,10 @@
-"""Requests to a process that compiles for loads, and its answers. Needs no JAX."""
+"""Messages between the server and a compiler process. Does not import JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 READY = b"ready\n"
-"""The first line of a process, once it can compile."""
+"""First line that a process writes, once it can compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The form of the parameters, as `packing.Packing` has it."""
+    """The packing of parameters, as in `packing.Packing`."""
 
     count: int
     buffers: tuple[tuple[str, int], ...]
@@ -27,22 +27,23 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A question about the rows of a computation (`rows.prove`, `rows.loops_follow_inputs`)."""
+    """A job that proves row independence or analyses loops (`rows`)."""
 
     module: str
-    """Digest of its module: a verdict names its lines, which models of one computation may have
-    of different authors."""
+    """Digest of the module. A verdict names lines of the source, and models with the same
+    computation may have different sources.
+    """
     parameters: int
     outputs: tuple[str, ...]
     sizes: Mapping[str, int]
     platforms: tuple[str, ...]
     of_loops: bool = False
-    """Whether the loops alone are asked about."""
+    """Whether to analyse only the loops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An input or an output of a trial: every dimension but the first has a size."""
+    """An input or output of a trial; all dimensions but the first have a size."""
 
     name: str
     datatype: str
@@ -51,63 +52,65 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Executions of an artifact that show whether a row depends on those beside it (`trials`)."""
+    """Executions of an artifact that test whether rows depend on other rows (`trials`)."""
 
     inputs: tuple[Named, ...]
     outputs: tuple[Named, ...]
     is_thorough: bool
-    """Whether rows are tried beside NaN, infinities and large numbers too (`neighbours`)."""
+    """Whether other rows also contain NaN, infinities and large numbers (`neighbours`)."""
     is_wide: bool = True
-    """Whether 64-bit types exist."""
+    """Whether 64-bit types are enabled."""
     first: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the inputs of a first execution; empty for none."""
+    """Input shapes of a first execution; empty for none."""
     is_of_zeros: bool = True
-    """Whether that is on zeros, as a warm-up is, or on the random numbers of an export."""
+    """Whether the first execution uses zeros, like a warm-up, or the random numbers of an export.
+    """
     first_seconds: float = 0.0
-    """Limit of that execution alone, in seconds of the processor."""
+    """Limit of the first execution, in seconds of processor time."""
     processor_seconds: float = 0.0
-    """Limit of the rest, in seconds of the processor; 0 for the time of a job."""
+    """Limit of the other executions, in seconds of processor time; 0 for the limit of a job."""
     parameter_bytes: int = 0
-    """Length of the parameters after the artifact; 0 for random ones."""
+    """Number of bytes of parameters that follow the artifact; 0 for random parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program on one CPU device, one proof, or one trial."""
+    """A job: compile one program for a CPU device, prove, or try rows."""
 
     model: str
     computation: str
     device: int
-    """Index of the device in the compiler process, which sees the same devices as the server."""
+    """Index of the device, which is the same in the server and the compiler process."""
     packing: Packed
     leaves: tuple[Array, ...]
     inputs: tuple[Array, ...]
     program: Mapping[str, str]
-    """The key of the program, field by field (`cache_key.program`)."""
+    """The program part of the cache key, field by field (`cache_key.program`)."""
     environment: Mapping[str, str]
-    """Versions, flags and processor of the server; a process that differs refuses the job."""
+    """Versions, flags and processor of the server; a process with others refuses the job."""
     is_niced: bool = True
-    """Whether requests come before it. A process that was niced once stays so: the system lets
-    nobody but root take that back."""
+    """Whether to lower the process's priority. This is permanent: only root may raise it again."""
     proof: Proof | None = None
-    """The question, where a verdict is wanted and no program."""
+    """The question, if the job asks for a verdict instead of a program."""
     trial: Trial | None = None
     artifact_bytes: int = 0
-    """Length of the artifact behind the line; 0 where the process had it with the job before."""
+    """Number of bytes of the artifact that follows the line; 0 if the previous job had the same
+    artifact.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job: a program or a verdict follows the line, or an error."""
+    """The result of a job: an error, or a line followed by a program or verdict."""
 
     program: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     executable_bytes: int = 0
     sha256: str = ""
-    """The digest of the program: XLA loads and runs whatever bits it is given."""
+    """Digest of the program: XLA loads and runs corrupt programs without a check."""
     error: str = ""
-    """The objection of JAX or XLA to the computation."""
+    """Error of JAX or XLA about the computation."""
     refused: str = ""
-    """Why it has to be compiled in the server."""
+    """Why the server must compile the program itself."""
     processor_seconds: float = 0.0
-    """Processor time of the job: much less than it took where the process had no core."""
+    """Processor time of the job in seconds; much less than the elapsed time if no core was free."""

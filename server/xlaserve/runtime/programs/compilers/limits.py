@@ -1,6 +1,6 @@
-"""Limits of files that a process which compiles sets for itself. Needs no JAX."""
+"""File limits that a compiler process sets for itself. Does not import JAX."""
 
 FILE_BYTES = 64 << 20
-"""Limit of XLA's output and dumps; no other file is written."""
+"""Maximum file size, for XLA's output and dumps; the process writes no other files."""
 
 OPEN_FILES = 256

@@ -1,7 +1,7 @@
-"""The pool of compiler processes: bounded, started on demand.
+"""A bounded pool of compiler processes, started on demand. Does not import JAX.
 
-XLA cannot be cancelled, and holds the interpreter's lock while it lowers, compiles and serializes.
-In a process of its own it delays no request, and can be killed. Needs no JAX.
+A compilation in XLA cannot be cancelled and holds the GIL while it lowers, compiles and serializes.
+In its own process it does not delay requests and can be killed.
 """
 
 import hashlib
@@ -23,67 +23,67 @@ from xlaserve.runtime.programs.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.programs.compilers.child")
-"""Command of a compiler process; -P keeps modules of the working directory from being imported. Its
-arguments are its parent's id and its memory limit in bytes.
+"""Command of a compiler process; -P keeps it from importing modules of the working directory. The
+arguments are the parent's process id and the memory limit in bytes.
 """
 
 _LOOK_SECONDS = 0.05
-"""Interval at which cancellation and the process's memory are checked."""
+"""Interval in seconds at which cancellation and the process's memory are checked."""
 _ATTEMPTS = 2
-"""A process may end for no fault of the model: the system is out of memory, or an operator ends
-it."""
+"""Attempts per job: a crash may not be the model's fault, for example if the system is out of
+memory or an operator kills the process."""
 _KEPT_PART = 0.25
-"""Part of its most bytes above which a process is ended once it has answered."""
+"""A process that uses more than this fraction of its memory limit is ended after its answer."""
 _CLOSING_SECONDS = 5.0
 _LONG_SECONDS = 2.0
-"""Compilations that take longer are logged."""
+"""Compilations that take longer than this many seconds are logged."""
 
 _log = structlog.get_logger("compiler_process")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of all processes of a server."""
+    """Limits of a server's compiler processes."""
 
     processes: int
     bytes: int
-    """Resident in each."""
+    """Maximum resident bytes of each process."""
     idle_seconds: float
     job_seconds: float
-    """Limit of one program."""
+    """Time limit of one program, in seconds."""
     trial_seconds: float = 60.0
-    """Processor time of a row trial."""
+    """Processor time of a row trial, in seconds."""
     is_told: bool = True
-    """Whether the log says when a process starts and ends, and what takes long."""
+    """Whether to log the start and end of processes, and slow compilations."""
 
 
 _NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
-"""The job of a process that is started in advance."""
+"""Job of a process that is started in advance."""
 
 
 class Refused(Exception):
-    """A program has to be compiled in the server; its text says why."""
+    """The server must compile this program itself; the message says why."""
 
 
 class CompilationError(Exception):
-    """JAX or XLA refused a computation; the text is theirs."""
+    """JAX or XLA refused a computation; carries their message."""
 
 
 class TrialEndedError(Exception):
-    """A trial ended the process that made it, or was ended; its text says how."""
+    """A trial crashed its process or exceeded a limit; the message says how."""
 
     def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
         super().__init__(reason)
         self.doing = doing
-        """The phase at its end."""
+        """The phase of the trial in which it ended."""
         self.is_limit = ended.is_limit
-        """Whether it exceeded its time or processor time."""
+        """Whether the trial exceeded its time or processor time."""
         self.is_late = ended.is_late
-        """Whether that was on the clock."""
+        """Whether it exceeded its elapsed time."""
 
 
 class CompilerProcesses:
-    """Compiles programs in processes. Thread-safe."""
+    """Compiles programs in compiler processes. Thread-safe."""
 
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self.limits = limits
@@ -95,7 +95,7 @@ class CompilerProcesses:
         self._running: set[_Task] = set()
         self._threads: set[threading.Thread] = set()
         self._free = 0
-        """Threads that wait for a task."""
+        """Number of threads that are waiting for a task."""
         self._closed = False
 
     def compile(
@@ -107,11 +107,12 @@ class CompilerProcesses:
     ) -> bytes:
         """Return a serialized program, verdict or trial result. Blocks.
 
-        `parameters` are those of a trial.
+        `parameters` are the parameters of a trial.
 
-        Raises Refused where the server has to compile it, what `check_cancelled` raises, with the
-        compilation killed, and InvalidModel or OutOfMemory where it ends its process twice, takes
-        too long, or more memory than it may. CompilationError is what JAX or XLA say against it.
+        Raises Refused if the server must compile the program; the exception of `check_cancelled`,
+        after killing the compilation; InvalidModel or OutOfMemory if the job crashes its process
+        twice, takes too long or exceeds the memory limit; and CompilationError if JAX or XLA refuse
+        the computation.
         """
         task = _Task(job, artifact, parameters)
         self._submit(task)
@@ -125,11 +126,11 @@ class CompilerProcesses:
         return task.result()
 
     def start_ahead(self, seconds: float) -> None:
-        """Start a process ahead of coming loads, and wait up to this many seconds for it.
+        """Start a process in advance of a load, and wait up to this many seconds for it.
 
-        Nothing where one compiles; an idle one is replaced where somebody has stopped it. One that
-        compiles nothing is ended when it was idle for as long as any. One that cannot be started is
-        the load's to tell.
+        Does nothing if a process is compiling. Replaces an idle process that was killed from
+        outside. The process ends after the usual idle time. If it cannot be started, the next load
+        reports the error.
         """
         task = _Task(_NO_JOB, bytes)
         with self._changed:
@@ -139,7 +140,7 @@ class CompilerProcesses:
         task.done.wait(seconds)
 
     def close(self) -> None:
-        """End all processes, even busy ones; later calls compile nothing."""
+        """End all processes, including busy ones; later calls compile nothing."""
         with self._changed:
             self._closed = True
             for task in (*self._tasks, *self._running):
@@ -152,7 +153,7 @@ class CompilerProcesses:
 
     @property
     def count(self) -> int:
-        """Return the number of running and starting processes."""
+        """Return the number of processes that are running or starting."""
         with self._changed:
             return len(self._threads)
 
@@ -163,11 +164,11 @@ class CompilerProcesses:
             self._enqueue(task)
 
     def _enqueue(self, task: "_Task") -> None:
-        """Enqueue a task, and start a thread if allowed; the lock is held."""
+        """Enqueue a task, and start another thread if permitted. The caller holds the lock."""
         self._tasks.append(task)
         if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
-            # It starts the process and lives as long: the system ends a process with the
-            # thread that started it.
+            # The thread that starts a process lives as long as the process, because the system ends
+            # a process together with the thread that started it.
             kind = "compiler" if self.limits.is_told else "trial"
             name = f"{kind}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -189,7 +190,7 @@ class CompilerProcesses:
             while (task := self._next()) is not None:
                 try:
                     process = self._do(task, process)
-                # The waiting load gets the error; the thread serves the next task.
+                # Pass the error to the waiting load; this thread serves the next task.
                 except BaseException as error:
                     task.fail(error)
                 finally:
@@ -200,13 +201,13 @@ class CompilerProcesses:
                 process.end("the server ends" if self._closed else "it was idle")
 
     def _next(self) -> "_Task | None":
-        """Return the next task; None after a process's idle time."""
+        """Return the next task, or None after the idle time."""
         with self._changed:
             self._free += 1
             self._changed.wait_for(lambda: self._tasks or self._closed, self.limits.idle_seconds)
             self._free -= 1
             if not self._tasks:
-                # With the lock held: a task that comes now finds a thread less, and starts one.
+                # Under the lock, so that the next task sees one thread fewer and starts another.
                 self._threads.discard(threading.current_thread())
                 return None
             task = self._tasks.popleft()
@@ -214,7 +215,7 @@ class CompilerProcesses:
             return task
 
     def _do(self, task: "_Task", process: "_Process | None") -> "_Process | None":
-        """Do a task, and return the process for the next one."""
+        """Run a task, and return the process for the next task."""
         for attempt in range(_ATTEMPTS):
             if process is not None and is_stopped(process.of.pid):
                 process.end("it is stopped")
@@ -259,7 +260,8 @@ class CompilerProcesses:
             except ProcessEndedError as error:
                 task.tell(error)
                 process.of.stop()
-                # One that its task has ended would be ended again.
+                # If the task caused the process to be killed, another attempt would end the same
+                # way.
                 if not error.is_foreign or task.has_killed or attempt + 1 == _ATTEMPTS:
                     reason = task.excess(self.limits.bytes) or str(error)
                     task.fail(Refused(f"a process does not start: {reason}"))
@@ -285,7 +287,8 @@ class _Process:
         self.of = CompilerProcess(command, given)
         self._computation = ""
         self._module = ""
-        """Digest of the module sent with the computation; empty without a proof."""
+        """Digest of the module sent with the computation, or an empty string if no proof needs it.
+        """
 
     def wait_until_ready(self) -> None:
         """Wait until the process can compile; raises ProcessEndedError."""
@@ -293,7 +296,7 @@ class _Process:
             raise ProcessEndedError("its first line is another")
 
     def compiled(self, task: "_Task", seconds: float) -> bytes:
-        """Run a job; raises ProcessEndedError, Refused, or what JAX says."""
+        """Run a job; raises ProcessEndedError, Refused, or CompilationError."""
         job, artifact = task.job, b""
         module = "" if job.proof is None else job.proof.module
         if self._computation != job.computation or module not in ("", self._module):
@@ -326,7 +329,7 @@ class _Process:
         self.of.stop()
 
     def _tell_long(self, task: "_Task", began: float, processor_seconds: float) -> None:
-        """Log why a program took long: others were before it, or the process had no core."""
+        """Log why a program took long: it waited for other jobs, or the process had no core."""
         now = time.monotonic()
         if now - task.asked > _LONG_SECONDS:
             self._tell(
@@ -339,7 +342,7 @@ class _Process:
 
 
 class _Task:
-    """A job that a thread of a load waits for."""
+    """A job, with the load's thread waiting for its result."""
 
     def __init__(
         self,
@@ -361,21 +364,21 @@ class _Task:
         self._data = b""
 
     def begin(self, process: CompilerProcess) -> bool:
-        """Note which process works on it; false if it was cancelled."""
+        """Record the process that runs the task; false if the task was cancelled before."""
         with self._lock:
             if not self._is_cancelled:
                 self._process = process
             return not self._is_cancelled
 
     def look(self, most_bytes: int) -> None:
-        """Kill its process if it exceeds its memory."""
+        """Kill the process if it exceeds the memory limit."""
         with self._lock:
             if self._process is not None and self._process.resident_bytes > most_bytes:
                 self._is_too_large = True
                 self._process.kill()
 
     def cancel(self) -> None:
-        """Cancel it: its process is killed, and the waiting caller raises LoadCancelled."""
+        """Cancel the task: kill its process; the waiting caller raises LoadCancelled."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None and not self.done.is_set():
@@ -384,20 +387,20 @@ class _Task:
 
     @property
     def has_killed(self) -> bool:
-        """Tell whether its process was killed because of it."""
+        """Tell whether the process was killed because of this task."""
         return self._is_cancelled or self._is_too_large
 
     def excess(self, most_bytes: int) -> str:
-        """Say that its process took more than it may; nothing where it did not."""
+        """Return how the process exceeded its memory limit, or an empty string."""
         return f"it took more than {most_bytes} bytes" if self._is_too_large else ""
 
     def tell(self, ended: ProcessEndedError) -> None:
-        """Log the end of its process, unless it was killed because of a cancellation."""
+        """Log that the process ended, unless it was killed because of a cancellation."""
         if not self._is_cancelled:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
-        """Record that its process has ended, and tell whether that is the end of it."""
+        """Record that the process ended; tell whether the task is over too, without a retry."""
         model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None
@@ -405,7 +408,7 @@ class _Task:
                 return True
             is_too_large = self._is_too_large
         if self.job.trial is not None and (is_too_large or is_last or not ended.is_foreign):
-            # Another attempt would take as long.
+            # Another attempt would reach the same limit.
             reason = self.excess(most_bytes) or reason
             self.fail(TrialEndedError(reason, ended.doing, ended))
             return True
@@ -420,13 +423,13 @@ class _Task:
         return False
 
     def succeed(self, data: bytes) -> None:
-        """Return the program to the waiting caller."""
+        """Hand the program to the waiting load."""
         with self._lock:
             self._process, self._data = None, data
             self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Fail the waiting caller, unless there is a result."""
+        """Raise the error in the waiting load, unless the task already has a result."""
         with self._lock:
             self._process = None
             if not self.done.is_set():

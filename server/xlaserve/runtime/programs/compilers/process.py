@@ -1,7 +1,7 @@
-"""A compiler process seen from its client: a line of JSON each way.
+"""The client side of a compiler process: JSON lines in both directions.
 
-Bytes that the line announces follow it. Used for the loads of a server (`pool.py`), and for devices
-that are not there (`targets/compiling.py`).
+Binary data that a line announces follows it. Used for a server's loads (`pool.py`), and to compile
+for devices that the host lacks (`targets/compiling.py`).
 """
 
 import math
@@ -23,16 +23,16 @@ _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
 
 _LOOK_SECONDS = 0.1
-"""Interval of checks of a process's memory."""
+"""Interval in seconds at which a process's memory is checked."""
 
 DOING = "doing: "
-"""Prefix of the lines on stderr that name a process's next phase."""
+"""Prefix of stderr lines in which the process names its next phase."""
 _RESIDENT = 1
-"""Position of the resident pages in /proc/PID/statm."""
+"""Index of the resident pages in /proc/PID/statm."""
 
 
 class ProcessEndedError(Exception):
-    """The process wrote no whole answer; its text says why."""
+    """The process ended without a complete answer; the message says why."""
 
     def __init__(
         self,
@@ -46,25 +46,25 @@ class ProcessEndedError(Exception):
     ) -> None:
         super().__init__(reason)
         self.is_foreign = is_foreign
-        """Whether somebody has stopped or killed it: another one may succeed."""
+        """Whether someone else stopped or killed the process: another attempt may succeed."""
         self.said = said
-        """Its output on stderr."""
+        """The process's output on stderr."""
         self.is_late = is_late
-        """Whether it was killed since its time was over."""
+        """Whether it was killed because its elapsed time was over."""
         self.is_limit = is_limit
-        """Whether its time was over, be it that of the processor."""
+        """Whether it exceeded its elapsed time or its processor time."""
         self.doing = doing
-        """The last phase that it named, or empty."""
+        """The last phase that the process named, or an empty string."""
 
 
 class CompilerProcess:
-    """One process, from its start to its end. One thread asks it, any may kill it."""
+    """A running compiler process. One thread sends requests; any thread may kill it."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start it; raises OSError where the system refuses."""
+        """Start the process; raises OSError if the system refuses."""
         self.variables = variables
         self._killed_for: ProcessEndedError | None = None
-        """The reason for which the watcher killed it."""
+        """Why the watcher killed the process; None if it did not."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
             self._process: subprocess.Popen[bytes] = start_deaf(
@@ -93,8 +93,8 @@ class CompilerProcess:
     ) -> bytes:
         """Send a line and its attachment, and return the answer's line.
 
-        Raises ProcessEndedError, also where no answer came in this many seconds, or more than
-        `most_bytes` were resident: it is killed then.
+        Kills the process if it does not answer within this many seconds or exceeds `most_bytes` of
+        resident memory. Raises ProcessEndedError.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -122,7 +122,7 @@ class CompilerProcess:
         return data
 
     def line(self) -> bytes:
-        """Read an unsolicited line; raises ProcessEndedError."""
+        """Read a line that the process sends by itself; raises ProcessEndedError."""
         assert self._process.stdout is not None
         with self._watched():
             line = self._process.stdout.readline()
@@ -132,14 +132,14 @@ class CompilerProcess:
 
     @contextmanager
     def _watched(self, seconds: float = math.inf, most_bytes: int = 0) -> Iterator[None]:
-        """Have the process killed where it takes longer within a block, more, or is stopped."""
+        """Watch the process within a block; kill it if it exceeds a limit or is stopped."""
         done, until = threading.Event(), time.monotonic() + seconds
         stopped = Stopped(self.pid)
 
         def watch() -> None:
             while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
                 stopped.look()
-                # Set first: the reader sees the end of the process before `kill` returns.
+                # Set this before the kill: the reader sees end-of-file before `kill` returns.
                 self._killed_for = self._excess(most_bytes, seconds, until, stopped)
                 if self._killed_for is not None:
                     self._process.kill()
@@ -165,14 +165,14 @@ class CompilerProcess:
         return None
 
     def forget_errors(self) -> None:
-        """Truncate its error output, so that a long-lived process does not fill the disk."""
-        # Its descriptor is the same open file: it goes on where this one is.
+        """Truncate the process's stderr file, so that it does not fill the disk."""
+        # The process shares this file descriptor's offset, so it continues to write at the start.
         self._errors.seek(0)
         self._errors.truncate()
 
     @property
     def resident_bytes(self) -> int:
-        """Return its resident memory; 0 if unknown."""
+        """Return the process's resident memory in bytes, or 0 if unknown."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[_RESIDENT]
         except (OSError, IndexError):
@@ -180,19 +180,19 @@ class CompilerProcess:
         return int(pages) * _PAGE_BYTES
 
     def kill(self) -> None:
-        """End it at once, whatever it compiles."""
+        """Kill the process immediately."""
         self._process.kill()
 
     def stop(self) -> None:
-        """End it, and wait for its end."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
-        # Its pipes are closed, one of which may hold what it never read.
+        # Closing the pipes raises BrokenPipeError if they contain unread data.
         with suppress(BrokenPipeError), self._process:
             pass
         self._errors.close()
 
     def _ended(self) -> ProcessEndedError:
-        """Return why the process stopped writing."""
+        """Return the error that says why the process stopped writing."""
         status = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
