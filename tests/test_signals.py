@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.conditions import until
@@ -44,6 +45,29 @@ async def test_the_first_signal_to_stop_cancels(
 
 def ends_by(number: signal.Signals) -> bool:
     return signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_no_handler_is_gone_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """A signal that comes between the first one and its repetition must not end the process."""
+    actions = list[tuple[int, Any]]()
+    set_action = signal.signal
+
+    def recorded(number: int, action: Any) -> Any:
+        actions.append((number, action))
+        return set_action(number, action)
+
+    monkeypatch.setattr(signal, "signal", recorded)
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    with signals.handled(task, lambda: None, Replaced() if is_replaced else None):
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert len(signals.STOP_SIGNALS) * 2 <= len(actions)
+    assert not [number for number, action in actions if action is signal.SIG_DFL]
 
 
 async def test_a_hangup_reloads_and_ends_nothing() -> None:

@@ -68,19 +68,32 @@ def handled(
 
     for number in STOP_SIGNALS:
         # Handle it even if ignored: shells ignore SIGINT for background jobs, but it may be sent.
-        loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+        _call_at(number, loop, stop)
+    _call_at(signal.SIGHUP, loop, reload)
     if replacing is not None:
-        loop.add_signal_handler(signal.SIGUSR2, replacing.start)
+        _call_at(signal.SIGUSR2, loop, replacing.start)
     try:
         yield
     finally:
-        # Without this mask a signal between the next calls would end the process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SERVING)
-        for number in _SERVING:
-            loop.remove_signal_handler(number)
         ignore()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVING)
+
+
+def _call_at(number: int, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call something on the event loop at a signal.
+
+    Removing a handler of `add_signal_handler` restores the default action until another one is
+    set. A signal that a thread takes meanwhile would end the process, and blocking it concerns the
+    calling thread only. These handlers are replaced in one step.
+    """
+
+    def post(number: int, _frame: FrameType | None) -> None:
+        try:
+            loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the event loop is closed
+            end_at_once(number)
+            os.kill(os.getpid(), number)
+
+    signal.signal(number, post)
 
 
 def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
@@ -97,12 +110,8 @@ def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
             end()
             os.kill(os.getpid(), number)
 
-    # Without this mask a signal between the next calls would end the process.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
-        loop.remove_signal_handler(number)
         signal.signal(number, again)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     loop.call_later(_ONCE_SECONDS, end)
 
 
