@@ -100,9 +100,7 @@ class ControlFrames:
 
     def push_promise(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Fail the connection: a client must not send PUSH_PROMISE (RFC 9113 8.4)."""
-        raise ConnectionFailure(
-            ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client"
-        )  # RFC 9113 8.4
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
 
     def ping(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Acknowledge a PING, or handle the acknowledgement of ours (RFC 9113 6.7)."""
