@@ -21,7 +21,7 @@ class Row(NamedTuple):
     raw: bool = False
     """Whether the method reads and writes serialized messages."""
     infers: bool = False
-    """Whether each request is one inference, so that the method creates the engine's call."""
+    """Whether each request is one inference; the engine then answers the request's own call."""
     api: Api | None = None
     """Triton's API group for access rules, if the operation does not imply it."""
     carries_calls: bool = False
