@@ -172,5 +172,5 @@ class ServerClient(Protocol):
         ...
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Convert an error of the connection or the server to the one to raise; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         ...

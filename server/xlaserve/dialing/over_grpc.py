@@ -65,7 +65,7 @@ class Client:
             raise failure from error
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Convert an error of the connection or the server to the one to raise; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         problem = _problem(error)
         if problem is None:
             return None

@@ -92,7 +92,7 @@ class RestClient:
             raise failure from error
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Convert an error of the connection or the server to the one to raise; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         if isinstance(error, CallFailed):
             return None
         problem = _problem(error)

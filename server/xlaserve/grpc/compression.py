@@ -102,7 +102,7 @@ def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer
 
 
 def is_compressed_at_once(size: int) -> bool:
-    """Tell whether so few bytes may be compressed on the event loop's thread."""
+    """Tell whether `size` bytes are few enough to compress on the event loop's thread."""
     return size <= _AT_ONCE_BYTES
 
 

@@ -74,7 +74,8 @@ class DynamicTable:
         self.changes = 0
         """Number of changes so far; each may change the meaning of indices in blocks."""
         self._later: list[Later] = []
-        """Insertions after those of `entries`, oldest first, whose entries were not created yet."""
+        """Recorded insertions, newer than `entries`, oldest first; `settle` creates their entries.
+        """
         self._later_bytes = 0
 
     def add_later(self, insertions: Sequence[Insertion], values: BlockValues, size: int) -> None:

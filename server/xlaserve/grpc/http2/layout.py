@@ -85,7 +85,7 @@ class Layout(Generic[K]):
         """Total size of the fields without the varying values."""
         self.steps: list[Step] = []
         self.places: list[int] = []
-        """Index of the field of each step."""
+        """For each step, the index of its field in the block."""
         self.has_one_timeout = [name.text for _, _, _, name in found].count(TIMEOUT) == 1
         self.timeout_step: int | None = None
         """Index of the `grpc-timeout` step; None if the header is constant, absent or repeated."""
