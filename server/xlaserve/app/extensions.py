@@ -37,7 +37,7 @@ class Extension:
     http: Callable[[Core], Iterable[Route]] = lambda core: ()
     """Returns the extension's HTTP routes."""
     errors: Callable[[], Mapping[str, MakeError]] = dict
-    """Returns path prefix -> function that formats error bodies."""
+    """Returns a map from path prefixes to functions that format error bodies."""
     pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
     """Returns the routes of status pages, which may list all other routes."""
     protocol: Callable[[Core, Runner], OtherProtocol] | None = None

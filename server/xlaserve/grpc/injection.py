@@ -34,7 +34,7 @@ OF_A_MESH = "mm-"
 def splices(
     paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
 ) -> Mapping[str, Splice]:
-    """Return method -> splice function, for each method with an id path."""
+    """Return a map from methods to splice functions, for all methods with an id path."""
 
     def splice(path: InjectionPath, value: str, data: Data) -> Data:
         return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)

@@ -110,7 +110,7 @@ _OF_ONES_OWN = Row(Operation.SERVICE)
 
 
 def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
-    """Return full name -> method for all methods of services."""
+    """Return a map from full method names to the methods of services."""
     return {
         path: Method(path, ROWS.get(ALIASES.get(path, path), _OF_ONES_OWN), handler)
         for service in services

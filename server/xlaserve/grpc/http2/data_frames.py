@@ -83,7 +83,7 @@ class DataFrames:
         return True
 
     def empty_end(self, stream: ServerStream) -> bool:
-        """Fast path: an empty frame with END_STREAM; false if there is no message before it."""
+        """Fast path: handle an empty frame with END_STREAM after a complete message, else false."""
         if stream.message is None or stream.begun:
             return False
         stream.advance(Input.DATA_END)

@@ -48,7 +48,7 @@ class BlockValues(msgspec.Struct, gc=False):
 
 
 Later: TypeAlias = tuple[Sequence[Insertion], BlockValues, int]
-"""Entries not made yet: the insertions of a block, its values, and the total size in bytes."""
+"""Entries to create on demand: a block's insertions, its values, and their total size in bytes."""
 
 
 class DynamicTable:

@@ -64,7 +64,7 @@ def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
     try:
         octets = inflater.decompress(data, 2 * len(data))
     except BaseException:
-        _INFLATERS[0] = _INFLATER.copy()  # its state is unknown
+        _INFLATERS[0] = _INFLATER.copy()  # after an error the inflater's state is unknown
         raise
     if inflater.eof:
         # A longer code ended the block, so a NUL within a string could pass for a missing mark.
@@ -84,7 +84,10 @@ def _padding(data: bytes, octets: bytes) -> int:
 
 
 def canonical_codes(lengths: Sequence[int]) -> dict[int, int]:
-    """Return symbol -> code of a canonical Huffman code, for symbols with a nonzero length."""
+    """Return the canonical Huffman code for code lengths, as a map from symbols to codes.
+
+    Symbols of length 0 have no code.
+    """
     codes, code = {}, 0
     for length in range(1, max(lengths) + 1):
         for symbol, bits in enumerate(lengths):
@@ -146,7 +149,8 @@ def _block_header() -> bytes:
     lengths = [bits if bits <= _MAX_DEFLATE_BITS else 0 for bits in _LENGTHS[:_EOS]]
     lengths += [_MAX_DEFLATE_BITS, 1]
     used = sorted(set(lengths))
-    # Encode the lengths with codes of 3 and 4 bits, in numbers that make the code complete.
+    # Encode the lengths with codes of 3 and 4 bits; choose how many of each, so that the code is
+    # complete (no bit pattern is unused).
     short = 16 - len(used)
     bits_of = {length: 3 if index < short else 4 for index, length in enumerate(used)}
     codes = canonical_codes([bits_of.get(length, 0) for length in range(len(_ORDER))])

@@ -26,8 +26,8 @@ _NEVER = 1 << 62
 
 
 Step: TypeAlias = tuple[bytes, int]
-"""A varying literal: the constant bytes between the previous varying value and the length octet of
-this literal's value, and the number of these bytes."""
+"""A literal field whose value varies between blocks. The pair has the constant bytes in front of
+its value (after the previous varying value, up to the length octet), and their number."""
 
 
 class _Behind(NamedTuple):

@@ -201,7 +201,7 @@ def _packed(row: Field) -> Write:
 
 
 def _dump_many(scalar: Scalar, values: Any) -> bytes | None:
-    """Encode packed numbers with numpy; None if numpy cannot represent them exactly."""
+    """Encode packed numbers with numpy; None if their types or ranges need Python's checks."""
     array: Numbers = np.asarray(values)
     kind = scalar.dtype.kind
     if array.ndim != 1 or array.dtype.kind not in ("fiu" if kind == "f" else "biu"):

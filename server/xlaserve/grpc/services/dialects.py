@@ -26,7 +26,7 @@ class Aliases:
         self._mapping = {path: known[other] for path, other in ALIASES.items()}
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return full method name -> handler, as grpclib requires."""
+        """Return a map from full method names to handlers, as grpclib requires."""
         return dict(self._mapping)
 
 

@@ -53,7 +53,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self._has_properties = has_properties
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return method -> handler; ModelStreamInfer is handled by `InferStreams`."""
+        """Return a map from methods to handlers; `InferStreams` handles ModelStreamInfer."""
         mapping: dict[str, Handler] = super().__mapping__()
         mapping[STREAM_METHOD] = mapping[STREAM_METHOD]._replace(func=self._streams.run)
         return mapping

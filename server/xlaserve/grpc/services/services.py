@@ -60,7 +60,7 @@ def _load(reference: str, models: Models) -> Service:
 
 
 def injection_paths(services: Iterable[Service]) -> dict[str, InjectionPath]:
-    """Return full method name (`/package.Service/Method`) -> id path, for all services."""
+    """Return a map from full method names (`/package.Service/Method`) to id paths."""
     return {
         f"/{method}": InjectionPath(tuple(numbers))
         for service in services
