@@ -272,7 +272,7 @@ def _status(error: BaseException | None) -> str:
 def _problem(error: BaseException | None) -> str | None:
     if isinstance(error, GRPCError):
         return f"{error.status.name}: {error.message or 'no message'}"
-    if isinstance(error, TimeoutError):  # before OSError, its base class
+    if isinstance(error, TimeoutError):  # must precede the check for its base class OSError
         return "no answer in time"
     if isinstance(error, OSError):
         return f"cannot connect: {error.strerror or error}"

@@ -106,9 +106,9 @@ def _refused(head: Head[Route]) -> Route | None:
 class Answer:
     """Answers a request that is not gRPC with an HTTP status, such as 415.
 
-    The answer is sent at the end of the request or after a short delay, whichever comes first: the
-    delay lets stream errors of the request take precedence (RFC 9113 5.1, 8.1.1), but a client may
-    hold back its body until it gets a response (`expect: 100-continue`).
+    If the request has a body, the answer is sent after a short delay, so that stream errors in the
+    request take precedence (RFC 9113 5.1, 8.1.1). It does not wait for the end of the body, which
+    the client may hold back until it gets a response (`expect: 100-continue`).
     """
 
     message_first = False

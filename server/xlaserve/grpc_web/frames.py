@@ -103,6 +103,6 @@ def from_text(text: memoryview) -> memoryview:
             found.append(b64decode(data[start : padding.end()], validate=True))
             start = padding.end()
         found.append(b64decode(data[start:], validate=True))
-    except ValueError as error:  # the base class of binascii.Error
+    except ValueError as error:  # includes binascii.Error
         raise InvalidBody(f"expected base64 (application/grpc-web-text): {error}") from None
     return memoryview(b"".join(found))

@@ -155,8 +155,8 @@ class Acceptor:
                 raise ConnectionAbortedError(
                     f"the client offers other protocols than {context.agreed} (ALPN)"
                 )
-        # Duplicate the socket: event loops close it after a failed handshake without sending the
-        # alert.
+        # Event loops close the socket after a failed handshake without sending the alert, so keep
+        # a duplicate to send it.
         with connection.dup() as spare:
             try:
                 await self._loop.connect_accepted_socket(

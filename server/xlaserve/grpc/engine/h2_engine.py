@@ -189,7 +189,7 @@ class H2Engine(H2Protocol):
         is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
         self._admitted = is_h2 and self._owner.admit(self)
         if is_h2 and not self._admitted:
-            h2.clear_outbound_data_buffer()  # send no SETTINGS, as our own engine does
+            h2.clear_outbound_data_buffer()  # send no SETTINGS if refused, like our own engine
         self.connection.flush()
         self.connection.initialize()
         self.processor = _Events(self.requests, self.connection, self)

@@ -216,7 +216,7 @@ class FrameReader:
                 ):
                     position = stop
                 elif flags & PADDED and length and start == end:
-                    break  # the padding length has not been received
+                    break  # wait for the byte with the padding length
                 elif (
                     stop > end
                     and length <= _LEFT_BYTES

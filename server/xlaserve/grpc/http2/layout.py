@@ -187,11 +187,11 @@ def layout_of(kind: K, block: bytes, found: Sequence[Field]) -> Layout[K] | None
         octet = block[position]
         if octet >= INDEXED:
             if octet >= FIRST_INDEXED_DYNAMIC:
-                return None  # the index changes with every insertion
+                return None  # no layout: an index in the dynamic table changes with insertions
             position += 1
             continue
         if 0x20 <= octet < 0x40:
-            return None  # a dynamic table size update
+            return None  # no layout for blocks with a dynamic table size update
         position = _behind_name(layout, block, position, name)
         value, end = long_string(block, position + 1, block[position])
         if token == name.token:

@@ -156,7 +156,7 @@ class Layouts(Generic[K]):
             added = len(layout.insertions)
             layout.oldest += added
             if layout.oldest >= 0xFF:
-                return True  # the index now needs two octets
+                return True  # with two octets, the index does not match this layout
             layout.references = layout.references.translate(_MOVED[added])
             layout.left_bytes -= size
         if layout.is_closed:

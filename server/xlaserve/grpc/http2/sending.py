@@ -79,7 +79,7 @@ class Sender:
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
-            return True  # the stream is closed
+            return True  # drop the answer: the stream is closed
         self.window -= size
         number = stream.id
         output = self.output
@@ -190,7 +190,7 @@ class Sender:
         stream.send_window -= size
         stream.tick = stream.owner.tick
         output = self.output
-        is_first = not output and not self.receives  # as in `answer`
+        is_first = not output and not self.receives  # otherwise a write is scheduled already
         output.append(b"".join((HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
         self.output_bytes += size
         self._conduct.served += 1

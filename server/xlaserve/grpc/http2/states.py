@@ -29,7 +29,7 @@ class Input(IntEnum):
     """
 
     HEADERS = 0
-    """HEADERS without END_STREAM received; `_END` in the following names means with END_STREAM."""
+    """HEADERS without END_STREAM received; HEADERS_END and DATA_END are frames with END_STREAM."""
     HEADERS_END = 1
     DATA = 2
     DATA_END = 3

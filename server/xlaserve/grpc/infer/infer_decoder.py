@@ -56,7 +56,7 @@ class _Layout:
     model_version: str
     id: Span
     fixed: list[tuple[int, bytes]]
-    """The bytes around the id and the elements, each part with its position."""
+    """The constant parts of the message, all except id and elements, each with its position."""
     structure: Structure
     form: Form
     plain: list[tuple[Head, int]] | None
@@ -230,7 +230,7 @@ class InferDecoder:
         """Raise NotOrdinary unless an upper bound of the fields is within the limit."""
         most = BYTE_COST * (end - sum(stop - start for start, stop, _ in raw))
         for start, stop, elements in typed:
-            if not isinstance(elements, list):  # packed; in a list each element is a field
+            if not isinstance(elements, list):  # a packed field costs less than separate fields
                 most += PACKED_COST + (stop - start) // PACKED_BYTES - BYTE_COST * (stop - start)
         if most > self._max_fields:
             raise NotOrdinary

@@ -75,7 +75,7 @@ class InferFastPaths:
             route, mesh = self._compressing
         if mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
-                return self._general  # which rejects repeated headers
+                return self._general  # the general path rejects repeated id headers
             route = mesh
         return route
 
@@ -122,7 +122,7 @@ class _MeshFastPath:
         try:
             name = model_id(metadata)
         except InvalidRequest:
-            return self._general  # which reports the error
+            return self._general  # the general path reports invalid id headers
         if name is None:
             return self._fast_path
         context = copy_context()

@@ -232,7 +232,7 @@ class InferStream:
                     # The request ran on the event loop; let other tasks run.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
-            return  # by `run` or `close`; suppressed, because a cancelled task keeps its exception
+            return  # suppressed: `run` or `close` cancelled the task, which would keep the error
         except ENDS:
             raise
         except BaseException as error:
@@ -272,7 +272,7 @@ class InferStream:
             else:
                 request = await self._read(call, decoded, is_long=is_long)
         except asyncio.CancelledError:
-            call.fail(ShuttingDown())  # no effect if the stream has ended
+            call.fail(ShuttingDown())  # has no effect if the call was already cancelled
             raise
         except ENDS:
             raise
