@@ -246,7 +246,7 @@ def _decode_by_table(data: bytes) -> bytes:
     found: list[bytes] = []
     for octet in data:
         symbols, row = row[octet]
-        if symbols:  # with rare symbols, three of four octets complete none
+        if symbols:  # often empty: three of four octets of rare symbols complete no symbol
             found.append(symbols)
     if id(row) not in _TABLE.padded:
         raise MalformedHuffman

@@ -83,7 +83,8 @@ class Sender:
         self.window -= size
         number = stream.id
         output = self.output
-        # Otherwise a write is already scheduled, or follows when the frames were handled.
+        # Request a write only for the first output: after that one is already scheduled, and
+        # during a read the caller writes anyway.
         is_first = not output and not self.receives
         output.append(
             b"".join(

@@ -196,7 +196,7 @@ def _put_message(name: str, plan: Plan) -> StoreSpan:
         if known is None:
             fields = plan.blank()
             values[name] = plan.message(fields)
-        else:  # a repeated occurrence is merged into the first, as in protobuf
+        else:  # as in protobuf, a second occurrence of the field is merged into the first
             fields = object.__getattribute__(known, "__dict__")
         reader.nested(plan, fields, start, stop)
 
