@@ -1,4 +1,4 @@
-"""Runs a task during a block, and ends it with the block."""
+"""Context manager for a background task."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,7 +8,7 @@ from typing import Any
 
 @asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a task during a block, and cancel it at the end."""
+    """Run a coroutine as a task while the context is active; cancel and await it at the exit."""
     task = asyncio.ensure_future(work)
     try:
         yield

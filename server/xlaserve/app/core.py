@@ -1,4 +1,4 @@
-"""The parts of the core that transports are built over."""
+"""The core objects that transports are built from."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from xlaserve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One of each, made by the composition root; the transports own none of them."""
+    """The server's core objects, created and owned by `Application`; transports only use them."""
 
     settings: Settings
     description: ServerDescription
@@ -40,14 +40,14 @@ class Core:
     control: ModelControl
     engine: Engine
     repeats: Repeats | None
-    """Exact repeats answered without parsing; None without a response cache."""
+    """Replays answers to requests with identical bytes; None without a response cache."""
     gates: Gates
     access: AccessControl
     shared: Shared
-    """Shared by connections: the ledger, and the memory of long messages."""
+    """Objects shared by connections: the memory ledger, and the pool for long messages."""
     look: FilesLook
     of_code: ModelMetrics
-    """Metrics that the code of models reports."""
+    """Metrics reported by the models' own code."""
     tracing: Tracing
     observing: Observing
     history: History

@@ -1,4 +1,4 @@
-"""Starts the devices that models are loaded on."""
+"""Starts JAX and its devices."""
 
 import structlog
 
@@ -12,19 +12,19 @@ _log = structlog.get_logger("app")
 
 
 class DeviceStart:
-    """Starts JAX at the first load."""
+    """Starts JAX, with the compilation cache if its directory is usable."""
 
     def __init__(self, settings: Settings, programs: Compilation) -> None:
         self._settings = settings
         self._programs = programs
         self._is_told = False
-        """Whether the log says by now why programs are not kept."""
+        """Whether the warning about the unusable cache directory was logged."""
 
     def __call__(self) -> str:
-        """Return the platform of the models; blocks.
+        """Start JAX if necessary, and return the platform; blocks.
 
-        Raises DeviceUnavailable, or InvalidSettings for a directory of programs that cannot be
-        used.
+        Raises DeviceUnavailable, or InvalidSettings if the compilation cache directory in the
+        settings cannot be used.
         """
         settings = self._settings
         asked, fraction = settings.device.value, settings.gpu_memory_fraction
@@ -33,7 +33,7 @@ class DeviceStart:
         except InvalidSettings as error:
             if settings.compilation_cache_directory != compilation.AUTO:
                 raise
-            # It holds nothing as long as it is not prepared.
+            # The default directory cannot be used: run without a compilation cache.
             if not self._is_told:
                 self._is_told = True
                 _log.warning("compiled programs are not kept", reason=str(error))

@@ -1,4 +1,4 @@
-"""The start of the server, as an operator is shown it."""
+"""Interface for showing the progress of startup to an operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,42 +10,42 @@ from xlaserve.runtime.loaded import Stage
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Addresses of the server for clients."""
+    """The server's addresses for clients."""
 
     grpc: str
-    """`none` where gRPC is not served."""
+    """`none` if gRPC is not served."""
     http: str | None
     grpc_data: str
-    """The same as `grpc` with a single endpoint."""
+    """Address of the inference endpoint; equal to `grpc` unless there is a separate one."""
     metrics: str | None = None
-    """None where metrics have no address of their own."""
+    """Address of the metrics endpoint; None if there is no separate one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model version as the operator sees it."""
+    """One model version, for display."""
 
     entry: IndexEntry
     size_bytes: int | None
-    """Bytes it holds in memory; None while it is not loaded."""
+    """Memory of the model version in bytes; None if it is not loaded."""
     compile_seconds: float | None
 
 
 class Display(Protocol):
-    """Shows the progress of the start; called on the event loop."""
+    """Shows the progress of startup; all methods are called on the event loop."""
 
     def listening(self, addresses: Addresses) -> None:
-        """The ports are open."""
+        """Called when the ports are open."""
 
     def stage(self, model: str, version: str, stage: Stage) -> None:
-        """A load has reached another stage."""
+        """Called when a load reaches another stage."""
 
     def started(self, rows: Sequence[ModelRow]) -> None:
-        """Every load of the start has ended."""
+        """Called when all loads at startup have ended."""
 
 
 class NoDisplay:
-    """Shows nothing: the log says it all."""
+    """A display that shows nothing, for servers that only log."""
 
     def listening(self, addresses: Addresses) -> None:
         """Show nothing."""

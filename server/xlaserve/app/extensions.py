@@ -1,7 +1,7 @@
-"""The table of extensions; the server runs without any row that is removed.
+"""The table of built-in extensions; any row can be removed, and the server still runs.
 
-Nothing of an extension is imported before the server that has it is put together, and nothing but
-this table imports one. Other packages add rows of their own, which a setting names.
+Extensions are imported only here, and only when the server is assembled. Other packages can provide
+extensions through entry points; the setting `extension` enables them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,28 +20,28 @@ from xlaserve.settings.choices import ModelControlMode
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Extra contents of the status pages."""
+    """Information for an extension's status pages."""
 
     routes: Sequence[Route]
-    """Routes of the core and of the other extensions."""
+    """Routes of the server and of other extensions."""
     mesh: ModelRuntime | None
-    """The runtime driven by a ModelMesh, or None."""
+    """The runtime that ModelMesh controls; None without ModelMesh."""
     container: MultiModelContainer
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One extension; its parts are made when a server is assembled."""
+    """One extension; its functions are called when a server is assembled."""
 
     name: str
     http: Callable[[Core], Iterable[Route]] = lambda core: ()
-    """Its routes."""
+    """Returns the extension's HTTP routes."""
     errors: Callable[[], Mapping[str, MakeError]] = dict
-    """The shapes that errors have below paths, by their beginnings."""
+    """Returns a map from path prefixes to functions that format error bodies."""
     pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
-    """Its pages, which may show all routes."""
+    """Returns the routes of status pages, which may list all other routes."""
     protocol: Callable[[Core, Runner], OtherProtocol] | None = None
-    """A protocol besides REST on the port of HTTP, using gRPC's runner."""
+    """Returns another protocol for the HTTP port, which uses the gRPC runner."""
 
 
 def _openai(core: Core) -> Iterable[Route]:
@@ -119,13 +119,16 @@ EXTENSIONS: tuple[Extension, ...] = (
     Extension("grpc_web", protocol=_grpc_web),
     Extension("dashboard", pages=_dashboard),
 )
-"""All extensions; their routes are matched in this order."""
+"""The built-in extensions; their routes are matched in this order."""
 GROUP = "xlaserve.extensions"
-"""The group of entry points by which other packages name their rows."""
+"""The entry point group for extensions of other packages."""
 
 
 def rows(names: Sequence[str]) -> Sequence[Extension]:
-    """Return all rows, those of other packages last; raises InvalidSettings."""
+    """Return the built-in extensions, then the named ones of other packages.
+
+    Raises InvalidSettings if one is not installed or cannot be imported.
+    """
     return [*EXTENSIONS, *(_installed(name) for name in names)]
 
 

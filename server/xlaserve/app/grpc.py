@@ -42,29 +42,29 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import IdInjection, TlsEndpoint, V2Dialect
 
 _CLIENTS_OF_A_MESH = 8
-"""A mesh sends all its requests over one connection, and may leave some of them open unsent."""
+"""Factor for per-connection limits with ModelMesh, which uses one connection for all clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcDoor:
-    """The gRPC server, and its components that take part in shutdown."""
+    """The gRPC server, with the components needed for HTTP and for shutdown."""
 
     server: GrpcServer
     health: HealthService
     streams: InferStreams
     runner: Runner
     mesh: ModelRuntime | None
-    """The model runtime that a ModelMesh drives; None without a mesh."""
+    """The runtime that ModelMesh controls; None without ModelMesh."""
 
     def listen(self, listeners: Sequence[Listener], tls: ServerTls | None) -> None:
-        """Serve on every listener, over TLS where the settings say so."""
+        """Serve on all listeners, with TLS if the settings enable it for gRPC."""
         contexts = None if tls is None else tls.of(TlsEndpoint.GRPC)
         for listener in listeners:
             self.server.listen(listener.socket, contexts, name=listener.setting)
 
 
 def assemble_grpc(core: Core) -> GrpcDoor:
-    """Return the gRPC server of the settings, with every service; it does not listen yet."""
+    """Create the gRPC server with all services, from the settings; it does not listen yet."""
     settings = core.settings
     added = load_services(settings.service, Models(core.engine))
     typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
@@ -172,8 +172,8 @@ def _model_runtime_service(
 
 
 def http2_limits(settings: Settings) -> Http2Limits:
-    """Return the limits of the settings for messages, streams and connections."""
-    # Behind the one connection of a sidecar there are many clients.
+    """Return the limits for messages, streams and connections, from the settings."""
+    # ModelMesh's sidecar multiplexes many clients on one connection.
     clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
     return Http2Limits(
         max_message_bytes=settings.max_message_bytes,

@@ -28,9 +28,9 @@ from xlaserve.residence.platforms.runtime import ModelRuntime
 
 
 def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:
-    """Return the HTTP server of the settings; it does not listen yet.
+    """Create the HTTP server, from the settings; it does not listen yet.
 
-    `grpc` runs the requests of gRPC-Web, or None.
+    `grpc` is the runner for other protocols on the HTTP port, such as gRPC-Web, or None.
     """
     settings = core.settings
     limits = HttpLimits(
@@ -71,9 +71,9 @@ def _protocol(core: Core, grpc: Runner) -> OtherProtocol | None:
 def http_routes(
     core: Core, connections: Mapping[str, Callable[[], int]], mesh: ModelRuntime | None = None
 ) -> RouteTable:
-    """Return the table of every route; `connections` counts those that are open, by protocol.
+    """Return all HTTP routes; `connections` maps protocols to their number of open connections.
 
-    `mesh` is what a ModelMesh drives, for the page.
+    `mesh` is the runtime that ModelMesh controls, for the status page.
     """
     depth = core.settings.max_json_depth
     threads = OffLoop(core.workers.host)
@@ -134,7 +134,7 @@ def http_routes(
 
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
-    """Return the table of the endpoint that serves metrics, and says how the server is."""
+    """Return the routes of a separate metrics endpoint: metrics and health."""
     health = HealthRoutes(core.control.follower, bodies=core.settings.health_bodies)
     return RouteTable([*_metrics(core, connections), *health.table()])
 

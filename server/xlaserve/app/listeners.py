@@ -1,4 +1,4 @@
-"""Binds the endpoints of the settings."""
+"""Binds the listening sockets of the endpoints in the settings."""
 
 import socket
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
 
 METRICS_ON_HTTP = "http"
-"""The value of `metrics_endpoint` for where HTTP is served."""
+"""The value of `metrics_endpoint` that means the HTTP endpoint."""
 
 
 class Bound(Protocol):
-    """The endpoints that a server serves on."""
+    """The listeners of a server."""
 
     @property
     def grpc(self) -> Sequence[Listener]:
-        """The listeners of gRPC: none, one, or one for inference besides."""
+        """The gRPC listeners: none, one, or one more for inference only."""
         ...
 
     @property
     def http(self) -> Listener | None:
-        """Where HTTP is served."""
+        """The HTTP listener, or None."""
         ...
 
     @property
     def metrics(self) -> Listener | None:
-        """Address of the metrics, if separate."""
+        """The listener for metrics, or None if there is no separate one."""
         ...
 
 
 class Listeners:
-    """The listeners of the settings; each is closed when the stack unwinds.
+    """Binds the listeners from the settings; `stack` closes them.
 
-    Raises InvalidSettings for an endpoint that cannot be listened on.
+    Raises InvalidSettings if the server cannot listen on an endpoint.
     """
 
     def __init__(self, settings: Settings, systemd: Systemd, stack: ExitStack) -> None:
@@ -68,7 +68,7 @@ class Listeners:
 
     @property
     def every(self) -> Sequence[Listener]:
-        """Return all of them."""
+        """Return all listeners."""
         return [*self.grpc, *(one for one in (self.http, self.metrics) if one)]
 
     def _parse(self, setting: str, text: str, stack: ExitStack) -> Listener | None:
@@ -98,7 +98,7 @@ class Listeners:
         return listener
 
     def _handed(self, setting: str, endpoint: Endpoint) -> Listener | None:
-        """Return the listener inherited from the predecessor process."""
+        """Return the listener handed over by the process that this one replaces, or None."""
         predecessor = self._systemd.predecessor
         shared = None if predecessor is None else predecessor.socket_of(setting)
         if shared is None:

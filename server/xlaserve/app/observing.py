@@ -1,4 +1,4 @@
-"""Assembles the observers of calls: metrics, logs, traces."""
+"""Creates the observers of calls: metrics, access log, traces."""
 
 import os
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from xlaserve.settings.choices import Device, TlsEndpoint, TraceLevel, TraceMode
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """Observers that the settings ask for."""
+    """The observers that the settings enable."""
 
     failures: Failures
     access_log: AccessLog | None
@@ -32,7 +32,7 @@ class Observing:
     lag: LoopLag = field(default_factory=LoopLag)
 
     def reading(self, tracing: Tracing) -> ObservingReading:
-        """Return the observers' own metrics."""
+        """Return the metrics about the observers themselves."""
         log = self.access_log
         return ObservingReading(
             self.failures,
@@ -43,23 +43,26 @@ class Observing:
         )
 
     async def watch(self) -> None:
-        """Look at the event loop and at the GPUs until cancelled."""
+        """Monitor the event loop's lag and the GPUs until cancelled."""
         with self.gpus.asked():
             await self.lag.watch()
 
     def reopen(self) -> None:
-        """Reopen files after a rotation of logs or SIGHUP; returns at once."""
+        """Reopen the access log, after log rotation or SIGHUP; does not block."""
         if self.access_log is not None:
             self.access_log.reopen()
 
     async def close(self, workers: Workers) -> None:
-        """Write pending records, within a time limit."""
+        """Write the pending records of the access log, within a time limit."""
         if self.access_log is not None:
             await self.access_log.close(workers.wait)
 
 
 def observe(settings: Settings, gates: Gates, failures: Failures) -> Observing:
-    """Have calls observed as the settings say; raises InvalidSettings for a file that cannot be."""
+    """Create the observers from the settings, and register them with the gates.
+
+    Raises InvalidSettings if the access log cannot be opened.
+    """
     access_log = _access_log(settings)
     if access_log is not None:
         gates.observe(access_log, needs_records=True)
@@ -81,10 +84,10 @@ def _access_log(settings: Settings) -> AccessLog | None:
 
 
 def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPlane) -> Tracing:
-    """Return the trace settings; raises InvalidSettings for a mode whose library is missing."""
+    """Create the tracer from the settings; raise InvalidSettings if its library is missing."""
     spans = None
     if settings.trace_mode is TraceMode.OPENTELEMETRY:
-        # The SDK reads its variables itself; what is read here is which of them are there.
+        # The SDK reads its variables itself; here only their presence is checked.
         spans = OpenTelemetry(os.environ, _MAX_SPANS, version=build.version())
     encrypted = bool(settings.tls_certificate) and TlsEndpoint.HTTP in settings.tls_endpoints
     level = settings.trace_level
@@ -106,4 +109,4 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
 
 
 _MAX_SPANS = 4096
-"""Calls queued for spans; beyond them, others are dropped and counted."""
+"""Maximum number of calls queued for export as spans; further ones are dropped and counted."""

@@ -1,4 +1,4 @@
-"""The parent process, as a worker sees it."""
+"""The parent process's interface for its worker processes."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -15,59 +15,59 @@ from xlaserve.settings import Settings
 
 
 class Parent(Protocol):
-    """The process that started this one as a worker."""
+    """The process that started this worker."""
 
     @property
     def listeners(self) -> Bound:
-        """The endpoints, whose connections it hands over."""
+        """Listeners for the connections that the parent hands over."""
         ...
 
     @property
     def manager(self) -> ServiceManager:
-        """Hears how this process goes, in the place of systemd."""
+        """Receives the state of this process (ready, stopping), like systemd."""
         ...
 
     @property
     def others(self) -> Others:
-        """Processes started by the parent."""
+        """The other processes of the server."""
         ...
 
     @property
     def quotas(self) -> Admits | None:
-        """The quotas of callers of all processes; None without rules of access."""
+        """The callers' quotas, shared by all processes; None without access rules."""
         ...
 
     @property
     def events(self) -> Events:
-        """The event log, which the parent keeps."""
+        """The event log, which is in the parent process."""
         ...
 
     @property
     def worker(self) -> int:
-        """Return this process's number among the workers."""
+        """Return the number of this worker."""
         ...
 
     @property
     def follow(self) -> Callable[[], Awaitable[None]] | None:
-        """Returns once the registry shows what the engine has loaded; None where models are loaded
-        in this process."""
+        """A function that waits until the registry mirrors the models in the engine process; None
+        if this process loads models itself."""
         ...
 
     @property
     def plane(self) -> ControlPlane:
-        """Has changes made in every process of the server."""
+        """Applies changes in all processes of the server."""
         ...
 
 
 def plane_of(parent: Parent | None) -> ControlPlane:
-    """Return the control plane of the process, through which log levels change too."""
+    """Return the control plane of this process, after registering the handler of log changes."""
     plane = OneProcess() if parent is None else parent.plane
     plane.handle(ChangeKind.LOG, make_log_change)
     return plane
 
 
 def events_of(settings: Settings, parent: Parent | None) -> tuple[Events, EventNotes]:
-    """Return the event log, and the recorder of this process's events."""
+    """Return the event log, and the object with which this process records events."""
     if parent is None:
         events = EventLog(settings.max_event_bytes)
         return events, EventNotes(events)

@@ -1,4 +1,4 @@
-"""The probe socket: liveness and readiness, for this machine and user alone."""
+"""The probe socket: liveness and readiness for local processes of the same user."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import structlog
 
 READY = b"ready\n"
 LIVE = b"live\n"
-"""The begin of the answer before the server is ready, and while it drains."""
+"""First line of the answer if the server is not ready: during startup and drain."""
 _MODE = 0o600
 _BACKLOG = 16
 
@@ -22,12 +22,12 @@ _log = structlog.get_logger("probe")
 async def probed(
     path: str, is_ready: Callable[[], bool], why: Callable[[], str] = str
 ) -> AsyncIterator[None]:
-    """Answer each connection to a unix socket with READY or LIVE for the length of a block.
+    """Context manager that answers each connection to a unix socket with READY or LIVE.
 
-    Behind LIVE comes what `why` says: why the server is not ready.
+    After LIVE, the answer has the text from `why`: why the server is not ready.
 
-    A server whose socket cannot be made serves nevertheless: then probes ask its endpoints. The
-    socket takes the place of one that is there, as of the server that this one replaces.
+    If the socket cannot be created, the server runs without it, and probes use its endpoints. An
+    existing socket, such as that of the server that this one replaces, is replaced.
     """
     if not path:
         yield
@@ -57,8 +57,8 @@ async def probed(
 
 
 def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
-    """Return a socket that listens at a path, and the state of its file; raises OSError."""
-    # A path of this process until it listens: meanwhile probes reach the previous server.
+    """Return a socket that listens at a path, and the status of its file; raise OSError."""
+    # Bind to a temporary path and rename it, so that probes reach the previous server until then.
     own = Path(f"{path}.{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""Settings and server services for Python models."""
+"""Creates the server API for Python models."""
 
 from xlaserve.residence.measured import MeasuredMemory
 from xlaserve.runtime.calls import Calls
@@ -10,7 +10,7 @@ from xlaserve.settings import Settings
 def python_host(
     settings: Settings, calls: Calls, metrics: ModelMetrics, measured: MeasuredMemory
 ) -> PythonHost | None:
-    """Return the server API for models' code; None unless it is enabled."""
+    """Return the server API for the code of Python models; None if they are not allowed."""
     if not settings.allow_python_models:
         return None
     return PythonHost(

@@ -1,4 +1,4 @@
-"""Takes over the changes that clients made in a server that this one replaces."""
+"""Applies the changes that clients made in the server that this one replaces."""
 
 import asyncio
 import os
@@ -23,10 +23,10 @@ _log = structlog.get_logger("replacing")
 
 
 class Here(Protocol):
-    """The processes of this server."""
+    """The processes of the new server."""
 
     async def make_again(self, change: Change) -> None:
-        """Apply a change of the replaced process; raises like the change."""
+        """Apply a change from the replaced server; raise as the original change would."""
 
     async def replies(self, question: str) -> Sequence[Any]:
         """Return each process's reply to a question."""
@@ -34,12 +34,12 @@ class Here(Protocol):
 
 
 async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None:
-    """Make again what clients have changed in the server that this one replaces.
+    """Apply the changes that clients made in the server that this one replaces.
 
-    In its order, but an ensemble whose steps were loaded behind it once more after them. Its own
-    start is done by then. What is gone since is named in the log. Raises ChangesNotTaken
-    where the changes cannot be read, or a model that answers there fails to load here though its
-    files are there: this server takes nothing over then.
+    Called after startup. The changes are applied in their original order, except that an ensemble
+    whose steps were loaded after it is applied again at the end. Models that no longer exist are
+    logged. Raises ChangesNotTaken if the changes cannot be read, or if a model that works in the
+    old server fails to load here although its files exist; the replacement is then abandoned.
     """
     if systemd.predecessor is None:
         return
@@ -72,7 +72,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
 
 
 async def _error_of(here: Here, change: Change) -> XlaserveError | None:
-    """Make a change; return why it cannot be made."""
+    """Apply a change; return the error if it fails, or None."""
     try:
         await here.make_again(change)
     except XlaserveError as error:
@@ -85,9 +85,9 @@ def _without_files(change: Change) -> Change:
 
 
 def _is_gone(change: Change, error: XlaserveError) -> bool:
-    """Tell whether a change cannot be made since its model is gone; others are logged.
+    """Tell whether a change failed because its model does not exist; log other failures.
 
-    Raises ChangesNotTaken where it blocks the replacement.
+    Raises ChangesNotTaken if the failure must stop the replacement.
     """
     if change.kind in OF_MODELS:
         if type(error).__name__ in GONE:
@@ -104,9 +104,9 @@ def _is_gone(change: Change, error: XlaserveError) -> bool:
 
 
 def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:
-    """Return the settings of a replacement, without directories of models that cannot be read.
+    """Return a replacement server's settings without model repositories that cannot be read.
 
-    Where none can be read they are left as they are, and the start fails as any start does.
+    If no repository can be read, the settings are unchanged, and startup fails as usual.
     """
     given = (settings.repository, *settings.model_repository)
     if systemd.predecessor is None or settings.bare_model:

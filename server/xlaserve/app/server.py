@@ -1,4 +1,4 @@
-"""The composition root: builds everything, starts the transports, and drains them."""
+"""The composition root: creates all objects, starts the transports, and drains them."""
 
 import asyncio
 import sys
@@ -80,10 +80,10 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import Device, TlsEndpoint
 
 _SWITCH_SECONDS = 0.0005
-"""Switch interval of Python's lock while threads compile; 5 ms by default."""
+"""Switch interval of the GIL: the default of 5 ms would let compiling threads delay the loop."""
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
-"""Time limits for closing unused models and idle threads at the end."""
+"""Minimum and maximum time for unloading models and ending threads at shutdown."""
 _ARRIVAL_SECONDS = 1.0
 """Seconds for which a draining server still admits requests."""
 
@@ -91,7 +91,7 @@ _log = structlog.get_logger("app")
 
 
 class Application:
-    """The whole server, from settings; `running` starts it and ends it."""
+    """The whole server, created from the settings; `running` starts and stops it."""
 
     successor: Successor
 
@@ -107,14 +107,14 @@ class Application:
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
-        """The listener of separate metrics, or None."""
+        """The server of the separate metrics endpoint, or None."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
         self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
-        """Deadline of waiting for threads at the end, by the clock of the event loop."""
+        """Deadline for threads to end at shutdown, in event loop time."""
         self.has_threads_left = False
-        """Whether threads are left at the end, which only the end of the process stops."""
+        """Whether threads were still running after shutdown; only the process's exit ends them."""
         self.workers = Workers(
             load_threads=load_threads(settings),
             execute_threads=settings.execute_threads,
@@ -136,7 +136,7 @@ class Application:
         self.capacity = Capacity()
         counting = Counting(failures=Failures(reason_of))
         if settings.access_rules:
-            # Before they are read: what changes meanwhile is read again.
+            # Register before reading, so that a change in between triggers another read.
             self.reloads.add(
                 "access rules",
                 lambda: self.access.reload(self.workers.wait),
@@ -257,9 +257,9 @@ class Application:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Addresses]:
-        """Serve for the length of a block; the ports are open before jax is imported.
+        """Serve while the context is active; the ports are open before JAX is imported.
 
-        Leaving the block drains: requests in progress end, within `grace_seconds`.
+        Leaving the context drains the server: requests in flight get `grace_seconds` to complete.
         """
         changes = CodeChanges(self.control, self.registry, self.workers)
         self._nested.bind(asyncio.get_running_loop(), changes.make)
@@ -276,9 +276,9 @@ class Application:
             self.grpc = door.server
             why = self.control.follower.why_not_ready
             await stack.enter_async_context(probed(self.settings.probe_socket, self._is_ready, why))
-            # Also while it drains.
+            # Entered first, so that it also runs during the drain.
             await stack.enter_async_context(running_beside(self._manager.keep_alive()))
-            # Before anything listens: libuv aborts where a socket is closed that it still polls.
+            # Registered before listening: libuv aborts if a socket is closed while it polls it.
             stack.push_async_callback(self._stop, door)
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners, door)
@@ -299,9 +299,9 @@ class Application:
             yield addresses
 
     async def load(self) -> None:
-        """Start the device and load what is to be loaded at start.
+        """Start the device and load the startup models.
 
-        Raises DeviceUnavailable when the device that was asked for is not there.
+        Raises DeviceUnavailable if the device in the settings is not available.
         """
         follow = None if self._parent is None else self._parent.follow
         if follow is not None:
@@ -333,7 +333,7 @@ class Application:
         self.capacity.limit(totals, of_host, devices.kind)
         if self.settings.modelmesh:
             RuntimeLimits.of(self.settings, min(of_each) * self.settings.processes)
-            # Its loads come with requests that wait for them.
+            # With ModelMesh, requests wait for loads: prepare for the first one now.
             await self.workers.wait(loaders.prepare, self.compilation, platform)
         await self.workers.wait(allocator.freeze_heap)
         if not self.mappings.is_counted:
@@ -352,7 +352,7 @@ class Application:
         self.mappings.count()
 
     async def rows(self) -> list[ModelRow]:
-        """List the models with their memory."""
+        """Return all known model versions with their memory and compile time."""
         return [self._row(entry) for entry in await self.control.catalog.known()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
@@ -364,7 +364,7 @@ class Application:
         return ModelRow(entry, info.memory.total_bytes, info.compile_seconds)
 
     async def serve(self) -> None:
-        """Load, then follow the repository where the mode says so, until cancelled."""
+        """Load the startup models, then poll the repository if enabled, until cancelled."""
         await self.load()
         if isinstance(plane := self.control.plane, OneProcess):
             await take_changes(self._systemd, self.settings, plane)
@@ -378,7 +378,7 @@ class Application:
     def _read_tls(self) -> ServerTls | None:
         tls = server_tls(self.settings)
         if tls is not None:
-            # Before they are read: what changes meanwhile is read again.
+            # Register before reading, so that a change in between triggers another read.
             self.reloads.add("tls", partial(self.workers.wait, tls.reload), tls.files)
             tls.reload()
         return tls
@@ -410,7 +410,7 @@ class Application:
         return None if self._tls is None else self._tls.of(endpoint)
 
     def http_routes(self, mesh: ModelRuntime | None = None) -> RouteTable:
-        """Return the table of HTTP's routes; `mesh` is a ModelMesh's runtime."""
+        """Return all HTTP routes; `mesh` is the runtime that ModelMesh controls, or None."""
         return http_routes(self._core, self._connections(), mesh)
 
     def _connections(self) -> Mapping[str, Callable[[], int]]:
@@ -421,7 +421,7 @@ class Application:
 
     @property
     def open_connections(self) -> int:
-        """Return the number of open or accepted connections of all endpoints."""
+        """Return the number of connections of all endpoints, including TLS handshakes."""
         http = sum(server.connections + server.in_handshake for server in self._http_servers())
         return self.grpc.connections + self.grpc.in_handshake + http
 
@@ -437,7 +437,7 @@ class Application:
         door.health.close()
         door.streams.close()
         loop = asyncio.get_running_loop()
-        # What clients had sent before they could know is in flight: it is served.
+        # Admit requests for a moment: clients may send some before they learn of the shutdown.
         refusing = loop.call_later(_ARRIVAL_SECONDS, self.gates.drain)
         self.repository.remotes.close()
         until = loop.time() + self.settings.grace_seconds
@@ -458,8 +458,8 @@ class Application:
         _log.info("stopped")
 
     def _end_threads(self) -> None:
-        """End the threads, and wait for a bounded time; nothing ends one that computes."""
-        # Before the threads of loads, which wait for its processes.
+        """End the threads, waiting a limited time; a computing thread cannot be stopped."""
+        # First, because load threads wait for the compilation processes.
         self.compilation.close()
         until = self._closing_until
         seconds = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
@@ -474,11 +474,11 @@ def prepare(
     systemd: Systemd | None = None,
     parent: Parent | None = None,
 ) -> Application:
-    """Return the application of this process, whose interpreter it sets up for serving."""
+    """Configure the interpreter for serving, and return the application."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     allocator.give_back_large_blocks(kept_bytes=settings.allocator_kept_bytes)
     application = Application(settings, display, systemd, parent)
-    # Clients may change them while the server runs (logging extension).
+    # At SIGHUP, restore the log levels, which clients may have changed (logging extension).
     application.reloads.add("access log", application.observing.reopen)
     application.reloads.add("log", partial(log.set_levels, log.levels()))
     return application
@@ -487,9 +487,9 @@ def prepare(
 async def run(
     settings: Settings, display: Display | None = None, systemd: Systemd | None = None
 ) -> bool:
-    """Serve until SIGTERM or SIGINT; a second one ends the process at once. SIGHUP reloads.
+    """Serve until SIGTERM or SIGINT; a second one kills the process. SIGHUP reloads files.
 
-    Return whether threads are left that do not end: then the interpreter cannot end in order.
+    Return whether threads are still running, which would block the interpreter's regular exit.
     """
     application = prepare(settings, display, systemd)
     async with application.running():

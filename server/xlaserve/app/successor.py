@@ -1,6 +1,7 @@
-"""The process that replaces this server on SIGUSR2; this one drains once it is ready.
+"""Replaces this server by a new process on SIGUSR2, without downtime.
 
-It is the same command, with the code and the files as they are by now.
+The new process runs the same command line, with the current code and files; this one drains when
+the new one is ready.
 """
 
 import asyncio
@@ -39,21 +40,21 @@ TO_DO: Mapping[str, str] = MappingProxyType(
         "of a version that takes nothing over",
     }
 )
-"""State that a replacement process does not inherit, and who has to restore it."""
+"""State that the new process does not inherit -> who has to restore it."""
 
 
 class Changes(Protocol):
-    """The changes of clients in this server."""
+    """The changes that clients made in this server, such as loads."""
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return earlier ones once none is in progress."""
+        """Refuse further changes; return the earlier ones when none is in progress."""
         ...
 
     def go_on(self) -> None:
-        """Take changes again."""
+        """Accept changes again."""
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
-        """Return the files of a change; waits for the disk."""
+        """Read the files of a change from disk; blocks."""
         ...
 
     async def replies(self, question: str) -> Sequence[Any]:
@@ -62,7 +63,7 @@ class Changes(Protocol):
 
 
 class Successor:
-    """Starts the replacement of this process, and hands over to it once it is ready."""
+    """Starts a new process to replace this one, and hands over to it when it is ready."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class Successor:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
         self.has_taken_over = False
-        """Whether this process stops since the new one serves."""
+        """Whether the new process has taken over, so that this one shuts down."""
         self._channel: socket.socket | None = None
         self._is_given_changes = False
         self._working: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the replacement, or log why not."""
+        """Start the new process, or log why that is not possible."""
         if reason := self._refusal():
             _log.warning("server not replaced", reason=reason)
             return
@@ -140,13 +141,13 @@ class Successor:
             self._work(self._replaced(self._process.pid))
 
     def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Replace the current task for the replacement."""
+        """Start a task of the handover, and cancel the previous one."""
         if self._working is not None:
             self._working.cancel()
         self._working = asyncio.ensure_future(work)
 
     async def _hand_over(self, channel: socket.socket) -> None:
-        """Hand the clients' changes over, and refuse further ones."""
+        """Send the clients' changes to the new process, and refuse further changes."""
         changes = await self._changes.hold(handover.kinds(self._settings))
         directory = self._settings.scratch_directory
         try:
@@ -160,7 +161,7 @@ class Successor:
         except (OSError, NobodyAnswers) as error:
             _log.error("changes of clients not handed over", reason=str(error))
             if self._channel is channel:
-                # The replacement ends for want of them, which `_failed` waits for.
+                # Without the changes the new process exits, and `_failed` handles that.
                 channel.shutdown(socket.SHUT_RDWR)
             return
         for subject, reason in left.items():
@@ -188,7 +189,7 @@ class Successor:
                 if count:
                     _log.warning("not handed over", what=what, count=count, to_do=TO_DO[what])
         finally:
-            # From here on all is as after SIGTERM; a second one would cut off what is in flight.
+            # Shut down as after SIGTERM; a second SIGTERM would abort requests in flight.
             if not self._is_closed:
                 self.has_taken_over = True
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -196,7 +197,7 @@ class Successor:
     async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
         status = await asyncio.to_thread(process.wait)
         if self._is_closed:
-            return  # both were told to end
+            return  # this process is shutting down, and has stopped the new one
         self._process = None
         self._is_given_changes = False
         self._changes.go_on()
@@ -211,7 +212,7 @@ class Successor:
             self._channel = None
 
     def close(self) -> None:
-        """End a replacement that is not ready, since this server ends."""
+        """Terminate a new process that is not ready yet: this server shuts down."""
         self._is_closed = True
         if self._channel is not None and self._process is not None:
             self._process.terminate()

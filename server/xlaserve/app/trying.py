@@ -1,4 +1,4 @@
-"""Trial loads of clients' files, in a process of their own."""
+"""Trial loads of models in a separate process, which may crash."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from xlaserve.settings import Settings
 
 
 def beginning(compilation: Compilation, start_device: Callable[[], str]) -> Callable[[], None]:
-    """Return the work that a load can start alongside its trial."""
+    """Return a function that starts the device and a compilation process during a trial load."""
     return lambda: loaders.begin(compilation, start_device())
 
 
@@ -22,9 +22,9 @@ def try_loading(
     config: ModelConfig,
     check_cancelled: Callable[[], None],
 ) -> None:
-    """Return if such a process can load a version directory, or none is wanted. Blocks.
+    """Load a version directory in a separate process as a trial, if enabled; blocks.
 
-    Raises InvalidModel, and what `check_cancelled` raises.
+    Raises InvalidModel if the trial fails, and the errors of `check_cancelled`.
     """
     if settings.trial_seconds:
         trial.try_loading(

@@ -1,1 +1,1 @@
-"""Measures a V2 server from outside: latency and throughput at one load after the other."""
+"""Measures latency and throughput of a V2 server at several levels of load."""

@@ -1,4 +1,4 @@
-"""A chart of latency against load: a point per step, a curve per percentile."""
+"""Chart of latency against throughput: one point per step, one curve per percentile."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ _TICKS = 5
 
 
 def latency_chart(title: str, results: Sequence[Result]) -> str:
-    """Return an SVG file: answers per second to the right, milliseconds upwards.
+    """Return an SVG chart with answers per second on the x axis and milliseconds on the y axis.
 
-    Steps without an answer are left out.
+    Steps without any answer are omitted.
     """
     shown = [one for one in results if one.latency_ms]
     x_ticks = ticks(max((one.answers_per_second for one in shown), default=1.0))
@@ -52,7 +52,7 @@ def latency_chart(title: str, results: Sequence[Result]) -> str:
 
 
 def ticks(largest: float) -> Sequence[float]:
-    """Return round numbers from 0 to at least the largest value, a few of them."""
+    """Return axis ticks: a few round numbers from 0 up to at least the largest value."""
     rough = max(largest, 1e-9) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)

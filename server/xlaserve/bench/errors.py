@@ -4,11 +4,11 @@ from xlaserve.errors import XlaserveError
 
 
 class BenchmarkRefused(XlaserveError):
-    """A benchmark that cannot be measured; the text says why."""
+    """The benchmark cannot be run; the message says why."""
 
 
 class ServerUnreachable(XlaserveError):
-    """The server cannot be reached, or is no V2 server."""
+    """The server cannot be reached, or is not a V2 server."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"{url}: {problem}")

@@ -1,7 +1,7 @@
 """A minimal gRPC client that repeats one unary request.
 
-A general client would be measured instead of the server: of every answer only the status is read,
-and of its message only the size. Contract: gRPC over HTTP2, and RFC 9113 beneath it.
+With a general-purpose client, the client would be the bottleneck. This one only reads the status of
+each answer and the size of its message (gRPC over HTTP/2; RFC 9113).
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from xlaserve.grpc.http2.frames import (
 )
 
 _RENEW_BYTES = 1 << 24
-"""Received bytes after which the window of the connection is opened again."""
+"""Number of received bytes after which a WINDOW_UPDATE is sent for the connection."""
 _LARGEST_FRAME = 1 << 20
-"""Most bytes in one frame, to a server that would take more."""
+"""Maximum length of frames sent, even if the server allows longer ones."""
 _MAX_INPUT = 1 << 20
-"""Bytes of a frame besides DATA; a server that sends more is not HTTP/2."""
+"""Maximum length of received frames and header blocks; anything longer is an error."""
 _KNOWN_BLOCKS = 256
-"""Header blocks whose status is remembered, for servers whose answers are all alike."""
+"""Maximum number of header blocks whose status is cached, since answers often repeat them."""
 _PREFIX_BYTES = 5
 """Length of the prefix of a gRPC message."""
 
@@ -57,7 +57,7 @@ class GrpcRequest:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """Return the headers of the call (gRPC over HTTP2, Requests)."""
+        """Return the headers of the call (gRPC over HTTP/2, Requests)."""
         return [
             (":method", "POST"),
             (":scheme", self.scheme),
@@ -73,25 +73,25 @@ class GrpcRequest:
 class _Stream:
     started: float
     window: int
-    """Bytes of this request that flow control lets the client send."""
+    """The stream's send window in bytes."""
     sent: int = 0
     received: int = 0
     status: str = "no status"
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection; `ready` is done once the server has said how it wants to be spoken to."""
+    """One connection; the future `ready` is done when the server's SETTINGS have arrived."""
 
     def __init__(self, url: str, request: GrpcRequest, load: Load) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_streams = frames.MAX_STREAM_ID
-        """Most streams that the server allows."""
+        """Maximum number of concurrent streams that the server allows."""
         self._url, self._load = url, load
         self._headers = request.headers
         self._body = memoryview(b"\0" + NUMBER.pack(len(request.message)) + request.message)
         self._streams: dict[int, _Stream] = {}
         self._unsent: dict[int, _Stream] = {}
-        """Calls with a partly sent message, while the server's windows are full."""
+        """Calls whose message is not completely sent because of the server's flow control."""
         self._next_stream = 1
         self._window = self._stream_window = frames.DEFAULT_WINDOW
         self._frame_bytes = frames.SMALLEST_MAX_FRAME
@@ -99,14 +99,14 @@ class GrpcConnection(asyncio.Protocol):
         self._encoded = b""
         self._statuses: dict[bytes, str | None] = {}
         self._block: tuple[int, bytes] = (0, b"")
-        """Flags and beginning of a header block that CONTINUATION frames will complete."""
+        """Flags and start of an incomplete header block, which CONTINUATION frames complete."""
         self._input = bytearray()
         self._output: list[bytes | memoryview] = []
         self._unrenewed = 0
         self._reading = False
         self._transport: asyncio.Transport | None = None
 
-    # --- as the load calls it ---
+    # --- interface for `Load` ---
 
     def request(self) -> None:
         """Send the request on a new stream."""
@@ -123,17 +123,20 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
 
     def close(self) -> None:
-        """Close the connection, and tell the load nothing."""
+        """Close the connection without reporting the requests in flight to the load."""
         self._streams.clear()
         self._unsent.clear()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
-    # --- as asyncio calls it ---
+    # --- interface for asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the preface. Without a dynamic table, equal answers have equal header blocks."""
+        """Send the preface and SETTINGS.
+
+        The dynamic table is disabled, so that equal answers have equal header blocks.
+        """
         self._transport = cast("asyncio.Transport", transport)
         wanted = {
             Setting.HEADER_TABLE_SIZE: 0,
@@ -148,11 +151,11 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the load of every request that will have no answer."""
+        """Report all requests in flight to the load as lost."""
         self._fail("connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """Parse every complete frame; their replies leave together."""
+        """Handle all complete frames, then write all replies together."""
         self._input += data
         self._reading = True
         try:
@@ -211,7 +214,7 @@ class GrpcConnection(asyncio.Protocol):
         if not flags & END_HEADERS:
             return
         first, block = self._block
-        # Read also where nobody waits for it: the table of the decoder depends on every block.
+        # Decode the block even if the stream is unknown, to keep the decoder's table in sync.
         status = self._status_of(block)
         stream = self._streams.get(number)
         if stream is None:
@@ -336,11 +339,11 @@ _READERS: Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]] = {
     frames.GOAWAY: GrpcConnection._going_away,
     frames.WINDOW_UPDATE: GrpcConnection._widen,
 }
-"""Readers by frame type, called with the flags, stream and payload."""
+"""Frame type -> handler, called with flags, stream id and payload."""
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:
-    """Return the header block fragment of a HEADERS frame (RFC 9113, 6.2)."""
+    """Return the header block fragment of a HEADERS frame (RFC 9113 6.2)."""
     start = 0
     end = len(payload)
     if flags & PADDED:
@@ -355,7 +358,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _status(headers: Mapping[str, str]) -> str | None:
-    """Return the name of a status, None for headers after which more comes."""
+    """Return the name of the status in headers or trailers; None if a status is still to come."""
     number = headers.get("grpc-status")
     if number is not None:
         known = number.isdigit() and int(number) in {status.value for status in Status}

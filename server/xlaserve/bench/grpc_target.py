@@ -1,4 +1,4 @@
-"""A model of a V2 gRPC server."""
+"""A model to measure, reached over gRPC."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class GrpcTarget:
-    """Reached by its address."""
+    """A model reached over gRPC."""
 
     protocol = "grpc"
     multiplexes = True
@@ -26,17 +26,17 @@ class GrpcTarget:
         self._model, self._version = model, version
 
     async def specs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of the model (V2 protocol, Model Metadata); raises XlaserveError."""
+        """Return the inputs of the model (V2 protocol, Model Metadata); raise XlaserveError."""
         async with Client(self._address, timeout=self._timeout) as client:
             return await client.inputs(self._model, self._version)
 
     async def probe(self, inputs: Inputs) -> None:
-        """Run one inference; raises CallFailed."""
+        """Run one inference; raise CallFailed if it fails."""
         async with Client(self._address, timeout=self._timeout) as client:
             await client.infer(self._model, self._version, inputs)
 
     def connector(self, inputs: Inputs) -> Connect:
-        """Return what opens HTTP/2 connections that ask for this inference."""
+        """Return a function that opens HTTP/2 connections for repeating this inference."""
         message = WireCodec().encode_message(infer_request(self._model, self._version, inputs))
         scheme = "https" if self._address.tls else "http"
         credentials = self._address.headers

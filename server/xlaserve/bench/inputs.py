@@ -1,4 +1,4 @@
-"""The tensors of a request: shapes from the metadata, elements from a fixed seed."""
+"""Creates the input tensors: shapes from the metadata, random elements from a fixed seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ _Make: TypeAlias = Callable[[TensorSpec, Shape, np.random.Generator], Tensor]
 
 _SEED = 1
 _INTEGERS_BELOW = 8
-"""Small, since integers are often indices: of tokens, of rows, of classes."""
+"""Upper bound of random integers; small, because they are often indices of tokens or rows."""
 _WORDS = (b"the", b"server", b"answers", b"every", b"request")
 _OPEN = -1
 
@@ -22,10 +22,10 @@ _OPEN = -1
 def make_inputs(
     model: str, specs: Sequence[TensorSpec], shapes: Mapping[str, Shape], batch: int
 ) -> Inputs:
-    """Return a tensor for each input, the same every time.
+    """Return a tensor for each input; the elements are the same every time.
 
-    `shapes` are those that were given by name, `batch` is the size of a first dimension that is
-    open. Raises BenchmarkRefused for a shape that does not fit or is not given.
+    `shapes` maps input names to shapes from the command line; `batch` is the size of an open first
+    dimension. Raises BenchmarkRefused if a shape is missing or does not match the metadata.
     """
     unknown = sorted(shapes.keys() - {spec.name for spec in specs})
     if unknown:
@@ -94,4 +94,4 @@ _ELEMENTS: Mapping[Kind, Callable[[TensorSpec, Shape, np.random.Generator], Tens
         }
     )
 )
-"""Makers of tensors by the kind of datatype."""
+"""Kind of datatype -> function that creates a random tensor."""

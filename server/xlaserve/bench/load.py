@@ -1,4 +1,4 @@
-"""A closed loop: a constant number of requests in flight."""
+"""Closed-loop load: a constant number of requests in flight."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 OK = "OK"
-"""The status of an answer that counts; everything else is an error."""
+"""The status of a successful answer; any other status is an error."""
 
 NO_ANSWER = "no answer in time"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One load: how many requests are in flight, and over how many connections."""
+    """A level of load: the numbers of connections and of requests in flight."""
 
     connections: int
     streams: int
@@ -24,7 +24,7 @@ class Step:
 
     @property
     def concurrency(self) -> int:
-        """Return how many requests are in flight."""
+        """Return the total number of requests in flight."""
         return self.connections * self.streams
 
     def __str__(self) -> str:
@@ -33,46 +33,46 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations of a step, in seconds."""
+    """The durations of a step, in seconds."""
 
     warmup: float
-    """Requests that begin in it are sent and not counted."""
+    """Duration of the warm-up; requests sent during it are not counted."""
     duration: float
     timeout: float
-    """Timeout of a connection, and of requests in flight at the end."""
+    """Timeout for opening connections, and for requests in flight at the end."""
 
 
 class Connection(Protocol):
-    """Sends the one request of the benchmark, and tells the load when it is answered."""
+    """Sends the benchmark's request repeatedly, and reports answers to the load."""
 
     def request(self) -> None:
-        """Send it once more."""
+        """Send the request once."""
 
     def close(self) -> None:
-        """Close it; no answer to requests in flight is reported."""
+        """Close the connection without reporting requests in flight."""
 
 
 Connect: TypeAlias = "Callable[[Load, int], Awaitable[Connection]]"
-"""Opens a connection for a number of streams."""
+"""Opens a connection for a load, with a number of concurrent requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results of one step."""
+    """The raw results of one step."""
 
     step: Step
     seconds: float
-    """Time from the first counted request to the last answer."""
+    """Seconds between the end of the warm-up and the last answer."""
     latencies: "array[float]"
-    """Latencies of successful answers, in seconds, ascending."""
+    """Latencies of successful answers in seconds, in ascending order."""
     errors: "Counter[str]"
-    """Number of answers of each other status."""
+    """Status -> number of failed requests."""
     client_cpu: float
-    """The share of a core that the client used; at 1 it is the client that was measured."""
+    """CPU usage of the client in cores; near 1, the client was the bottleneck."""
 
 
 class Load:
-    """Decides which request to send next, and records the answers."""
+    """Keeps a constant number of requests in flight, and records the answers."""
 
     def __init__(self, timing: Timing, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -84,7 +84,7 @@ class Load:
         self._idle = asyncio.Event()
 
     def start(self, connections: list[Connection], streams: int) -> None:
-        """Let every connection send its first requests; the time runs from now."""
+        """Send the first requests on every connection; the warm-up starts now."""
         self._begin = self._last = self.clock() + self.timing.warmup
         self._end = self._begin + self.timing.duration
         self._open = len(connections) * streams
@@ -93,7 +93,7 @@ class Load:
                 connection.request()
 
     def answered(self, connection: Connection, started: float, status: str) -> None:
-        """Count an answer, and send the next request unless the time is up."""
+        """Record an answer, and send the next request unless the time is up."""
         now = self.clock()
         if started >= self._begin:
             self._last = now
@@ -107,7 +107,7 @@ class Load:
             self._ended()
 
     def lost(self, started: float, reason: str) -> None:
-        """Count a request that will not be answered: its connection is gone."""
+        """Record a request as failed, because its connection was lost."""
         if started >= self._begin or self.clock() < self._begin:
             self._last = max(self.clock(), self._begin)
             self._errors[reason] += 1
@@ -119,7 +119,7 @@ class Load:
             self._idle.set()
 
     async def finished(self) -> None:
-        """Return when the time is up and nothing is in flight, or waiting has no use."""
+        """Wait until the time is up and all requests have ended, or until the timeout."""
         wait = max(0.0, self._end - self.clock()) + self.timing.timeout
         try:
             await asyncio.wait_for(self._idle.wait(), wait)
@@ -127,15 +127,15 @@ class Load:
             self._errors[NO_ANSWER] += self._open
 
     def measured(self, step: Step, client_cpu: float) -> Measured:
-        """Return the measurement."""
+        """Return the results so far."""
         latencies = array("d", sorted(self._latencies))
         return Measured(step, self._last - self._begin, latencies, self._errors, client_cpu)
 
 
 async def run_step(step: Step, timing: Timing, connect: Connect) -> Measured:
-    """Open the connections, run the load on them, and return the measurement.
+    """Open the connections, run the load on them, and return the results.
 
-    Raises ServerUnreachable where a connection cannot be opened.
+    Raises ServerUnreachable if a connection cannot be opened.
     """
     load = Load(timing)
     connections: list[Connection] = []

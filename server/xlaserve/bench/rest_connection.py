@@ -1,4 +1,4 @@
-"""A minimal HTTP/1.1 client that repeats one POST and only finds the ends of answers."""
+"""A minimal HTTP/1.1 client that repeats one POST, and only parses where answers end."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from xlaserve.bench.load import OK, Load
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 1 << 16
-"""Bytes of the headers of an answer; a server that sends more is not measured."""
+"""Maximum length of an answer's headers in bytes; longer ones are an error."""
 _MAX_CHUNK_LINE = 1 << 10
 _SUCCESS = 200
 _CHUNKED = -1
@@ -24,7 +24,7 @@ class RestRequest:
     body: bytes = field(repr=False)
 
     def encode(self) -> bytes:
-        """Return the bytes of the request (RFC 9112, section 3)."""
+        """Return the bytes of the request (RFC 9112 3)."""
         headers = {"Host": self.host, **self.headers, "Content-Length": str(len(self.body))}
         lines = [
             f"POST {self.path} HTTP/1.1",
@@ -41,7 +41,7 @@ class RestConnection(asyncio.Protocol):
         self._started: float | None = None
         self._status = 0
         self._left = 0
-        """Bytes of the body that are still to come, or that it comes in chunks."""
+        """Number of missing bytes of the body, or _CHUNKED for chunked encoding."""
         self._in_body = False
         self._input = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -55,23 +55,23 @@ class RestConnection(asyncio.Protocol):
             self._transport.write(self._request)
 
     def close(self) -> None:
-        """Close the connection, and tell the load nothing."""
+        """Close the connection without reporting the request in flight to the load."""
         self._started = None
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where requests go."""
+        """Keep the transport for requests."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the load of the request that will have no answer."""
+        """Report the request in flight to the load as lost."""
         self._transport = None
         self._fail("connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """Parse more of the answer; report a complete one to the load."""
+        """Parse data of the answer, and report the answer to the load when it is complete."""
         if self._in_body and self._left != _CHUNKED:
             self._left -= len(data)
         else:
@@ -114,7 +114,7 @@ class RestConnection(asyncio.Protocol):
         return True
 
     def _read_chunks(self) -> bool:
-        """Take whole chunks away; tell whether the last one was among them (section 7.1)."""
+        """Remove complete chunks; return whether the last chunk was found (RFC 9112 7.1)."""
         data = self._input
         while (line := data.find(b"\r\n")) >= 0:
             size = int(data[:line].partition(b";")[0], 16)

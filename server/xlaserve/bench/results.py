@@ -1,4 +1,4 @@
-"""Results of a step of load, in the numbers that are compared."""
+"""Statistics of a benchmark step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ _MILLISECONDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One step; no error is among the answers."""
+    """The statistics of one step; failed requests do not count as answers."""
 
     step: Step
     answers: int
     seconds: float
     answers_per_second: float
     latency_ms: Mapping[str, float]
-    """Percentiles: p50, p90, p95, p99, max; empty before the first answer."""
+    """p50, p90, p95, p99 and max in milliseconds; empty if there was no answer."""
     errors: Mapping[str, int]
-    """Requests that ended in another way, by status."""
+    """Status -> number of failed requests."""
     client_cpu: float
-    """The share of a core that the client used."""
+    """CPU usage of the client in cores."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in terms of JSON."""
+        """Return the statistics as a JSON object."""
         return {
             "concurrency": self.step.concurrency,
             "connections": self.step.connections,
@@ -42,7 +42,7 @@ class Result:
 
 
 def result(measured: Measured) -> Result:
-    """Return the numbers of a step."""
+    """Compute the statistics of a step."""
     latencies, seconds = measured.latencies, measured.seconds
     count = len(latencies)
     named = {f"p{q:g}": percentile(latencies, q) for q in PERCENTILES} if count else {}
@@ -60,6 +60,6 @@ def result(measured: Measured) -> Result:
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Return the smallest value that so many percent of the values do not exceed."""
+    """Return the smallest value such that `percent` percent of the values do not exceed it."""
     rank = math.ceil(percent / 100 * len(ascending))
     return ascending[max(rank, 1) - 1]

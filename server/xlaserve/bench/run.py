@@ -1,4 +1,4 @@
-"""A benchmark: look the model up, try the request once, then measure step by step."""
+"""Runs a benchmark: metadata, a probe request, then the steps of load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from xlaserve.tensors import Shape, describe
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A benchmark to be run."""
+    """The parameters of a benchmark."""
 
     model: str
     target: Target
     steps: Sequence[Step]
     timing: Timing
     shapes: Mapping[str, Shape]
-    """Shapes of inputs by name, where given."""
+    """Input name -> shape, for shapes given on the command line."""
     batch: int
-    """The size of a first dimension that is open."""
+    """The size to use for an open first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of a job."""
+    """The results of a benchmark."""
 
     model: str
     protocol: str
     inputs: Mapping[str, str]
-    """Datatype and shape by name, as they were sent."""
+    """Input name -> datatype and shape that were sent."""
     timing: Timing
     results: Sequence[Result]
 
     def as_json(self, url: str) -> dict[str, Any]:
-        """Return it in terms of JSON."""
+        """Return the results as a JSON object."""
         return {
             "model": self.model,
             "url": url,
@@ -51,9 +51,9 @@ class Report:
 
 
 async def run(job: Job, on_step: Callable[[Step, int, int], None]) -> Report:
-    """Measure all steps; `on_step` is called before each with its number and how many there are.
+    """Measure all steps; `on_step` is called before each, with its index and their number.
 
-    Raises XlaserveError where the server, the model or the request is not what it should be.
+    Raises XlaserveError if the server cannot be reached or the probe request fails.
     """
     specs = await job.target.specs()
     if not specs:

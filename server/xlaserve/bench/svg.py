@@ -1,18 +1,18 @@
-"""The few SVG shapes of the charts, in colours for light and dark."""
+"""SVG shapes for charts, with colours for light and dark mode."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 SERIES = ("a", "b", "c", "d", "e", "f")
-"""The names of the colours, in the order in which series take them."""
+"""CSS classes of the series' colours, in the order of their use."""
 
 _LIGHT = ("#0b62a4", "#c2410c", "#15803d", "#7e22ce", "#57606a", "#a16207")
 _DARK = ("#58a6ff", "#fb923c", "#4ade80", "#c084fc", "#9aa4af", "#facc15")
 
 
 def document(width: float, height: float, title: str, shapes: Iterable[str]) -> str:
-    """Return a whole SVG file; `title` is what a screen reader says."""
+    """Return a complete SVG file; `title` is for screen readers."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
@@ -27,7 +27,7 @@ def document(width: float, height: float, title: str, shapes: Iterable[str]) -> 
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
-    """Return words; `anchor` is the part of them that is at x."""
+    """Return a text element; `anchor` is the SVG text anchor: start, middle or end."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
         f"{escape(words)}</text>"
@@ -40,7 +40,7 @@ def line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def curve(points: Sequence[tuple[float, float]], series: str) -> str:
-    """Return straight lines from point to point, with a dot at each."""
+    """Return a polyline through points, with a dot at each point."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dots = "".join(
         f'<circle class="{series} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in points

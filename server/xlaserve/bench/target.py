@@ -1,4 +1,4 @@
-"""The server and the model that are measured, as one of the protocols reaches them."""
+"""The model to measure, reached over gRPC or REST."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from xlaserve.tensors import TensorSpec
 
 
 class RestTarget:
-    """A model reached over REST; tensors travel in the binary form, or as JSON."""
+    """A model reached over REST; tensors are sent in the binary form or as JSON."""
 
     multiplexes = False
-    """Whether a connection takes several requests at the same time."""
+    """Whether a connection can have several requests in flight."""
 
     def __init__(
         self, address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool
@@ -28,21 +28,21 @@ class RestTarget:
 
     @property
     def protocol(self) -> str:
-        """Return how the tensors travel: `rest binary` or `rest json`."""
+        """Return the name of the protocol and tensor form: `rest binary` or `rest json`."""
         return "rest binary" if self._binary else "rest json"
 
     async def specs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of the model (V2 protocol, Model Metadata); raises XlaserveError."""
+        """Return the inputs of the model (V2 protocol, Model Metadata); raise XlaserveError."""
         async with RestClient(self._address, timeout=self._timeout) as client:
             return await client.inputs(self._model, self._version)
 
     async def probe(self, inputs: Inputs) -> None:
-        """Run one inference; raises CallFailed where the answer is an error."""
+        """Run one inference; raise CallFailed if it fails."""
         async with RestClient(self._address, timeout=self._timeout) as client:
             await client.answer(self._model, self._version, inputs, binary=self._binary)
 
     def connector(self, inputs: Inputs) -> Connect:
-        """Return what opens HTTP/1.1 connections that ask for this inference."""
+        """Return a function that opens HTTP/1.1 connections for repeating this inference."""
         address = self._address
         headers, body = infer_body(inputs, binary=self._binary)
         path = f"{address.prefix}{model_path(self._model, self._version)}/infer"
@@ -71,15 +71,15 @@ class RestTarget:
 
 
 Target: TypeAlias = GrpcTarget | RestTarget
-"""One model of one server."""
+"""A model on a server, reached over either protocol."""
 
 
 def target(
     address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool | None
 ) -> Target:
-    """Return a model of a server; `binary` is None where the user said nothing of it.
+    """Create the target for an address; `binary` is None if the user did not choose a tensor form.
 
-    Raises BenchmarkRefused for a form of tensors that the protocol does not have.
+    Raises BenchmarkRefused if the protocol does not support the chosen form.
     """
     if address.rest:
         return RestTarget(address, model, version, timeout=timeout, binary=binary is not False)

@@ -30,14 +30,14 @@ P = ParamSpec("P")
 
 _NO_FILES = TlsFiles()
 _RETRIED = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
-"""Statuses of calls that another try may answer: the server starts, drains or sheds load."""
+"""Statuses that are retried: the server is starting, draining or shedding load."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
-"""Seconds between the first two tries, and most between any two."""
+"""Initial and maximum backoff between retries, in seconds."""
 _SEQUENCE = "sequence_id"
 
 
 class AsyncClient:
-    """Asks one server; an asynchronous context manager. Its methods raise CallFailed."""
+    """Client of one server; an asynchronous context manager. Its methods raise CallFailed."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class AsyncClient:
         retries: int = 0,
         shared_memory_bytes: int = 0,
     ) -> None:
-        """Take `host:port`, `unix:path`, or a URL of grpc, grpcs, http, https or http+unix.
+        """`url` is `host:port`, `unix:path`, or has a scheme: grpc, grpcs, http, https, http+unix.
 
-        `timeout` is in seconds, for each call with its retries; `token` is shown with each. An
-        inference that fails since the server is unavailable or exhausted is sent again up to
-        `retries` times, with growing waits, unless it is of a sequence: the server may have
-        counted it. Large inputs of `infer` travel in shared memory, of this many bytes at most, to
-        a server on this machine that allows it; 0 for none. Raises an InvalidRequest for what is
-        no address.
+        `timeout` is in seconds and applies to each call, including retries. `token` is sent as
+        bearer token with each call. An inference that fails because the server is unavailable or
+        exhausted is retried up to `retries` times with exponential backoff, except in a sequence,
+        because the server may have executed it. With `shared_memory_bytes`, large inputs of `infer`
+        are passed in up to that much shared memory if the server is on this machine and allows it.
+        Raises InvalidRequest if `url` is invalid.
         """
         self._timeout = timeout
         self._retries = retries
@@ -77,7 +77,7 @@ class AsyncClient:
 
     @property
     def not_shared(self) -> str:
-        """Return why inputs are not sent in shared memory; empty where they are."""
+        """Return why inputs are not sent in shared memory, or an empty string if they are."""
         return self._shared.problem
 
     async def live(self) -> bool:
@@ -101,15 +101,15 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
         timeout: float | None = None,
     ) -> Answer:
-        """Return the answer of a model to values by input, or to a `pandas.DataFrame`.
+        """Run one inference; `inputs` maps input names to values, or is a `pandas.DataFrame`.
 
-        `content_types` are those of inputs, by input; others have `content_type`, or the one that
-        follows from their value: lists of `str`, `bytes` and `datetime`, a `dict`, or an array.
-        A dict, list or tuple of arrays is as many inputs: `{"pair": (a, b)}` is `pair.0` and
-        `pair.1`. `answer.tree` has outputs of such names as trees.
-        Outputs are read by the content types that the answer says, or are arrays. `timeout` is in
-        seconds, instead of the client's. Raises an
-        InvalidRequest that names the tensor for what cannot be written, and CallFailed.
+        `content_types` maps inputs to content types. Other inputs have `content_type` or, without
+        one, the type that follows from the value: a list of `str`, `bytes` or `datetime`, a `dict`,
+        or an array. A dict, list or tuple of arrays stands for several inputs: `{"pair": (a, b)}`
+        is `pair.0` and `pair.1`; `answer.tree` does the reverse for outputs.
+        Outputs are decoded by the content types in the answer, or are arrays. `timeout` is in
+        seconds and overrides the client's. Raises CallFailed, or InvalidRequest, naming the
+        tensor, for a value that cannot be encoded.
         """
         made = request(
             model,
@@ -133,10 +133,10 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
         timeout: float | None = None,
     ) -> AsyncGenerator[Answer, None]:
-        """Yield the answers of a decoupled model to one request, as they come.
+        """Yield the answers of a decoupled model to one request as they arrive.
 
-        `timeout` is in seconds, for all of them together. Leaving the loop cancels the request,
-        once the generator is closed. Raises what `infer` does.
+        `timeout` is in seconds, for all answers together. Closing the generator cancels the
+        request. Raises the same errors as `infer`.
         """
         made = request(model, inputs, version=version, id=id, parameters=parameters)
         try:
@@ -158,25 +158,25 @@ class AsyncClient:
         return await self._told(self._dialled.configuration(model, version))
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return the statistics of a model, or of all (statistics extension)."""
+        """Return the statistics of one model or all models (statistics extension)."""
         return await self._told(self._dialled.statistics(model, version))
 
     async def index(self) -> list[IndexEntry]:
-        """Return the models that are, or could be, loaded (model repository extension)."""
+        """Return the loaded and loadable models (model repository extension)."""
         return await self._told(self._dialled.index())
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
         await self._told(self._dialled.load(model, config))
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` its steps too."""
+        """Unload a model; with `dependents`, also the steps of an ensemble."""
         await self._told(self._dialled.unload(model, dependents=dependents))
 
     def _answer(self, result: InferenceResult) -> Answer:
         try:
             return answer_of(result)
-        except ValueError as error:  # also of columns that make no frame
+        except ValueError as error:  # includes columns that do not form a DataFrame
             model = result.model
             raise CallFailed(self._url, f"the answer of model '{model}': {error}") from error
 
@@ -189,7 +189,8 @@ class AsyncClient:
         try:
             answer = await self._until(placed, deadline)
         except CallFailed as error:
-            # Refused before it was executed: a server that was started again knows no region.
+            # A server that was restarted does not know the region, and rejects the request without
+            # executing it: send the inputs over the connection.
             if error.status != "INVALID_ARGUMENT" or not await self._shared.lost(region):
                 self._shared.give_back(region)
                 raise
@@ -208,7 +209,7 @@ class AsyncClient:
             try:
                 return await self._told(self._dialled.ask(made, max(deadline - now(), 0.001)))
             except CallFailed as error:
-                # Half of the wait is drawn: clients that failed together do not come together.
+                # Jitter, so that clients that failed together do not retry together.
                 pause = wait * (0.5 + random.random() / 2)
                 if not left or error.status not in _RETRIED or now() + pause >= deadline:
                     raise
@@ -228,7 +229,7 @@ class AsyncClient:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["Client", P], T]:
-    """Return the blocking form of a method of AsyncClient."""
+    """Turn a method of AsyncClient into a blocking method of Client."""
 
     @wraps(method)
     def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -239,9 +240,9 @@ def _blocking(
 
 
 class Client:
-    """A synchronous AsyncClient; a context manager.
+    """Blocking version of AsyncClient; a context manager.
 
-    It has an event loop of its own, in a thread: any number of threads may ask at a time.
+    It runs an event loop in a background thread, and may be used by any number of threads.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class Client:
         retries: int = 0,
         shared_memory_bytes: int = 0,
     ) -> None:
-        """Take the same as AsyncClient."""
+        """The arguments are the same as those of AsyncClient."""
         self._retries = retries
         self._shared_memory_bytes = shared_memory_bytes
         self._address = parse_address(url, tls, token)
@@ -280,7 +281,7 @@ class Client:
 
     @property
     def not_shared(self) -> str:
-        """Return why inputs are not sent in shared memory; empty where they are."""
+        """Return why inputs are not sent in shared memory, or an empty string if they are."""
         return self.opened()[0].not_shared
 
     live = _blocking(AsyncClient.live)
@@ -303,7 +304,7 @@ class Client:
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
         timeout: float | None = None,
     ) -> Generator[Answer, None, None]:
-        """Yield what `AsyncClient.stream` does; each wait for the next answer blocks."""
+        """Yield answers as `AsyncClient.stream` does, blocking until the next one arrives."""
         client, loop = self.opened()
         answers = client.stream(
             model, inputs, version=version, id=id, parameters=parameters, timeout=timeout
@@ -322,7 +323,7 @@ class Client:
             loop.run(_close())
 
     def opened(self) -> "tuple[AsyncClient, _Loop]":
-        """Return the client and its loop; raises a RuntimeError outside of the block."""
+        """Return the client and its loop; raise RuntimeError if the context was not entered."""
         if self._open is None:
             raise RuntimeError("the client is not open: use it as a context manager")
         return self._open
@@ -337,7 +338,7 @@ class Client:
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in a background thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,8 +1,8 @@
 """Passes large inputs in shared memory to a server on the same machine.
 
-A region is made, registered and unlinked at once: the server has it open, so that nothing is left
-in /dev/shm whatever ends the program. It is written through its descriptor, so that memory that is
-full is an error and no signal.
+A region is created, registered and unlinked immediately. The server has it open, so nothing is left
+in /dev/shm even if this program crashes. Regions are written through their file descriptor, so that
+a full file system is an error instead of a SIGBUS.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _DIRECTORY = Path("/dev/shm")
 _LEAST_BYTES = 1 << 16
-"""Inputs with fewer bytes go over the connection: there it costs less than a region."""
+"""Smaller inputs are sent over the connection, which is cheaper than a region."""
 _ALIGNMENT = 64
 _MOST_REGIONS = 16
 _REGION, _OFFSET, _SIZE = (
@@ -36,20 +36,20 @@ _LOG = logging.getLogger("xlaserve.client")
 
 @dataclass(eq=False)
 class Region:
-    """A region that the server knows; one request has it at a time."""
+    """A region registered with the server; used by one request at a time."""
 
     name: str
     size: int
     file: int
-    """Its descriptor."""
+    """File descriptor of the shared memory."""
 
     def close(self) -> None:
-        """Forget it here."""
+        """Close the file descriptor."""
         os.close(self.file)
 
 
 class SharedInputs:
-    """The regions of one client, `most_bytes` of them together. Of the event loop."""
+    """The regions of one client, of at most `most_bytes` in total. Used on the event loop only."""
 
     def __init__(self, client: ServerClient, address: ServerAddress, most_bytes: int) -> None:
         self._client = client
@@ -57,19 +57,19 @@ class SharedInputs:
         self._most_bytes = most_bytes
         self._idle: list[Region] = []
         self._held = 0
-        """Bytes of all regions, in use or not."""
+        """Total bytes of all regions, idle or in use."""
         self._count = 0
         self.problem = (
             "" if is_local(address) else "the server is not at an address of this machine"
         )
-        """Why nothing is shared; empty while it is."""
+        """Why shared memory is not used, or an empty string if it is."""
         if most_bytes and self.problem:
             self._give_up(self.problem)
 
     async def placed(self, request: InferRequest) -> tuple[InferRequest, Region | None]:
         """Move a request's large inputs to a region; return the request unchanged if it has none.
 
-        The region is to be given back once the request is answered.
+        The caller has to call `give_back` once the request is answered.
         """
         if self.problem:
             return request, None
@@ -98,13 +98,13 @@ class SharedInputs:
         return made, region
 
     def give_back(self, region: Region) -> None:
-        """Have a region for the next request."""
+        """Make a region available for the next request."""
         self._idle.append(region)
 
     async def lost(self, region: Region) -> bool:
-        """Tell whether the server lost a region because it restarted; if so, drop all idle ones.
+        """Tell whether the server lost a region because it restarted.
 
-        It is dropped then, with all that are idle.
+        If so, the region and all idle ones are dropped.
         """
         if await self._asked(self._client.memory.knows(region.name)) is not False:
             return False
@@ -114,19 +114,19 @@ class SharedInputs:
         return True
 
     async def close(self) -> None:
-        """Unregister all regions, as far as the server is reachable."""
+        """Close all idle regions, and unregister them if the server is reachable."""
         idle, self._idle = self._idle, []
         for region in idle:
             await self._forget(region)
 
     async def _region(self, size: int) -> Region | None:
-        """Return a region of this size, None beyond the limits."""
+        """Return a region of at least `size` bytes; None if the limits do not allow it."""
         fitting = [each for each in self._idle if each.size >= size]
         if fitting:
             region = min(fitting, key=lambda each: each.size)
             self._idle.remove(region)
             return region
-        # Smaller ones make place for one that is larger.
+        # Drop idle regions, which are all too small, until a larger one fits.
         while self._idle and not self._fits(_rounded(size)):
             await self._forget(self._idle.pop(0))
         return await self._new(_rounded(size)) if self._fits(_rounded(size)) else None
@@ -136,11 +136,11 @@ class SharedInputs:
 
     async def _forget(self, region: Region) -> None:
         self._drop(region)
-        # An unreachable server has forgotten it, or will.
+        # Ignore an unreachable server: it will not keep the region after a restart.
         await self._asked(self._client.memory.unregister(region.name))
 
     async def _asked(self, asking: Awaitable[T]) -> T | None:
-        """Return an answer, None where the server cannot be asked."""
+        """Return the result of a call to the server; None if the call fails."""
         try:
             return await asking
         except Exception as error:
@@ -158,7 +158,7 @@ class SharedInputs:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             region = Region(name, size, file)
             try:
-                # Memory that is not there is an error here, not at a write.
+                # Allocate now, so that a lack of memory is reported here and not while writing.
                 os.posix_fallocate(file, 0, size)
                 await self._client.memory.register(name, f"/{name}", size)
             finally:
@@ -189,11 +189,11 @@ class SharedInputs:
 
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED"})
-"""Statuses that do not point at shared memory: the request fails with them too."""
+"""Statuses that are not about shared memory: the request itself will fail with them too."""
 
 
 def is_local(address: ServerAddress) -> bool:
-    """Tell whether an address is surely on this machine."""
+    """Tell whether an address is certainly on this machine."""
     if address.socket_path or address.host == "localhost":
         return True
     try:
@@ -224,5 +224,5 @@ def _aligned(size: int) -> int:
 
 
 def _rounded(size: int) -> int:
-    """Return the power of two above a size: a region is for later requests too."""
+    """Round a size up to a power of two, so that later requests can reuse the region."""
     return 1 << max(size - 1, _LEAST_BYTES).bit_length()

@@ -1,4 +1,4 @@
-"""Requests and answers of `xlaserve.client`: values by content type."""
+"""Encodes values in requests and decodes them in answers, by content type."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})
 
 Wanted: TypeAlias = Sequence[str] | Mapping[str, str]
-"""Outputs by name, or with the content type that each is wanted in; none for all."""
+"""Names of the requested outputs, or a map from names to content types; empty for all outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class Answer:
     version: str
     id: str
     value: Any = field(repr=False)
-    """All outputs by name, or a `pandas.DataFrame`."""
+    """Output name -> decoded value, or a `pandas.DataFrame`."""
     tensors: Mapping[str, Tensor] = field(repr=False)
-    """The outputs as received."""
+    """Output name -> array as received."""
     parameters: Mapping[str, Parameter]
     output_parameters: Mapping[str, Mapping[str, Parameter]]
-    """Parameters by output, if any."""
+    """Output name -> parameters, for outputs that have any."""
 
     @property
     def tree(self) -> dict[str, Any]:
-        """Return the outputs as the tree that their names are the paths of: `sum.all`, `each.0`."""
+        """Return the outputs as a tree, with names such as `sum.all` and `each.0` as paths."""
         return nested({name: self.value[name] for name in self.tensors})
 
     def __getitem__(self, output: str) -> Any:
@@ -67,7 +67,7 @@ def request(
     id: str = "",
     parameters: Mapping[str, Parameter] = NO_PARAMETERS,
 ) -> InferRequest:
-    """Return the request that `infer` sends; raises an InvalidRequest that names the tensor."""
+    """Build the request that `infer` sends; raise InvalidRequest, naming the tensor, on errors."""
     own = dict(parameters)
     is_frame = hasattr(inputs, "columns")
     if is_frame or content_type:
@@ -96,7 +96,7 @@ def request(
 def _input(model: str, name: str, value: Any, kind: str, *, in_frame: bool) -> InferInput:
     try:
         if in_frame:
-            # Columns of texts have a content type, numbers have none, as MLServer writes them.
+            # As in MLServer, only string columns have a content type.
             of_tensor = {_CONTENT_TYPE: "str"} if value.dtype.hasobject else {}
             return _tensor(model, name, value, of_tensor)
         kind = kind if kind and kind != DATA_FRAME else of_value(value)
@@ -121,7 +121,7 @@ def _tensor(
 
 
 def answer_of(result: InferenceResult) -> Answer:
-    """Decode an answer by its content types; raises ValueError if they do not fit."""
+    """Decode an answer by its content types; raise ValueError if they do not match the data."""
     said = {name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()}
     kinds = {name: kind for name, kind in said.items() if kind in CONTENT_TYPES}
     of_answer = DATA_FRAME if result.parameters.get(_CONTENT_TYPE) == DATA_FRAME else ""

@@ -1,1 +1,1 @@
-"""Calls to a V2 server as its client: one interface over gRPC and REST."""
+"""Clients of V2 servers: one interface over gRPC and REST."""

@@ -1,4 +1,4 @@
-"""Addresses of V2 servers as commands take them: gRPC or REST, plain or over TLS."""
+"""Parses addresses of V2 servers: gRPC or REST, with or without TLS."""
 
 import re
 import ssl
@@ -12,9 +12,9 @@ from xlaserve.errors import InvalidRequest
 
 _UNIX = "unix:"
 _THIS_MACHINE = "port"
-"""Prefix of unix sockets, as in endpoint settings."""
+"""Host name in `port:N`, the form of endpoint settings, which means this machine."""
 _TOKEN = re.compile(r"[!-~]{1,8192}")
-"""Characters that a header carries as one value."""
+"""Valid tokens: visible ASCII characters, which a header can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class _Scheme:
     rest: bool
     tls: bool
     port: int | None
-    """The default port; None if one is required."""
+    """The default port; None if the URL must have a port."""
     unix: bool = False
-    """Whether the path of a unix socket follows."""
+    """Whether the URL has the path of a unix socket instead of host and port."""
 
 
 _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
@@ -39,14 +39,14 @@ _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
 
 
 class InvalidAddress(InvalidRequest):
-    """The text is no address of a server, or does not go with the options for TLS."""
+    """The URL is invalid, or does not match the TLS options."""
 
     def __init__(self, url: str, expected: str) -> None:
         super().__init__(f"--url: expected {expected}, got '{url}'")
 
 
 class InvalidToken(InvalidRequest):
-    """Invalid text of a token; not shown, since it may be a part of one."""
+    """The token is invalid. The message does not show it, because it may be part of a secret."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: expected one line of 1 to 8192 visible ASCII characters")
@@ -54,16 +54,16 @@ class InvalidToken(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files that a client needs besides the authorities that the system trusts."""
+    """A client's TLS options; all files are PEM."""
 
     authorities: Path | None = None
-    """Authorities trusted instead of the system's."""
+    """Certificate authorities to trust instead of the system's."""
     certificate: Path | None = None
-    """The client's own chain, for servers that ask for it."""
+    """The client's certificate chain, for servers that require one."""
     key: Path | None = None
-    """Its key; None where the certificate's file holds it."""
+    """The client's private key; None if it is in the file of the certificate."""
     insecure: bool = False
-    """Whether the server's certificate is not looked at."""
+    """Whether to skip verification of the server's certificate."""
 
 
 _NO_FILES = TlsFiles()
@@ -71,29 +71,29 @@ _NO_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A server's address, with its protocol and transport."""
+    """A parsed server address, with protocol, TLS context and token."""
 
     url: str
-    """The address as the user gave it."""
+    """The original text of the address."""
     rest: bool = False
     host: str = ""
     port: int = 0
     socket_path: str = ""
-    """Path of a unix socket, instead of host and port."""
+    """Path of a unix socket, used instead of host and port."""
     prefix: str = ""
-    """Prefix that a gateway puts before REST paths."""
+    """Path prefix for all REST requests, for servers behind a gateway."""
     tls: ssl.SSLContext | None = None
     token: str = field(default="", repr=False)
-    """Bearer token that every request shows (RFC 6750 2.1); empty for none."""
+    """Bearer token sent with every request (RFC 6750 2.1); empty for none."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Return the headers of every request, with names in lower case."""
+        """Return the headers to send with every request; their names are in lower case."""
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
     def authority(self) -> str:
-        """Return host and port as requests name them."""
+        """Return host and port in the form of the `:authority` or `Host` header."""
         if self.socket_path:
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -101,10 +101,10 @@ class ServerAddress:
 
 
 def parse_address(url: str, files: TlsFiles = _NO_FILES, token: str = "") -> ServerAddress:
-    """Parse a URL: gRPC unless its scheme says HTTP; raises InvalidAddress.
+    """Parse a server URL; without a scheme, it is gRPC.
 
-    `port:n`, as an endpoint is set, is that port on this machine. Raises InvalidToken for a token
-    that no header can carry.
+    `port:N`, the form of endpoint settings, means a port on this machine. Raises InvalidAddress,
+    and InvalidToken for a token that a header cannot carry.
     """
     if token and _TOKEN.fullmatch(token) is None:
         raise InvalidToken("token")
@@ -140,7 +140,7 @@ def _context(url: str, files: TlsFiles, *, rest: bool) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=files.authorities)
         if files.certificate:
             context.load_cert_chain(files.certificate, files.key)
-    except OSError as error:  # a missing file, or one that is no PEM
+    except OSError as error:  # a missing file, or an SSLError for one that is not PEM
         named = ", ".join(str(p) for p in (files.authorities, files.certificate, files.key) if p)
         raise InvalidAddress(url, f"files in PEM for TLS ({named}: {error})") from error
     if files.insecure:

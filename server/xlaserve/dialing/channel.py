@@ -1,4 +1,4 @@
-"""The gRPC channel of our own clients."""
+"""A grpclib channel that can be closed completely, for our own clients."""
 
 import asyncio
 from typing import cast
@@ -10,11 +10,11 @@ from grpclib.protocol import H2Protocol
 from xlaserve.dialing.address import ServerAddress
 
 _CLOSE_SECONDS = 1.0
-"""The longest wait for the server's part of a TLS shutdown; then the connection is cut."""
+"""Maximum wait for the server's close_notify; then the connection is aborted."""
 
 
 class ClientChannel(Channel):
-    """A channel of grpclib to one address, whose close can be awaited."""
+    """A grpclib channel to one address, with an awaitable close."""
 
     def __init__(self, address: ServerAddress, codec: CodecBase) -> None:
         if address.socket_path:
@@ -24,10 +24,10 @@ class ClientChannel(Channel):
         self._open: set[_Connection] = set()
 
     async def aclose(self) -> None:
-        """Close the channel; when this returns, its sockets are closed.
+        """Close the channel, and wait until its sockets are closed.
 
-        `close` alone begins the shutdown of TLS, which waits for the server's close_notify
-        (RFC 8446 6.1): an event loop that ends before leaves the socket open.
+        `close` only starts the TLS shutdown, which waits for the server's close_notify (RFC 8446
+        6.1). If the event loop ended before that, the socket would stay open.
         """
         self.close()
         if self._open:
@@ -42,7 +42,7 @@ class ClientChannel(Channel):
 
 
 class _Connection(H2Protocol):
-    """A connection that is in a set while it is open."""
+    """A connection that adds itself to a set while it is open."""
 
     def __init__(self, channel: ClientChannel, those_open: "set[_Connection]") -> None:
         super().__init__(Handler(), channel._config, channel._h2_config)
@@ -63,6 +63,6 @@ class _Connection(H2Protocol):
         self.lost.set_result(None)
 
     def abort(self) -> None:
-        """Close the socket without a word."""
+        """Abort the connection without a TLS shutdown."""
         if self._to_server is not None:
             self._to_server.abort()

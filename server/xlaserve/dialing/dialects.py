@@ -1,4 +1,4 @@
-"""Answers of servers whose form of V2 over gRPC is another (`--v2-dialect`)."""
+"""Decodes answers of servers with another variant of V2 over gRPC (`--v2-dialect`)."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from xlaserve_proto import inference as pb
 
 
 class DialectCodec(WireCodec):
-    """Reads metadata in either form, and tells whose streams it cannot read."""
+    """Decodes metadata of both variants, and rejects MLServer's streams with a helpful error."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the message; raises GRPCError that says what to do where there is another form."""
+        """Decode a message; the GRPCError for an unsupported variant says what to do."""
         if message_type is pb.ModelMetadataResponse:
             return self._metadata(data)
         if message_type is pb.ModelStreamInferResponse:
@@ -24,9 +24,9 @@ class DialectCodec(WireCodec):
         return super().decode(data, message_type)
 
     def _metadata(self, data: bytes) -> pb.ModelMetadataResponse:
-        """Read metadata whose map is of messages, or of texts (Open Inference Protocol)."""
+        """Decode metadata whose parameters are messages, or strings (Open Inference Protocol)."""
         known: pb.ModelMetadataResponse | None = self._read(pb.ModelMetadataResponse, data)
-        # A text may pass for a message that has none of the fields of a parameter.
+        # A string can be decoded as a parameter message without any known field.
         if known is not None and all(map(_has_value, known.parameters.values())):
             return known
         other = self._read(MetadataWithProperties, data)
@@ -46,11 +46,11 @@ class DialectCodec(WireCodec):
         )
 
     def _streamed(self, data: bytes) -> pb.ModelStreamInferResponse:
-        """Read an answer of a stream; raise GRPCError for one that is a bare ModelInferResponse."""
+        """Decode an answer of a stream; raise GRPCError if it is a bare ModelInferResponse."""
         known: pb.ModelStreamInferResponse | None = self._read(pb.ModelStreamInferResponse, data)
         if known is not None and not known.error_message:
             return known
-        # The error of the one is where the other has the name of the model.
+        # `error_message` has the same field number as the bare response's `model_name`.
         bare = self._read(pb.ModelInferResponse, data)
         if bare is not None and bare.outputs:
             raise GRPCError(

@@ -1,4 +1,4 @@
-"""The interface of a client of a V2 server, over gRPC or REST."""
+"""The common interface of the gRPC and REST clients of V2 servers."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ class CallFailed(XlaserveError):
         self.url = url
         self.problem = problem
         self.status = status
-        """Name of the gRPC status, or of the equivalent of an HTTP status; empty for none."""
+        """Name of the gRPC status, or of the HTTP status's equivalent; empty if there is none."""
 
 
 class NotReached(CallFailed):
-    """Nothing that speaks the protocol of the URL answers there."""
+    """The connection failed, or the peer does not speak the protocol of the URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class InferenceResult:
     outputs: Mapping[str, Tensor]
     datatypes: Mapping[str, Datatype]
     seconds: float
-    """Seconds from sending the request to its answer."""
+    """Seconds between sending the request and receiving its answer."""
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of the answer."""
     output_parameters: Mapping[str, Mapping[str, Parameter]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Parameters by output, if any."""
+    """Output name -> parameters, for outputs that have any."""
 
 
 def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]) -> InferRequest:
-    """Return the request for an inference of arrays; without a datatype, one has its input's."""
+    """Build an inference request from arrays; an array of objects has the input's datatype."""
     return InferRequest(
         model,
         version,
@@ -58,16 +58,16 @@ def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]])
 
 @dataclass(frozen=True, slots=True)
 class ModelTensors:
-    """The tensors of a model, as its metadata has them."""
+    """The inputs and outputs of a model, from its metadata."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     labelled: frozenset[str] = frozenset()
-    """Outputs whose classes have labels that the server knows."""
+    """Names of the classification outputs for which the server has labels."""
 
 
 Json: TypeAlias = dict[str, Any]
-"""An answer as proto-JSON, with the protocol's names; default values may be absent."""
+"""An answer in protobuf's JSON mapping, with the protocol's field names; defaults may be absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +77,32 @@ class IndexEntry:
     name: str
     version: str = ""
     state: str = ""
-    """READY, LOADING, UNLOADING, UNAVAILABLE; empty for a model that was never loaded."""
+    """READY, LOADING, UNLOADING or UNAVAILABLE; empty for a model that was never loaded."""
     reason: str = ""
 
 
 LABELS = "labels"
-"""Metadata parameter of an output with its labels."""
+"""Metadata parameter of an output that has its labels."""
 
 
 class MemoryClient(Protocol):
-    """Has a server know shared memory of this machine (system shared memory extension)."""
+    """Registers shared memory of this machine with a server (system shared memory extension)."""
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Register shared memory under a name."""
+        """Register the shared memory object `key` under a name."""
         ...
 
     async def unregister(self, name: str) -> None:
-        """Unregister a region; an unknown one is no error."""
+        """Unregister a region; an unknown name is not an error."""
         ...
 
     async def knows(self, name: str) -> bool:
-        """Tell whether the server knows shared memory of a name."""
+        """Tell whether the server has a region registered under a name."""
         ...
 
 
 class ServerClient(Protocol):
-    """Speaks to one server; an asynchronous context manager that raises CallFailed."""
+    """Client of one server; an asynchronous context manager that raises CallFailed."""
 
     @property
     def memory(self) -> MemoryClient:
@@ -144,7 +144,7 @@ class ServerClient(Protocol):
     def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request, as they come; `timeout` is for all of them."""
+        """Yield the answers to one request as they arrive; `timeout` is for all together."""
         ...
 
     async def describe(self, model: str, version: str = "") -> Json:
@@ -152,7 +152,7 @@ class ServerClient(Protocol):
         ...
 
     async def index(self) -> list[IndexEntry]:
-        """Return the models that are, or could be, loaded (model repository extension)."""
+        """Return the loaded and loadable models (model repository extension)."""
         ...
 
     async def configuration(self, model: str, version: str = "") -> Json:
@@ -160,17 +160,17 @@ class ServerClient(Protocol):
         ...
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return the statistics of a model, or of all (statistics extension)."""
+        """Return the statistics of one model or all models (statistics extension)."""
         ...
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
         ...
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` its steps too."""
+        """Unload a model; with `dependents`, also the steps of an ensemble."""
         ...
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Return the error to raise for one of the connection or of the server; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         ...

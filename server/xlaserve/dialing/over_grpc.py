@@ -1,4 +1,4 @@
-"""A V2 gRPC client of our own, for the command line."""
+"""V2 client over gRPC, for `xlaserve.client` and the command line."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -35,20 +35,20 @@ from xlaserve.tensors import (
 from xlaserve_proto import inference as pb
 
 _MOST_FIELDS = 10_000_000
-"""Fields of an answer: statistics have some hundred of each model, and a server has thousands."""
+"""Maximum fields of an answer: statistics have about a hundred for each of thousands of models."""
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
-"""The parameter of an answer of a stream that says whether it is the last one to its request."""
+"""Boolean parameter of a streamed answer: whether it is the last one to its request."""
 
 
 class Client:
-    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager."""
+    """Client of one server at `host:port` or `unix:path`; an asynchronous context manager."""
 
     def __init__(self, url: str | ServerAddress, *, timeout: float) -> None:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
         self.codec = DialectCodec(max_fields=_MOST_FIELDS)
-        """Codec that answers are read with."""
+        """Codec of requests and answers."""
         self._channel = ClientChannel(address, self.codec)
         self._stub = pb.GrpcInferenceServiceStub(
             self._channel, timeout=timeout, metadata=dict(address.headers)
@@ -65,7 +65,7 @@ class Client:
             raise failure from error
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Return the error to raise for one of the connection or of the server; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         problem = _problem(error)
         if problem is None:
             return None
@@ -111,9 +111,9 @@ class Client:
     async def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request (V2 protocol, ModelStreamInfer), as they come."""
+        """Yield the answers to one request (V2 protocol, ModelStreamInfer) as they arrive."""
         message = write_request(request)
-        # Without it nobody could tell the end of the answers from a pause but by the stream's.
+        # Request an empty final answer, to know when the last answer has arrived.
         message.parameters[_EMPTY_FINAL] = pb.InferParameter(bool_param=True)
         started = time.perf_counter()
         answers = self._stub.model_stream_infer([message], timeout=timeout)
@@ -133,7 +133,7 @@ class Client:
         return _json(await self._stub.model_metadata(asking))
 
     async def index(self) -> list[IndexEntry]:
-        """Return the models that are, or could be, loaded (model repository extension)."""
+        """Return the loaded and loadable models (model repository extension)."""
         answer = await self._stub.repository_index(pb.RepositoryIndexRequest())
         return [IndexEntry(one.name, one.version, one.state, one.reason) for one in answer.models]
 
@@ -143,19 +143,19 @@ class Client:
         return _json((await self._stub.model_config(asking)).config)
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return the statistics of a model, or of all (statistics extension)."""
+        """Return the statistics of one model or all models (statistics extension)."""
         asking = pb.ModelStatisticsRequest(name=model, version=version)
         return [_json(one) for one in (await self._stub.model_statistics(asking)).model_stats]
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
         given = {"config": pb.ModelRepositoryParameter(string_param=config)} if config else {}
         await self._stub.repository_model_load(
             pb.RepositoryModelLoadRequest(model_name=model, parameters=given)
         )
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` its steps too."""
+        """Unload a model; with `dependents`, also the steps of an ensemble."""
         yes = pb.ModelRepositoryParameter(bool_param=True)
         given = {"unload_dependents": yes} if dependents else {}
         await self._stub.repository_model_unload(
@@ -164,25 +164,25 @@ class Client:
 
 
 class GrpcMemory:
-    """Has a server know shared memory of this machine (system shared memory extension)."""
+    """Registers shared memory of this machine with a server (system shared memory extension)."""
 
     def __init__(self, stub: pb.GrpcInferenceServiceStub) -> None:
         self._stub = stub
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Register shared memory under a name."""
+        """Register the shared memory object `key` under a name."""
         await self._stub.system_shared_memory_register(
             pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size)
         )
 
     async def unregister(self, name: str) -> None:
-        """Unregister a region; an unknown one is no error."""
+        """Unregister a region; an unknown name is not an error."""
         await self._stub.system_shared_memory_unregister(
             pb.SystemSharedMemoryUnregisterRequest(name=name)
         )
 
     async def knows(self, name: str) -> bool:
-        """Tell whether the server knows shared memory of a name."""
+        """Tell whether the server has a region registered under a name."""
         found = await self._stub.system_shared_memory_status(pb.SystemSharedMemoryStatusRequest())
         return name in found.regions
 
@@ -190,12 +190,12 @@ class GrpcMemory:
 def infer_request(
     model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
 ) -> pb.ModelInferRequest:
-    """Return the message that asks for an inference; all tensors travel raw."""
+    """Build the message of an inference request from arrays; all tensors are raw contents."""
     return write_request(asked(model, version, inputs))
 
 
 def write_request(request: InferRequest) -> pb.ModelInferRequest:
-    """Return the message for a request; all tensors travel raw."""
+    """Convert a request to a message; all tensors are raw contents."""
     return pb.ModelInferRequest(
         model_name=request.model_name,
         model_version=request.model_version,
@@ -272,7 +272,7 @@ def _status(error: BaseException | None) -> str:
 def _problem(error: BaseException | None) -> str | None:
     if isinstance(error, GRPCError):
         return f"{error.status.name}: {error.message or 'no message'}"
-    if isinstance(error, TimeoutError):  # an OSError too
+    if isinstance(error, TimeoutError):  # must precede the check for its base class OSError
         return "no answer in time"
     if isinstance(error, OSError):
         return f"cannot connect: {error.strerror or error}"

@@ -1,4 +1,4 @@
-"""A V2 REST client of our own, for the command line."""
+"""V2 client over REST, for `xlaserve.client` and the command line."""
 
 import json
 import time
@@ -39,7 +39,7 @@ from xlaserve.tensors import (
 _OK = 200
 _MEMORY = "/v2/systemsharedmemory"
 _NO_WORD_OF_HEALTH = frozenset({401, 403, 404})
-"""Statuses that do not say how a server is, but that it does not tell."""
+"""HTTP statuses of a health check that say nothing about the server's health."""
 _STATUSES: Mapping[int, str] = MappingProxyType(
     {
         400: "INVALID_ARGUMENT",
@@ -54,7 +54,7 @@ _STATUSES: Mapping[int, str] = MappingProxyType(
         504: "DEADLINE_EXCEEDED",
     }
 )
-"""The equivalent gRPC status of each HTTP status."""
+"""HTTP status -> equivalent gRPC status."""
 _SHOWN_BYTES = 300
 _JSON_HEADERS: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 _SIZE = "binary_data_size"
@@ -62,7 +62,7 @@ _LENGTH = "Inference-Header-Content-Length"
 
 
 class RestClient:
-    """Speaks to one server over HTTP/1.1; an asynchronous context manager."""
+    """Client of one server over HTTP/1.1; an asynchronous context manager."""
 
     def __init__(self, address: ServerAddress, *, timeout: float) -> None:
         scheme = "https" if address.tls else "http"
@@ -92,7 +92,7 @@ class RestClient:
             raise failure from error
 
     def failure(self, error: BaseException | None) -> CallFailed | None:
-        """Return the error to raise for one of the connection or of the server; None for others."""
+        """Return the CallFailed for a connection or server error; None for other errors."""
         if isinstance(error, CallFailed):
             return None
         problem = _problem(error)
@@ -129,7 +129,7 @@ class RestClient:
     async def infer(
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
     ) -> InferenceResult:
-        """Run one inference (V2 protocol, Inference); tensors travel in the binary form."""
+        """Run one inference (V2 protocol, Inference); tensors are sent in the binary form."""
         return await self.ask(asked(model, version, inputs))
 
     async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
@@ -149,7 +149,7 @@ class RestClient:
     ) -> AsyncGenerator[InferenceResult, None]:
         """Yield the answers to one request (generate extension) as they arrive.
 
-        An event has no datatypes and shapes: those of the metadata, which is asked for first.
+        Events have no datatypes and shapes, so the model's metadata is fetched first.
         """
         assert self._session is not None
         tensors = await self.tensors(request.model_name, request.model_version)
@@ -163,7 +163,7 @@ class RestClient:
             timeout=aiohttp.ClientTimeout(total=timeout),
         ) as response:
             if response.status != _OK:
-                # An error of the model is an event.
+                # A model's error is formatted as a server-sent event.
                 self._check(response.status, (await response.read()).removeprefix(b"data:"))
             try:
                 async with aclosing(events(response.content.iter_any())) as found:
@@ -179,7 +179,7 @@ class RestClient:
         return await self._object("GET", model_path(model, version))
 
     async def index(self) -> list[IndexEntry]:
-        """Return the models that are, or could be, loaded (model repository extension)."""
+        """Return the loaded and loadable models (model repository extension)."""
         rows = await self._read("POST", "/v2/repository/index", {})
         try:
             fields = ("name", "version", "state", "reason")
@@ -192,7 +192,7 @@ class RestClient:
         return await self._object("GET", f"{model_path(model, version)}/config")
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return the statistics of a model, or of all (statistics extension)."""
+        """Return the statistics of one model or all models (statistics extension)."""
         path = model_path(model, version) if model else "/v2/models"
         rows = (await self._object("GET", f"{path}/stats")).get("model_stats")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -200,17 +200,17 @@ class RestClient:
         return rows
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
         given = _given({"config": config} if config else None)
         await self._read("POST", _changing(model, "load"), given, expects_json=False)
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` its steps too."""
+        """Unload a model; with `dependents`, also the steps of an ensemble."""
         given = _given({"unload_dependents": True} if dependents else None)
         await self._read("POST", _changing(model, "unload"), given, expects_json=False)
 
     async def text(self, path: str) -> str:
-        """GET a path, and return the body as text."""
+        """Send a GET request, and return the body as text."""
         status, _, body = await self._ask("GET", path)
         self._check(status, body)
         return body.decode(errors="replace")
@@ -227,7 +227,7 @@ class RestClient:
         sent = b"" if body is None else _json(body)
         status, _, answer = await self._ask(method, path, _JSON_HEADERS if sent else None, sent)
         self._check(status, answer)
-        if not expects_json:  # servers answer with nothing, or with an empty object
+        if not expects_json:  # the body is empty or an empty object, depending on the server
             return None
         try:
             return json.loads(answer)
@@ -242,7 +242,7 @@ class RestClient:
         *,
         binary: bool,
     ) -> tuple[str | None, bytes]:
-        """Run one inference; return how long the JSON in the body is where more follows, and it."""
+        """Run one inference; return the body, and the length header of its JSON part, if any."""
         path = f"{model_path(model, version)}/infer"
         return await self._answer(path, *infer_body(inputs, binary=binary))
 
@@ -302,7 +302,7 @@ def model_path(model: str, version: str) -> str:
 def infer_body(
     inputs: Sequence[tuple[TensorSpec, Tensor]], *, binary: bool
 ) -> tuple[dict[str, str], bytes]:
-    """Return headers and body (V2 protocol, Inference; Binary Tensor Data Extension)."""
+    """Encode inputs as headers and body (V2 protocol, Inference; binary tensor data extension)."""
     if binary:
         return write_request(asked("", "", inputs))
     rows: list[dict[str, Any]] = []
@@ -314,7 +314,7 @@ def infer_body(
 
 
 def write_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
-    """Return headers and body for a request; all tensors travel in the binary form, both ways."""
+    """Encode a request as headers and body; all tensors, also of the answer, are binary."""
     rows: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for tensor in request.inputs:
@@ -387,23 +387,23 @@ def _elements(spec: TensorSpec, array: Tensor) -> list[Any]:
 
 
 class RestMemory:
-    """Has a server know shared memory of this machine (system shared memory extension)."""
+    """Registers shared memory of this machine with a server (system shared memory extension)."""
 
     def __init__(self, read: Callable[[str, str, Json | None], Awaitable[Any]]) -> None:
-        """`read` sends a method, a path and a body, and returns the JSON of the answer."""
+        """`read` sends a request (method, path, body), and returns the JSON of the answer."""
         self._read = read
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Register shared memory under a name."""
+        """Register the shared memory object `key` under a name."""
         path = f"{_MEMORY}/region/{quote(name, safe='')}/register"
         await self._read("POST", path, {"key": key, "offset": 0, "byte_size": size})
 
     async def unregister(self, name: str) -> None:
-        """Unregister a region; an unknown one is no error."""
+        """Unregister a region; an unknown name is not an error."""
         await self._read("POST", f"{_MEMORY}/region/{quote(name, safe='')}/unregister", {})
 
     async def knows(self, name: str) -> bool:
-        """Tell whether the server knows shared memory of a name."""
+        """Tell whether the server has a region registered under a name."""
         rows = await self._read("GET", f"{_MEMORY}/status", None)
         return any(isinstance(row, dict) and row.get("name") == name for row in rows)
 

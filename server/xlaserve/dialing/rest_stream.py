@@ -1,4 +1,4 @@
-"""The client's side of `generate_stream`: a request as JSON, and each event as its outputs."""
+"""Client side of `generate_stream`: encodes the request, decodes the server-sent events."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -11,13 +11,13 @@ from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.tensors import BYTES, Shape, Tensor, TensorSpec, from_elements
 
 MOST_EVENT_BYTES = 1 << 26
-"""Bytes of one event that are held; a server that sends more is not understood."""
+"""Maximum length of an event in bytes; a longer one is an error."""
 _TEXT, _TEXT_OUTPUT = "text", "text_output"
 _OF_ANSWER = ("model_name", "model_version", "id")
 
 
 def write_generate(request: InferRequest) -> bytes:
-    """Return the body of a request; raises an InvalidRequest that names what JSON cannot hold."""
+    """Encode a request as JSON; raise InvalidRequest, naming the input, if that is impossible."""
     fields: dict[str, Any] = {each.name: _elements(request, each) for each in request.inputs}
     if request.id:
         fields["id"] = request.id
@@ -27,7 +27,7 @@ def write_generate(request: InferRequest) -> bytes:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the object of each server-sent event; raises ValueError for a malformed one."""
+    """Yield the JSON object of each server-sent event; raise ValueError if one is malformed."""
     held = bytearray()
     async for chunk in chunks:
         held += chunk.replace(b"\r\n", b"\n")
@@ -49,7 +49,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any],
 
 
 def read_event(said: Mapping[str, Any], tensors: ModelTensors, seconds: float) -> InferenceResult:
-    """Return an event's outputs; raises ValueError if they contradict the metadata."""
+    """Decode an event's outputs; raise ValueError if they do not match the metadata."""
     specs = {spec.name: spec for spec in tensors.outputs}
     outputs: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
@@ -97,9 +97,10 @@ def _tensor(spec: TensorSpec, value: Any) -> Tensor:
 
 
 def _shape(shape: Shape, count: int) -> Shape:
-    """Infer the shape of this many elements, which an event does not state.
+    """Infer the shape of `count` elements from the metadata, since events have no shapes.
 
-    The last of several open dimensions has them all; what does not fit has one dimension.
+    Of several open dimensions, the last takes all elements and the others are 1. If the count does
+    not match the shape, the result is one-dimensional.
     """
     known = prod(size for size in shape if size != -1)
     opened = [place for place, size in enumerate(shape) if size == -1]

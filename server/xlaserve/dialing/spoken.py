@@ -1,4 +1,4 @@
-"""Detects the protocol of a port after a failed call."""
+"""Detects which protocol a port speaks, after a call has failed."""
 
 import socket
 import ssl
@@ -10,28 +10,28 @@ from xlaserve.dialing.address import ServerAddress
 from xlaserve.dialing.interface import NotReached
 
 SECONDS = 2.0
-"""The longest wait for each of the two questions: who asked wants the error."""
+"""Time limit of each of the two probes, because the user is waiting for the error."""
 _QUESTION = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _HTTP = b"HTTP/1"
 _SETTINGS = b"\x04"
-"""Type of the frame that an HTTP/2 server sends first (RFC 9113, 6.5), behind its length."""
+"""Frame type SETTINGS, after the length: an HTTP/2 server's first frame (RFC 9113 6.5)."""
 _ALERT = b"\x15"
-"""Record type of a TLS alert, the reply to bytes that are not TLS (RFC 8446, 5.1)."""
+"""Record type of a TLS alert, the reply to bytes that are not TLS (RFC 8446 5.1)."""
 
 
 class Spoken(StrEnum):
-    """Protocol of a port, by URL scheme."""
+    """The protocol that a port speaks; the values are URL schemes."""
 
     GRPC = "grpc"
     GRPCS = "grpcs"
     HTTP = "http"
     HTTPS = "https"
     NOBODY = ""
-    """Nothing listens at the address, or it answered neither probe."""
+    """Nothing listens at the address, or neither probe was answered."""
 
 
 def spoken(address: ServerAddress) -> Spoken:
-    """Ask without TLS, then with it; waits for the network."""
+    """Probe an address without TLS, then with TLS; blocks."""
     with suppress(OSError):
         answer = _answer(address)
         if answer.startswith(_HTTP):
@@ -65,7 +65,7 @@ def _answer(address: ServerAddress) -> bytes:
 
 
 def _over_tls(address: ServerAddress) -> Spoken:
-    # Nothing is sent but the greeting: whose certificate it is does not matter.
+    # No verification: only a handshake is made, and no data is sent.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -79,7 +79,7 @@ def _over_tls(address: ServerAddress) -> Spoken:
 
 @contextmanager
 def advising(address: ServerAddress) -> Iterator[None]:
-    """Add the URL to type to the error of a server that was not reached within."""
+    """Context manager that adds a suggested URL to NotReached errors."""
     try:
         yield
     except NotReached as error:
@@ -90,7 +90,7 @@ def advising(address: ServerAddress) -> Iterator[None]:
 
 
 def advice(address: ServerAddress) -> str:
-    """Suggest another URL; empty if there is no other."""
+    """Return a text that suggests another URL; empty if the protocol is right or unknown."""
     found = spoken(address)
     asked = f"{'http' if address.rest else 'grpc'}{'s' if address.tls else ''}"
     if found in (Spoken.NOBODY, asked):

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from xlaserve.serving.call import Call, Headers, Operation, Peer
 
 _PROTOCOLS = {"http_endpoint": "gRPC-Web"}
-"""The protocol of each endpoint's setting; gRPC for all others."""
+"""Listener setting -> protocol name; any other listener is gRPC."""
 
 
 class FieldsView:
-    """Headers looked up in a request's fields, without a copy."""
+    """Looks up headers in a request's list of fields without copying it."""
 
     __slots__ = ("_fields",)
 
@@ -17,17 +17,17 @@ class FieldsView:
         self._fields = fields
 
     def get(self, name: str, /) -> str | None:
-        """Return the value of a header, None where it is absent.
+        """Return the value of a header, or None if it is absent.
 
-        Several of one name are one list (RFC 9110 5.3): a gate that compares the value of a header
-        which may be there once refuses two of them, whatever their order.
+        Repeated headers are joined with commas (RFC 9110 5.3), so a gate that compares a header
+        such as `authorization` with an exact value rejects a request that sends it twice.
         """
         values = [value for field, value in self._fields if field == name]
         return ", ".join(values) if values else None
 
 
 class RpcCall(Call):
-    """A request whose answers grpclib writes, as a method of a service gives them to it."""
+    """A call on the general path: a service method answers it through grpclib."""
 
     def __init__(
         self, operation: Operation, headers: Headers, peer: Peer, deadline: float | None

@@ -1,4 +1,4 @@
-"""Compressed messages both ways: gzip and deflate, bounded after inflation (gRPC Compression)."""
+"""Compression of gRPC messages (gzip, deflate), with a limit on the inflated size."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,18 +15,19 @@ from xlaserve.net.compression import BadCompression, InflatesTooFar
 from xlaserve.net.ledger import Account
 
 ENCODINGS = ("gzip", "deflate")
-"""Encodings of gRPC; deflate is zlib's format."""
+"""Supported values of `grpc-encoding`. In gRPC, `deflate` means the zlib format."""
 ACCEPTED = ",".join(("identity", *ENCODINGS))
-"""Value of `grpc-accept-encoding`."""
+"""The `grpc-accept-encoding` header that the server sends."""
 
 _INLINE_BYTES = 1 << 10
-"""Longer messages are inflated in a thread: they may become a thousand times as long."""
+"""Longer messages are inflated in a thread: they can grow a thousandfold."""
 _LEAST_BYTES = 256
 """Smaller answers are not worth compressing."""
 _AT_ONCE_BYTES = 16 << 10
 """Larger answers are compressed in a thread."""
 COMPRESSED_TIMES = 2
-"""Memory of compressing an answer in a thread, in times its size: it, and at most as much again."""
+"""Memory reserved to compress an answer in a thread, as a multiple of its size: the answer itself
+and a compressed copy that is at most as long."""
 
 
 async def decompress(
@@ -35,11 +36,11 @@ async def decompress(
     limit: int,
     reserve: Callable[[int], None] = lambda count: None,
 ) -> Buffer:
-    """Return a message as it was before `grpc-encoding`.
+    """Decompress a message according to the request's `grpc-encoding` header.
 
-    `reserve` counts the memory that it needs, see `inflate_within`.
-    Raises GRPCError: UNIMPLEMENTED for an encoding that is not known, INTERNAL where there is none
-    or the bytes are not of it, RESOURCE_EXHAUSTED past `limit` bytes.
+    `reserve` accounts for the memory needed; see `inflate_within`.
+    Raises GRPCError: UNIMPLEMENTED if the encoding is unknown, INTERNAL if the header is missing
+    or the data is invalid, RESOURCE_EXHAUSTED if the result is longer than `limit` bytes.
     """
     encoding = dict(headers).get("grpc-encoding", "identity")
     if encoding == "identity":
@@ -58,9 +59,10 @@ async def decompress(
 
 
 def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the encoding of the answers to a request: its own, if the client takes that.
+    """Return the encoding for the answers to a request, or an empty string for no compression.
 
-    Empty where they are not compressed. A client that compresses nothing gets nothing compressed.
+    Answers use the encoding of the request if the client also accepts it; a client that sends
+    uncompressed requests gets uncompressed answers.
     """
     fields = dict(headers)
     encoding = fields.get("grpc-encoding", "")
@@ -69,7 +71,10 @@ def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
 
 
 async def compress(encoding: str, data: Buffer, account: Account) -> Buffer:
-    """Return a prefixed message, compressed if that saves a quarter and there is memory for it."""
+    """Compress a length-prefixed message if that saves a quarter and there is memory for it.
+
+    Otherwise `data` is returned unchanged.
+    """
     size = len(data) - PREFIX_BYTES
     if size < _LEAST_BYTES:
         return data
@@ -79,7 +84,7 @@ async def compress(encoding: str, data: Buffer, account: Account) -> Buffer:
         deflated = work()
     elif account.spare(COMPRESSED_TIMES * size):
         job = asyncio.ensure_future(asyncio.to_thread(work))
-        # Also after a cancellation, which does not stop the thread.
+        # Release on completion, not on cancellation: cancelling does not stop the thread.
         job.add_done_callback(lambda _: account.release(COMPRESSED_TIMES * size))
         deflated = await asyncio.shield(job)
     else:
@@ -88,7 +93,7 @@ async def compress(encoding: str, data: Buffer, account: Account) -> Buffer:
 
 
 def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer]:
-    """Return the parts of a message after its prefix, compressed if that pays."""
+    """Return the length prefix and the parts of a message, compressed if that is worthwhile."""
     if encoding and size >= _LEAST_BYTES:
         deflated = compression.deflate_where_worth(encoding, parts, size)
         if deflated is not None:
@@ -97,7 +102,7 @@ def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer
 
 
 def is_compressed_at_once(size: int) -> bool:
-    """Tell whether the event loop may compress this many bytes."""
+    """Tell whether `size` bytes are few enough to compress on the event loop's thread."""
     return size <= _AT_ONCE_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses, for every method of the server alike."""
+"""Translation of exceptions to gRPC statuses, shared by all methods."""
 
 import structlog
 from grpclib import GRPCError
@@ -10,16 +10,16 @@ from xlaserve.grpc.reasons import is_expected
 from xlaserve.net.status import wire_status
 
 MAX_MESSAGE_CHARACTERS = 2048
-"""Limit of a percent-encoded `grpc-message`: clients bound their headers."""
+"""Maximum length of a percent-encoded `grpc-message`: clients limit the size of headers."""
 
 _NOT_IMPLEMENTED = "{method} is not implemented by this server"
 _log = structlog.get_logger("grpc")
 
 
 def translate(method: str, error: BaseException) -> GRPCError:
-    """Return the status and the text for what a handler raised, in an error that was not raised.
+    """Return the GRPCError to send for an exception that a handler raised.
 
-    What nobody expected is logged.
+    Unexpected exceptions are logged and become INTERNAL without detail.
     """
     if isinstance(error, XlaserveError):
         return GRPCError(wire_status(error).grpc, shorten(str(error)))
@@ -33,10 +33,10 @@ def translate(method: str, error: BaseException) -> GRPCError:
 
 
 def shorten(message: str) -> str:
-    """Cut a message so that it fits into the headers, percent-encoded."""
+    """Truncate a message so that it fits into `grpc-message` after percent-encoding."""
     if len(encode_grpc_message(message)) <= MAX_MESSAGE_CHARACTERS:
         return message
-    # One character takes at most 12 in the encoding; cut so that the result surely fits.
+    # Percent-encoding turns one character into at most 12; shorten until the result fits.
     kept = message[:MAX_MESSAGE_CHARACTERS]
     while len(encode_grpc_message(kept)) > MAX_MESSAGE_CHARACTERS - 3:
         kept = kept[: len(kept) * 3 // 4]

@@ -1,4 +1,4 @@
-"""A task for each request of a connection that takes the general path."""
+"""Runs a task for each request on the general path."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.05
 
 
 class RequestHandler(AbstractHandler):
-    """Begins, cancels and counts the requests of one connection."""
+    """Starts, tracks and cancels the request tasks of one connection."""
 
     def __init__(self, runner: Runner, listener: str) -> None:
         self._runner = runner
@@ -32,9 +32,9 @@ class RequestHandler(AbstractHandler):
         self.peer = peer_of(transport, self._listener, account)
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
-        """Start to answer a request; `release_stream` is called once, at its end."""
-        # A request that is cancelled before its task first runs never comes to release its stream,
-        # and with it what the client may send on the connection.
+        """Start the task that answers a request; `release_stream` is called once, at its end."""
+        # Release in a done callback: a task cancelled before its first step never runs its
+        # `finally`, and the flow-control window held by its stream would be lost.
         release = ExitStack()
         release.callback(release_stream)
         task = asyncio.get_running_loop().create_task(self._handle(stream, headers))
@@ -50,11 +50,11 @@ class RequestHandler(AbstractHandler):
     def no_method(
         self, path: str, headers: CallHeaders, deadline: float | None
     ) -> tuple[Status, str]:
-        """Return the status and the text for an unknown method."""
+        """Return the status and message for an unknown method."""
         return self._runner.no_method(path, headers, self.peer, deadline)
 
     def cancel(self, stream: Stream) -> None:
-        """Stop answering an abandoned request."""
+        """Cancel the task of a request that the client abandoned."""
         task = self._tasks.pop(stream, None)
         if task is not None:
             task.cancel()
@@ -66,16 +66,16 @@ class RequestHandler(AbstractHandler):
             self.cancel(stream)
 
     async def idle(self, *, but_waiting: bool) -> None:
-        """Return when every request has ended, or only waits for its client."""
+        """Wait until every request has ended or, with `but_waiting`, waits for its client."""
         while tasks := self._cancelled.keys() | {
             task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
         }:
-            # One that begins to wait does not end.
+            # Poll: a task that starts to wait for its client does not complete.
             await asyncio.wait(tasks, timeout=_LOOK_SECONDS if but_waiting else None)
 
     async def _handle(self, stream: Stream, headers: Headers) -> None:
-        # A task that is cancelled keeps the error, which holds the frames of the request, and they
-        # the task: a reference cycle.
+        # Suppressed to avoid a reference cycle: a cancelled task keeps the exception, whose
+        # traceback holds the request's frames, which hold the task.
         with suppress(asyncio.CancelledError):
             await self._runner.run(stream, headers, self.peer)
 

@@ -1,4 +1,4 @@
-"""The model id that a mesh puts into request headers."""
+"""Reads the model id that ModelMesh puts into request headers."""
 
 from collections.abc import Iterable
 from types import MappingProxyType
@@ -8,23 +8,23 @@ from multidict import MultiMapping
 from xlaserve.errors import InvalidRequest
 
 MAX_ID_BYTES = 4096
-"""Longest id in a header."""
+"""Maximum length of a model id in a header."""
 MAX_LOGGED_BYTES = 256
-"""Length of logged ids."""
+"""Length to which a virtual model id is truncated for logs."""
 
 _ENCODINGS = MappingProxyType({"mm-model-id-bin": "UTF-8", "mm-model-id": "ASCII"})
-"""The headers that hold the id of a model."""
+"""Header with the model id -> encoding of the id."""
 _VIRTUAL = ("mm-vmodel-id-bin", "mm-vmodel-id")
 ID_HEADERS = (*_ENCODINGS, *_VIRTUAL)
-"""All headers with ids."""
+"""The headers with the id of a model or a virtual model."""
 _SHOWN_CHARACTERS = 64
 
 
 def split_binary_lists(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers, with one for each value of those in base64 that hold several.
+    """Split comma-separated values of binary (`-bin`) headers into one header per value.
 
-    A proxy may join headers of one name with commas (gRPC over HTTP/2, Custom-Metadata). grpclib
-    does not take them apart: it decodes `YQ==,Yg==` as `a`, and `YWJj,ZGVm` as `abcdef`.
+    A proxy may join repeated headers with commas (gRPC over HTTP/2, Custom-Metadata). grpclib
+    does not split them: it decodes `YQ==,Yg==` as `a`, and `YWJj,ZGVm` as `abcdef`.
     """
     split: list[tuple[str, str]] = []
     for name, value in headers:
@@ -36,12 +36,11 @@ def split_binary_lists(headers: Iterable[tuple[str, str]]) -> list[tuple[str, st
 
 
 def model_id(metadata: MultiMapping[str | bytes]) -> str | None:
-    """Return the id that `mm-model-id-bin` or `mm-model-id` holds, or None where neither is there.
+    """Return the model id from `mm-model-id-bin` or `mm-model-id`, or None if both are absent.
 
-    The first holds UTF-8, without its base64 here, the second ASCII. Raises InvalidRequest, with
-    the name of the header, where one is repeated, empty, too long or of another encoding, and
-    where the two differ. A comma in the second is part of the id; lists in the first are to be
-    split before they are decoded.
+    `metadata` must be base64-decoded, after `split_binary_lists`. `mm-model-id-bin` is UTF-8 and
+    `mm-model-id` ASCII; a comma in the latter is part of the id. Raises InvalidRequest, naming the
+    header, if one is repeated, empty, too long or wrongly encoded, or if the two ids differ.
     """
     ids = {
         name: _read(name, encoding, *metadata.getall(name))
@@ -55,10 +54,10 @@ def model_id(metadata: MultiMapping[str | bytes]) -> str | None:
 
 
 def vmodel_id(metadata: MultiMapping[str | bytes]) -> str | None:
-    """Return the id of a virtual model, cut short, or None where there is none.
+    """Return the virtual model id, truncated for logging, or None if there is none.
 
-    It is for logs only: nothing is an error, what is not UTF-8 is replaced, and of several the
-    first of the binary ones counts.
+    Never raises: invalid UTF-8 is replaced, the binary header takes precedence, and of repeated
+    headers the first counts.
     """
     for name in _VIRTUAL:
         value = metadata.get(name)

@@ -1,4 +1,4 @@
-"""Replaces the model id in a message by the header's, as runtimeStatus advertises."""
+"""Replaces the model id in a request message by the one from ModelMesh's headers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,16 +24,17 @@ T = TypeVar("T")
 Metadata: TypeAlias = MultiMapping[str | bytes]
 
 Splice: TypeAlias = Callable[[str, Data], Data]
-"""Returns a message with an id in it. Raises MalformedMessage and TooManyFields."""
+"""Takes an id and a message; returns the message with that id. Raises MalformedMessage and
+TooManyFields."""
 
 OF_A_MESH = "mm-"
-"""Prefix of the names of a mesh's headers."""
+"""Prefix of the header names that ModelMesh uses."""
 
 
 def splices(
     paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
 ) -> Mapping[str, Splice]:
-    """Return the splice of each method with an id path."""
+    """Return a map from methods to splice functions, for all methods with an id path."""
 
     def splice(path: InjectionPath, value: str, data: Data) -> Data:
         return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)
@@ -42,10 +43,10 @@ def splices(
 
 
 def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: Data) -> T:
-    """Return the decoded request, with an id in it.
+    """Decode a request after replacing its id by `value`.
 
-    Where that cannot be put in, the decoder refuses the request in its own words. Raises
-    MalformedMessage or TooManyFields should it not: the id would be the client's.
+    If the id cannot be replaced, decode the original, whose errors are more specific. If that
+    succeeds, raise MalformedMessage or TooManyFields anyway: the id would be the client's.
     """
     try:
         spliced = splice(value, data)
@@ -56,7 +57,7 @@ def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: D
 
 
 def told_to_a_mesh(error: BaseException) -> BaseException:
-    """Return the error for a mesh: NOT_FOUND would make it drop a loaded model."""
+    """Translate an error for ModelMesh: it would drop a loaded model after NOT_FOUND."""
     if not isinstance(error, VersionNotFound):
         return error
     told = InvalidRequest(f"no such version: {error}")
@@ -65,7 +66,7 @@ def told_to_a_mesh(error: BaseException) -> BaseException:
 
 
 class _SplicingCodec(CodecBase):
-    """Rewrites the id in the serialized request, then decodes as before."""
+    """Replaces the id in the serialized request, then decodes it with the wrapped codec."""
 
     def __init__(self, inner: CodecBase, value: str, splice: Splice) -> None:
         self._inner = inner
@@ -92,10 +93,10 @@ class _SplicingCodec(CodecBase):
 
 
 class Injection:
-    """Makes the header of a mesh beat the message, for every method that it can be put into.
+    """Replaces model ids in requests by the id from ModelMesh's headers.
 
-    Methods have their full names, `/package.Service/Method`. Because the bytes are rewritten,
-    a service behind it needs to know nothing of meshes (ModelMesh SPI, idInjectionPath).
+    Maps full method names, `/package.Service/Method`, to splice functions. Because the serialized
+    bytes are changed, services need not know about ModelMesh (ModelMesh SPI, idInjectionPath).
     """
 
     def __init__(self, by_method: Mapping[str, Splice]) -> None:
@@ -103,9 +104,9 @@ class Injection:
 
     @contextmanager
     def into(self, stream: Stream[Any, Any], method: str, metadata: Metadata) -> Iterator[None]:
-        """Have the messages of a request rewritten, if it came through a mesh, within a block.
+        """Within this context, replace the id in a stream's messages if the headers have one.
 
-        Raises InvalidRequest where its headers do not name one model.
+        Raises InvalidRequest if the headers are invalid or name two models.
         """
         splice = self._by_method.get(method)
         came_through = splice and any(name.startswith(OF_A_MESH) for name in metadata)

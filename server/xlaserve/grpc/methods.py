@@ -1,4 +1,4 @@
-"""The table of served methods, with their permissions."""
+"""The table of gRPC methods, with the operation (permission) of each."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from xlaserve.serving.call import Api, Operation
 
 
 class Row(NamedTuple):
-    """The operation of a method, and the fields of its request that name a model."""
+    """Facts about a method; `model` and `version` are request fields that name a model."""
 
     operation: Operation
     model: str = ""
     version: str = ""
     raw: bool = False
-    """Whether the method reads and writes the bytes of messages itself."""
+    """Whether the method reads and writes serialized messages."""
     infers: bool = False
-    """Whether a request is one inference, so that its call is the one that the engine answers."""
+    """Whether each request is one inference; the engine then answers the request's own call."""
     api: Api | None = None
-    """Its group of Triton, if that does not follow from the operation."""
+    """Triton's API group for access rules, if the operation does not imply it."""
     carries_calls: bool = False
-    """Whether a request is a stream of calls."""
+    """Whether the request is a stream in which each message is a call."""
     id_path: tuple[int, ...] = ()
-    """The numbers of the fields that lead to the name of the model, for a mesh to put its id there;
-    none for a method that does not go through a mesh, as none does that manages models."""
+    """Path of field numbers to the model name, which a mesh's id replaces. Empty for methods that
+    ModelMesh does not forward, such as those that manage models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of a service."""
+    """One method of a gRPC service."""
 
     path: str
-    """Its full name, `/package.Service/Method`."""
+    """The full name, `/package.Service/Method`."""
     row: Row
     handler: Handler
     """The handler that grpclib calls."""
@@ -49,7 +49,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 _LIVE = Row(Operation.HEALTH)
 _OF_MODEL = Row(Operation.METADATA, "name", "version")
 _NAME = (1,)
-"""The path of an id where the name of the model is the first field of a request."""
+"""The id path of requests whose field 1 is the model name."""
 _READY = Row(Operation.READINESS, "name", "version", id_path=_NAME)
 _INFER = Row(Operation.INFER, "model_name", "model_version", infers=True, id_path=_NAME)
 _LOAD = Row(Operation.MANAGE, "model_name")
@@ -91,7 +91,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _METADATA,
     }
 )
-"""Methods of the server's own services; any other belongs to a custom service."""
+"""Full name -> row, for the server's own methods; other methods belong to custom services."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -99,18 +99,18 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         for method in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
     }
 )
-"""Methods of MLServer's own service, and those of V2 with the same messages and permissions."""
+"""Method of MLServer's service -> V2 method with the same messages and permissions."""
 
 INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
     {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
 )
-"""Paths of the model id in requests of the server's own methods that a mesh forwards."""
+"""Full name -> path of the model id, for the server's own methods that ModelMesh forwards."""
 
 _OF_ONES_OWN = Row(Operation.SERVICE)
 
 
 def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
-    """Return the methods of services by their full names."""
+    """Return a map from full method names to the methods of services."""
     return {
         path: Method(path, ROWS.get(ALIASES.get(path, path), _OF_ONES_OWN), handler)
         for service in services

@@ -1,4 +1,4 @@
-"""Errors of requests whose message could not be received."""
+"""gRPC errors for requests whose message could not be received."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -29,11 +29,11 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
         ),
     }
 )
-"""The table of reliability: status and text of each problem."""
+"""The gRPC status and message of each problem."""
 
 
 def refuse(problem: Problem, method: str, limits: Http2Limits, size: int = 0) -> GRPCError:
-    """Return the client's error for a problem of `method` (full name), `size` in bytes."""
+    """Return the GRPCError for a problem; `size` is the message's declared length in bytes."""
     status, text = PROBLEMS[problem]
     return GRPCError(
         status,

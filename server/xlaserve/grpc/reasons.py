@@ -1,4 +1,4 @@
-"""Names of refusal counters, and the test for unexpected errors."""
+"""Names of failure reasons for metrics, and the test for unexpected errors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from xlaserve.serving.observability.failures import CANCELLED, UNEXPECTED
 
 
 def reason_of(error: BaseException, listener: str = "") -> str:
-    """Name the reason of a failure; `listener` is the setting of the endpoint that it came to.
+    """Return the failure reason of an error; `listener` is the setting of the call's endpoint.
 
-    Errors of the server have the name of their class, and other statuses of gRPC theirs, with
-    `Rpc` in front. `UNEXPECTED` is what the log has a traceback of, and nothing else.
+    The reason is the class name of an XlaserveError, or `Rpc` and the name of another gRPC status.
+    Exactly the errors with reason `UNEXPECTED` are logged with a traceback.
     """
     if isinstance(error, XlaserveError):
         return type(error).__name__
@@ -28,13 +28,13 @@ def reason_of(error: BaseException, listener: str = "") -> str:
     status = rpc_status(error)
     if status is not None:
         return _of_status(status)
-    # Its client has left: see `translate_errors` of REST.
+    # With HTTP, a ConnectionError means that the client disconnected.
     is_left = isinstance(error, ConnectionError) and is_of_http(listener)
     return CANCELLED if is_left else UNEXPECTED
 
 
 def is_expected(error: BaseException) -> bool:
-    """Tell whether an error has its own reason, so that no traceback is logged."""
+    """Tell whether an error is expected, so that no traceback is logged."""
     return reason_of(error) != UNEXPECTED
 
 
@@ -63,4 +63,4 @@ KNOWN_REASONS = tuple(
         - {XlaserveError.__name__}
     )
 )
-"""Reasons reported as 0 from the start, so that the first one is an increase."""
+"""Reasons whose counters are exported as 0 at startup, so that the first failure is an increase."""

@@ -1,4 +1,4 @@
-"""Checks of request headers, made before grpclib fails on them without an answer."""
+"""Validation of request headers that grpclib would ignore or fail on without an answer."""
 
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -14,13 +14,13 @@ Headers: TypeAlias = Sequence[tuple[str, str]]
 
 _BINARY = "-bin"
 GRPC = "application/grpc"
-"""Prefix of the content type of a request."""
+"""Prefix of the content type of gRPC requests."""
 _CONTENT_TYPES = frozenset((GRPC, f"{GRPC}+proto"))
-"""The content types of requests, but for their parameters."""
+"""The accepted content types, without parameters."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
-"""Status and text for an unknown method."""
+"""Status and message for an unknown method."""
 NO_SECONDS = 1e-3
-"""Shorter timeouts expire before anything can be done."""
+"""Requests with a shorter timeout are rejected immediately with DEADLINE_EXCEEDED."""
 
 
 def is_grpc(content_type: str | None) -> bool:
@@ -36,7 +36,7 @@ def is_checked(name: str) -> bool:
 
 
 def refusal(headers: Headers) -> tuple[Status, str] | None:
-    """Return the status and the text for headers that grpclib ignores silently, or None."""
+    """Return the status and message for invalid headers that grpclib would ignore, or None."""
     least: float | None = None
     for name, value in headers:
         if name == TIMEOUT:
@@ -53,7 +53,7 @@ def refusal(headers: Headers) -> tuple[Status, str] | None:
 
 
 def refusal_headers(status: Status, text: str) -> Headers:
-    """Return the only headers of a refusal."""
+    """Return the headers of a trailers-only response with an error status."""
     return (
         (":status", "200"),
         ("content-type", GRPC),
@@ -72,7 +72,7 @@ def malformed(headers: Headers) -> bool:
 
 
 def timeout_seconds(headers: Headers) -> float | None:
-    """Return the timeout of a request, the shortest of several."""
+    """Return the timeout of a request in seconds, the shortest if repeated, or None."""
     times = (_seconds(value) for name, value in headers if name == TIMEOUT)
     return min((one for one in times if one is not None), default=None)
 

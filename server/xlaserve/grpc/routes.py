@@ -1,4 +1,4 @@
-"""Routing of requests: to the fast path, to grpclib, or refused with a text."""
+"""Routes requests to the fast path or the general path, or rejects them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,21 +28,22 @@ _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is
 _MOMENT_SECONDS = 0.1
 
 FastPaths: TypeAlias = Callable[[RequestKind[Route]], Route]
-"""Finds the fast path for the requests of one method by the names of their headers."""
+"""Chooses the route for a kind of request to one method: a fast path, or the general path."""
 
 
 class FastPathsFactory(Protocol):
-    """Makes the fast paths of a connection."""
+    """Creates a method's fast paths for a connection."""
 
     def __call__(self, general: Route, *, peer: Peer) -> FastPaths:
-        """Return the fast paths; `general` is the route of the general path."""
+        """Create the fast paths; `general` is the route of the general path."""
         ...
 
 
 class Router:
-    """Finds the route of each kind of request of a connection.
+    """Finds the route for each kind of request on a connection.
 
-    A kind knows no header that varies. What such headers say is checked for each request.
+    The route of a kind is cached, so headers whose values vary within a kind, such as timeouts,
+    are checked for each request separately.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Router:
         methods: Mapping[str, Method],
         fast_paths: Mapping[str, FastPathsFactory],
     ) -> None:
-        # The routes are made with the first request: most of ten thousand connections are silent.
+        # Routes are created on demand, because most of ten thousand connections are idle.
         self._methods = methods
         self._connection = connection
         self._make_fast_paths = fast_paths
@@ -76,7 +77,7 @@ class Router:
         }
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
-        """Return the route of the requests of a kind, and have them checked where need be."""
+        """Return the route for a kind, and set `kind.check` if varying headers need checks."""
         for wrong, route in _REFUSALS:
             if wrong(kind):
                 return route
@@ -95,7 +96,7 @@ class Router:
 
 
 def _refused(head: Head[Route]) -> Route | None:
-    """Return the route of an invalid header block; None for a valid one."""
+    """Return a route that rejects the request if its headers are invalid, or None."""
     names = head.kind.places
     headers = ((name, value) for name in names if is_checked(name) for value in head.getall(name))
     refused = refusal(tuple(headers))
@@ -103,10 +104,11 @@ def _refused(head: Head[Route]) -> Route | None:
 
 
 class Answer:
-    """Answers a client at the wrong port in terms of HTTP, in a moment or with its whole request.
+    """Answers a request that is not gRPC with an HTTP status, such as 415.
 
-    What is wrong with its frames is told first, as of any other request (RFC 9113 5.1, 8.1.1). But
-    no body is waited for: its client may wait with it for a word of the server (`expect`).
+    If the request has a body, the answer is sent after a short delay, so that stream errors in the
+    request take precedence (RFC 9113 5.1, 8.1.1). It does not wait for the end of the body, which
+    the client may hold back until it gets a response (`expect: 100-continue`).
     """
 
     message_first = False
@@ -117,21 +119,21 @@ class Answer:
             (":status", str(status)),
             ("content-type", "text/plain"),
             ("content-length", str(len(body))),
-            ("cache-control", "no-store"),  # caches keep 405 unasked (RFC 9110, 15.1)
+            ("cache-control", "no-store"),  # 405 is cacheable by default (RFC 9110 15.1)
             *more,
         ]
         self._block = encode_fields(fields)
         self._body = body
 
     def begin(self, stream: ServerStream) -> None:
-        """Send the answer, at once where nothing more can come of the request."""
+        """Send the answer if the request is complete, or after a short delay."""
         if stream.ended_by_client:
             self.send(stream)
         else:
             stream.call = _Moment(self, stream)
 
     def send(self, stream: ServerStream) -> None:
-        """Send the answer, to HEAD without its body (RFC 9110, 9.3.2)."""
+        """Send the answer, without a body for HEAD (RFC 9110 9.3.2)."""
         if stream.head.method == "HEAD":
             stream.send_headers(self._block, end=True)
             return
@@ -140,7 +142,7 @@ class Answer:
 
 
 class _Moment:
-    """Grace time for a client at the wrong port."""
+    """The pending call that sends an `Answer` after a short delay."""
 
     awaits_client = True
 
@@ -154,12 +156,12 @@ class _Moment:
             answer.send(stream)
 
     def cancel(self, reason: str) -> None:
-        """Send nothing: the stream has ended."""
+        """Cancel the timer: the stream has ended."""
         self._later.cancel()
 
 
 class Refused:
-    """Answers a request with a status, before its message has come."""
+    """Answers a request with an error status, without waiting for its message."""
 
     message_first = False
     placement: Placement | None = None
@@ -170,12 +172,12 @@ class Refused:
         )
 
     def begin(self, stream: ServerStream) -> None:
-        """Send the status."""
+        """Send the error status."""
         stream.send_headers(self._block, end=True)
 
 
 class NoMethod:
-    """Answers requests for unknown methods, each as a call."""
+    """Answers requests for unknown methods; access checks come first, as for any call."""
 
     message_first = False
     placement: Placement | None = None
@@ -184,20 +186,20 @@ class NoMethod:
         self._connection = connection
 
     def begin(self, stream: ServerStream) -> None:
-        """Let the call pass the gates, and send the status."""
+        """Run the access checks, and send the resulting error status."""
         head = stream.head
         found = self._connection.handler.no_method(head.path, head, stream.deadline)
         Refused(*found).begin(stream)
 
 
 class Malformed:
-    """Ends the stream of a malformed request."""
+    """Resets the stream of a malformed request."""
 
     message_first = False
     placement: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
-        """Reset the stream."""
+        """Reset the stream with PROTOCOL_ERROR."""
         stream.reset(ErrorCode.PROTOCOL_ERROR)
 
 
@@ -214,4 +216,4 @@ _REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     (lambda kind: not is_grpc(kind.get("content-type")), Answer(415, _HINT)),
     (lambda kind: "te" not in kind.places, Malformed()),
 )
-"""Checks for requests that are not gRPC, and their routes; the first match counts."""
+"""Predicates for requests to reject, with the route that rejects them; the first match is used."""

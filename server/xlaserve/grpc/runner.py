@@ -1,4 +1,4 @@
-"""The general path of a request, from headers to status, on both HTTP/2 engines."""
+"""The general path: runs a request's service method, on either HTTP/2 engine."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -30,61 +30,61 @@ from xlaserve.serving.infer_call import AwaitedInfer
 
 
 class Accepted(Protocol):
-    """The stream of an HTTP/2 engine, as methods with many requests know it."""
+    """A transport stream's interface for streaming methods, in addition to grpclib's."""
 
     @property
     def deadline(self) -> float | None:
-        """Return when the client stops waiting, counted from its headers; None for never."""
+        """Return the client's deadline in event loop time, or None."""
         ...
 
     @property
     def opened_ns(self) -> int:
-        """Return the arrival of the headers by the clock of the engine; 0 for now."""
+        """Return the arrival of the headers, by `perf_counter_ns`; 0 means now."""
         ...
 
     @property
     def account(self) -> Account:
-        """Return the account of its connection."""
+        """Return the connection's account in the memory ledger."""
         ...
 
     def keep(self) -> int:
-        """Return the bytes that are counted for the message read last, for the caller to release.
+        """Return the bytes reserved for the last message read; the caller has to release them.
 
-        Without it they are counted until the next message is read.
+        Without this call, they are released when the next message is read.
         """
         ...
 
     def send_now(self, message: bytes) -> bool:
-        """Send a message at once, without its prefix.
+        """Send a message, given without its length prefix, without awaiting.
 
-        False, and nothing is sent, where nothing was sent before, where another one waits for its
-        client, and whatever else `send_message` is there for.
+        Return false, with nothing sent, if headers were not sent yet, if the message would have to
+        be queued or compressed, or if the transport does not support this.
         """
         ...
 
     def reserve(self, count: int) -> bool:
-        """Reserve more bytes; false without memory."""
+        """Reserve bytes in the ledger; false if there is no memory for them."""
         ...
 
     def release(self, count: int) -> None:
-        """Release a number of bytes."""
+        """Release bytes reserved in the ledger."""
         ...
 
 
 class RpcStream(Stream[Any, Any]):
-    """The stream that a method reads requests from and writes answers to, with its call."""
+    """grpclib's stream, from which a method reads requests and to which it writes answers."""
 
     call: Call
     method: Method
     message_seconds: float
-    """Timeout of the one message of a unary request, in seconds."""
+    """Time limit in seconds for the message of a unary request."""
     accepted: Accepted
-    """The stream of the engine."""
+    """The transport's stream."""
 
     async def recv_message(self) -> Any:
-        """Return the next message; None where there is no other of many.
+        """Return the next message, or None at the end of a streaming request.
 
-        Raises GRPCError where the one message of a request is not there in time.
+        Raises GRPCError if the message of a unary request is missing or does not arrive in time.
         """
         if self.method.handler.cardinality.client_streaming:
             return await super().recv_message()
@@ -111,7 +111,7 @@ class RpcStream(Stream[Any, Any]):
 
 
 class Runner:
-    """Runs the requests of every service, each as a call in its own task."""
+    """Runs the service methods of requests; every request is a call that passes the gates."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Runner:
         *,
         message_seconds: float,
     ) -> None:
-        """`message_seconds` is the limit for a request's single message."""
+        """`message_seconds` is the time limit for the message of a unary request."""
         self.methods = methods
         self._codec = codec
         self._gates = gates
@@ -131,9 +131,9 @@ class Runner:
         self._dispatch = _DispatchServerEvents()
 
     async def run(self, accepted: AcceptedStream, headers: Headers, peer: Peer) -> None:
-        """Answer a request whose headers are right and whose method is there.
+        """Answer a request with valid headers for a known method.
 
-        A request whose client has gone is cancelled: it ends without a status.
+        If the client disconnects or resets the stream, this task is cancelled and sends no status.
         """
         fields = dict(headers)
         method = self.methods[fields[":path"]]
@@ -163,9 +163,10 @@ class Runner:
     def no_method(
         self, path: str, headers: CallHeaders, peer: Peer, deadline: float | None
     ) -> tuple[Status, str]:
-        """Return the status and the text for a request of a method that does not exist.
+        """Return the status and message for a request to an unknown method.
 
-        It is a call that passes the gates too: who may not ask is not told what there is.
+        It passes the gates like any call, so that a client without permission cannot find out
+        which methods exist.
         """
         call = RpcCall(Operation.SERVICE, headers, peer, deadline)
         try:
@@ -178,11 +179,11 @@ class Runner:
             return refused.status, refused.message or ""
 
     async def _outcome(self, stream: RpcStream) -> GRPCError | None:
-        """Run the method and return why it gave no answer, or None.
+        """Run the method; return the GRPCError to send, or None if it succeeded.
 
-        What is returned was never raised. An error that was raised holds the frames that it passed,
-        and those that called them: in a local variable of one of these it would be a reference
-        cycle, and request and answer would stay until the next full collection.
+        The error is newly created and was never raised. A raised exception references the frames
+        of its traceback; stored in a local variable of one of them, it would be a reference cycle
+        that keeps request and answer alive until the next full garbage collection.
         """
         try:
             with self._gates.passing(stream.call):
@@ -202,7 +203,7 @@ class Runner:
 
 
 def _left(deadline: float | None) -> Deadline | None:
-    """Return a deadline as methods of services read it."""
+    """Convert a deadline in event loop time to grpclib's type, for service methods."""
     if deadline is None:
         return None
     return Deadline.from_timeout(max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -217,7 +218,7 @@ def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> 
 
 
 class _NotingCodec(CodecBase):
-    """Reads and writes messages by another codec, and notes how many bytes they have."""
+    """Wraps a codec, and records the sizes of messages in the call record."""
 
     def __init__(self, codec: CodecBase, record: CallRecord) -> None:
         self._codec = codec
@@ -229,19 +230,19 @@ class _NotingCodec(CodecBase):
         return self._codec.__content_subtype__
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Encode like the codec."""
+        """Encode with the wrapped codec, and record the size."""
         data = self._codec.encode(message, message_type)
         self._record.sent(len(data))
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode like the codec."""
+        """Decode with the wrapped codec, and record the size."""
         self._record.received(len(data))
         return self._codec.decode(data, message_type)
 
 
 class _RawCodec(CodecBase):
-    """Passes messages on unchanged, for a method with its own codec."""
+    """Passes serialized messages through, for methods that decode them themselves."""
 
     @property
     def __content_subtype__(self) -> str:
@@ -249,11 +250,11 @@ class _RawCodec(CodecBase):
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Return the message."""
+        """Return the serialized message unchanged."""
         return cast(bytes, message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the data."""
+        """Return the serialized message unchanged."""
         return data
 
 
@@ -261,7 +262,7 @@ _RAW = _RawCodec()
 
 
 async def _in_time(call: Call, work: Awaitable[None]) -> None:
-    """Wait for the work; raises DeadlineExceeded once the deadline of the call has passed."""
+    """Await `work`; raise DeadlineExceeded when the call's deadline passes."""
     timeout = asyncio.timeout(None)
     try:
         async with timeout:
@@ -273,5 +274,5 @@ async def _in_time(call: Call, work: Awaitable[None]) -> None:
             raise DeadlineExceeded from None
         raise
     except StreamClosedError as error:
-        # The client has reset the stream; that this task is cancelled for it comes later.
+        # The client has reset the stream, and this task is about to be cancelled.
         raise asyncio.CancelledError(str(error)) from None

@@ -1,4 +1,4 @@
-"""The gRPC server: its listening sockets, its connections, and their graceful end."""
+"""The gRPC server: listening sockets, connections, graceful shutdown."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,22 +25,22 @@ from xlaserve.settings.choices import Http2Engine
 Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
-"""Seconds that a drain waits for handshakes, for the clients' round trips, and then for those that
-have begun a request to go on with it."""
+"""Time limit of two phases of a drain: for handshakes and GOAWAY round trips, and for requests
+that wait for more data from their client."""
 _FAREWELL_SECONDS = 2.0
-"""Seconds for which a stop waits for clients to close their connections."""
+"""Seconds for which a shutdown waits for clients to close their connections."""
 _LOOK_SECONDS = 0.01
 _SPARE_SECONDS = 5.0
-"""Seconds for which message memory is kept for reuse."""
+"""Seconds after which unused message buffers are freed."""
 _SWEEPS = 4
-"""Checks per shortest time limit."""
+"""Number of sweeps within the shortest time limit."""
 
 
 class GrpcServer:
-    """Serves the methods of services on any number of listening sockets.
+    """Serves gRPC services on any number of listening sockets.
 
-    `engine` chooses what speaks HTTP/2. With our own, `fast_paths` go past the runner;
-    they are by the full name of their method.
+    `engine` chooses the HTTP/2 implementation. `fast_paths` maps full method names to factories
+    of routes that bypass the runner; only our own engine uses them.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GrpcServer:
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
-        """Refused connections, until they are closed."""
+        """Connections that were refused and are not closed yet."""
         self._acceptors: list[Acceptor] = []
         self._sweeps = Rounds(
             lambda: self._connections,
@@ -78,9 +78,9 @@ class GrpcServer:
     def listen(
         self, listening: Listening, tls: MakeContext | None = None, *, name: str = ""
     ) -> None:
-        """Serve on a socket that is bound and listens; may be called for more than one.
+        """Serve on a listening socket; may be called for several.
 
-        `name` is the setting of the endpoint, as peers show it.
+        `name` is the setting of the endpoint, which `Peer.listener` reports.
         """
         shakes = None if tls is None else Handshakes(tls, self._limits.preface_seconds)
         factory = partial(self._make_protocol, name)
@@ -98,10 +98,10 @@ class GrpcServer:
         account = self._shared.ledger.open()
         return H2Engine(self, CheckingHandler(self._runner, listener), self._limits, account)
 
-    # --- the life of a connection, told by its protocol ---
+    # --- callbacks of connections ---
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
-        """Return the core of a new connection of our own engine."""
+        """Create the protocol core of a new connection on our own engine."""
         assert isinstance(protocol, OwnEngine)
         account = self._shared.ledger.open()
         protocol.requests.connected(transport, account)
@@ -117,26 +117,27 @@ class GrpcServer:
         )
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
-        """Tell whether another connection is admitted."""
+        """Register a new connection, or return false if there are too many."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         if len(self._connections) >= self._max_connections:
             self._refused.add(protocol)
             return False
         self._connections.add(protocol)
         if self._draining:
-            # It waited in the accept queue, or for its handshake: its first requests are served.
+            # The connection was in the accept queue or its handshake when the drain began; serve
+            # the requests that its client sends before it reads the GOAWAY.
             self._loop.call_soon(protocol.go_away)
         return True
 
     def disconnected(self, protocol: "Http2Protocol | H2Engine") -> None:
-        """Record the end of a connection."""
+        """Unregister a closed connection."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         self._connections.discard(protocol)
         self._refused.discard(protocol)
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     @property
@@ -146,7 +147,7 @@ class GrpcServer:
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are in flight on all connections."""
+        """Return the number of requests in flight on all connections."""
         return sum(protocol.open_streams for protocol in self._connections)
 
     # --- timeouts ---
@@ -160,7 +161,7 @@ class GrpcServer:
     @property
     def _answer_seconds(self) -> float:
         limits = self._limits
-        # A drain has not the time for clients that read an answer whenever they like.
+        # A drain uses the shorter limit, so as not to wait for clients that read slowly.
         shorter = min(limits.answer_seconds, limits.message_seconds)
         return shorter if self._draining else limits.answer_seconds
 
@@ -175,13 +176,13 @@ class GrpcServer:
     # --- shutdown ---
 
     async def drain(self, grace_seconds: float) -> None:
-        """Take no more connections, tell clients to go, and end when requests have ended.
+        """Stop accepting, let requests in flight complete, and close all connections.
 
-        RFC 9113, 6.8: the first GOAWAY names no stream, so that requests on their way are still
-        served, also those of connections in the accept queue; the second one, a round trip later,
-        names the last stream, and a connection is closed once that has ended. Requests that take
-        longer than `grace_seconds` are cut off, and those that only wait for their client to go on
-        with them when all others have ended.
+        Each connection gets two GOAWAYs (RFC 9113 6.8). The first allows all streams, so that
+        requests already sent are served, including those of connections in the accept queue. The
+        second, one round trip later, names the last stream; the connection is closed when that has
+        ended. Requests still running after `grace_seconds` are cancelled; requests that wait for
+        their client are cancelled as soon as all others have ended.
         """
         until = self._loop.time() + grace_seconds
         for acceptor in self._acceptors:
@@ -208,7 +209,7 @@ class GrpcServer:
                     await handler.idle(but_waiting=False)
 
     async def _gone(self) -> None:
-        """Return when every connection is closed: those whose clients keep them are cut off."""
+        """Wait until clients have closed their connections, and abort the rest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 while self._connections or self._refused:  # noqa: ASYNC110
@@ -219,9 +220,9 @@ class GrpcServer:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _settled(self, seconds: float) -> None:
-        """Return when every client has been told its last stream, or the time has come.
+        """Wait until all connections have sent their second GOAWAY, or for `seconds`.
 
-        What is still in its handshake then is cut off.
+        Connections still in their handshake are then aborted.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -1,1 +1,1 @@
-"""gRPC-Web: what browsers can carry of gRPC, over HTTP/1.1, to the services of gRPC."""
+"""gRPC-Web: the gRPC services for browsers, over HTTP/1.1."""

@@ -1,7 +1,7 @@
-"""The body of gRPC-Web: messages, trailers after them, binary or base64.
+"""Encoding of gRPC-Web bodies: messages, then a trailers frame, in binary or base64.
 
-PROTOCOL-WEB.md of gRPC: a frame whose flag has the highest bit set has the trailers; in text mode
-each part of a body is base64 (RFC 4648 4), padded by itself.
+As in gRPC's PROTOCOL-WEB.md: the highest bit of a frame's flag marks the trailers; in text mode,
+a body is a sequence of base64 parts, each with its own padding (RFC 4648 4).
 """
 
 import re
@@ -23,7 +23,7 @@ CONTENT_TYPES: Mapping[str, bool] = MappingProxyType(
         "application/grpc-web-text+proto": True,
     }
 )
-"""Media types of requests, and whether they are text."""
+"""Media type of a request -> whether it is text mode (base64)."""
 
 _TRAILERS = 0x80
 _QUANTUM = 4
@@ -32,20 +32,20 @@ _BREAKS = re.compile(r"[\r\n]+")
 
 
 class Messages:
-    """The messages in the body of a request, which has come whole."""
+    """Iterates over the messages in a complete request body."""
 
     def __init__(self, body: memoryview, limit: int, *, streaming: bool) -> None:
-        """`limit` is that of a message; only a streaming request has several."""
+        """`limit` is the maximum length of a message; only streaming requests have several."""
         self._rest = body
         self._limit = limit
         self._streaming = streaming
         self.length = 0
-        """Bytes that the message read last says to have."""
+        """Length of the last message, as declared in its prefix."""
 
     def next(self) -> memoryview | Problem | None:
-        """Return the next message or its problem; None at the end.
+        """Return the next message or its problem; None at the end of the body.
 
-        Raises GRPCError for one that is compressed: nothing is, over gRPC-Web.
+        Raises GRPCError for a compressed message, which is not supported over gRPC-Web.
         """
         rest = self._rest
         if not rest:
@@ -64,7 +64,7 @@ class Messages:
         if len(rest) < PREFIX_BYTES:
             return Problem.TRUNCATED
         flag, self.length = PREFIX.unpack_from(rest)
-        if flag > 1:  # trailers of a client too: it has none
+        if flag > 1:  # includes trailers, which clients must not send
             return Problem.FLAG
         if self.length > self._limit:
             return Problem.TOO_LARGE
@@ -75,21 +75,21 @@ class Messages:
 
 
 def trailers(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Return the frame of the trailers: a line of HTTP/1.1 for each field, in lower case."""
+    """Return the trailers frame: an HTTP/1.1 header line for each field, in lower case."""
     lines = [f"{name.lower()}:{_BREAKS.sub(' ', value)}\r\n" for name, value in fields]
     block = "".join(lines).encode("latin-1", "replace")
     return PREFIX.pack(_TRAILERS, len(block)) + block
 
 
 def to_text(data: bytes) -> bytes:
-    """Return a part of a body as text."""
+    """Encode a part of a body for text mode."""
     return b64encode(data)
 
 
 def from_text(text: memoryview) -> memoryview:
-    """Return what a text stands for: one base64, or several that are padded each by itself.
+    """Decode a text mode body: one or more base64 parts, each with its own padding.
 
-    Raises InvalidBody for anything else, also for white space and for an end within a quantum.
+    Raises InvalidBody for anything else, including white space and an incomplete group.
     """
     data = bytes(text)
     if len(data) % _QUANTUM:
@@ -103,6 +103,6 @@ def from_text(text: memoryview) -> memoryview:
             found.append(b64decode(data[start : padding.end()], validate=True))
             start = padding.end()
         found.append(b64decode(data[start:], validate=True))
-    except ValueError as error:  # binascii.Error is one
+    except ValueError as error:  # includes binascii.Error
         raise InvalidBody(f"expected base64 (application/grpc-web-text): {error}") from None
     return memoryview(b"".join(found))

@@ -1,4 +1,4 @@
-"""gRPC-Web on the port of HTTP: an adapter to what runs the requests of gRPC."""
+"""Serves gRPC-Web on the HTTP port, through the runner of gRPC requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from xlaserve.http.threads import OffLoop
 from xlaserve.serving.call import Operation
 
 _OF_HTTP = frozenset({"host", "connection", "transfer-encoding", "te", "content-length"})
-"""Headers of the connection, which gRPC knows in another form or not at all."""
+"""HTTP/1.1 headers that are not passed on as gRPC headers."""
 
 
 class GrpcWeb:
-    """Answers gRPC-Web with the services of gRPC, by the same gates and limits.
+    """Answers gRPC-Web requests with the gRPC services, under the same access rules and limits.
 
-    A mesh's ModelRuntime is not served: no browser is a mesh.
+    ModelMesh's ModelRuntime service is not available over gRPC-Web.
     """
 
     def __init__(self, runner: Runner, limits: Http2Limits, threads: OffLoop) -> None:
@@ -32,13 +32,13 @@ class GrpcWeb:
         self._threads = threads
 
     def takes(self, media_type: str) -> bool:
-        """Tell whether a body of a type is one of gRPC-Web."""
+        """Tell whether a media type is gRPC-Web's."""
         return media_type in CONTENT_TYPES
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer a request; its call passes the gates, and the answer says its status at its end.
+        """Answer a request; the trailers at the end of the response have the gRPC status.
 
-        An answer that the client has cancelled, or that was abandoned, has no trailers.
+        If the client cancels, or the method fails to finish, the response has no trailers.
         """
         headers = _fields(exchange)
         seconds = timeout_seconds(headers)
@@ -66,7 +66,7 @@ class GrpcWeb:
 
 
 def _fields(exchange: Exchange) -> Sequence[tuple[str, str]]:
-    """Return the headers of a request as those of gRPC, with names in lower case."""
+    """Convert the headers of an HTTP/1.1 request to gRPC headers, with lower-case names."""
     request = exchange.request
     fields = [
         (":method", "POST"),

@@ -1,4 +1,4 @@
-"""A gRPC-Web request behind grpclib's stream interface, so that every service answers it."""
+"""Adapts a gRPC-Web request to grpclib's stream interface."""
 
 from functools import partial
 from typing import NoReturn
@@ -19,14 +19,14 @@ from xlaserve.http.threads import OffLoop
 from xlaserve.net.ledger import Account
 
 _OF_HTTP = frozenset({":status", "content-type"})
-"""Headers of gRPC that HTTP/1.1 has in another form."""
+"""gRPC response headers that are sent differently over HTTP/1.1."""
 _EXPOSED = "Access-Control-Expose-Headers"
 _STREAM = 1
-"""Number of the only stream of such a connection, for errors."""
+"""Stream id for exceptions; HTTP/1.1 has no stream ids."""
 
 
 class WebConnection:
-    """The part of a connection that grpclib uses."""
+    """Implements the part of grpclib's `Connection` that grpclib's server calls."""
 
     messages_sent = 0
     messages_received = 0
@@ -37,15 +37,15 @@ class WebConnection:
         self.transport = exchange.request.transport
 
     def get_peer(self) -> Peer:
-        """Return who the client is."""
+        """Return the client's address as grpclib's `Peer`."""
         return Peer(self.transport)
 
 
 class WebStream:
-    """One request: the part of `grpclib.protocol.Stream` that a server uses, and `Accepted`."""
+    """One request; implements the part of grpclib's `Stream` that a server uses, and `Accepted`."""
 
     opened_ns = 0
-    """Its call begins with its headers."""
+    """Always 0: the call is created when the headers have arrived."""
 
     def __init__(
         self,
@@ -66,39 +66,39 @@ class WebStream:
         self._is_text = is_text
         self._streaming = streaming
         self._messages: Messages | None = None
-        """None until the body was read."""
+        """The request's messages; None until the body was read."""
         self._message: Buffer | None = None
-        """The message whose prefix was read."""
+        """The next message, after `recv_data` has returned its length prefix."""
         self._answer: Stream | None = None
         self._has_ended = False
 
-    # --- as methods with many requests call it ---
+    # --- interface for streaming methods: see `Accepted` ---
 
     @property
     def account(self) -> Account:
-        """Return the account of its connection."""
+        """Return the connection's account in the memory ledger."""
         return self._exchange.held.account
 
     def keep(self) -> int:
-        """Return 0: the whole body is counted until the request ends."""
+        """Return 0: the whole body stays reserved until the request ends."""
         return 0
 
     def send_now(self, message: bytes) -> bool:
-        """Return false: grpclib sends every message."""
+        """Return false: every message is sent through `send_data`."""
         return False
 
     def reserve(self, count: int) -> bool:
-        """Reserve more bytes; false without memory."""
+        """Reserve bytes in the ledger; false if there is no memory for them."""
         return self._exchange.held.account.reserve(count)
 
     def release(self, count: int) -> None:
-        """Count this many bytes fewer."""
+        """Release bytes reserved in the ledger."""
         self._exchange.held.account.release(count)
 
-    # --- as grpclib calls it ---
+    # --- interface for grpclib ---
 
     async def recv_data(self, size: int) -> Buffer:
-        """Return a prefix, then its message; empty at the end."""
+        """Return a length prefix, then its message; empty at the end of the request."""
         if self._message is not None:
             message, self._message = self._message, None
             return message
@@ -112,7 +112,7 @@ class WebStream:
         if found is None:
             return b""
         if len(found):
-            # Methods with many requests keep what they are given.
+            # Copy for streaming methods, which keep messages and must not keep the whole body.
             self._message = bytes(found) if self._streaming else found
         return PREFIX.pack(0, len(found))
 
@@ -121,13 +121,13 @@ class WebStream:
         body = await self._exchange.read()
         if not self._is_text:
             return body
-        held.grow(len(body))  # as much as it may become, while both are there
+        held.grow(len(body))  # an upper bound for the decoded body, next to the encoded one
         decoded = await self._threads.run(len(body), partial(from_text, body))
         held.grow(len(decoded) - 2 * len(body))
         return decoded
 
     async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
-        """Send headers, or the trailers, which are the end of the body."""
+        """Send headers, or trailers, which are the last part of the body."""
         own = [(name, value) for name, value in headers if name not in _OF_HTTP]
         if self._answer is None:
             await self._begin([] if end_stream else own)
@@ -151,7 +151,7 @@ class WebStream:
             self._raise_closed()
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send a message after its prefix, and return when the client reads fast enough."""
+        """Send a length-prefixed message; waits while the client reads too slowly."""
         await self._write(data)
 
     async def _write(self, data: bytes) -> None:
@@ -172,21 +172,21 @@ class WebStream:
         raise StreamClosedError(_STREAM)
 
     def end(self) -> None:
-        """End a complete answer; cut the client off after an incomplete one."""
+        """End a complete response; abort the connection if the response is incomplete."""
         if self._answer is not None and self._has_ended:
             self._answer.end()
         else:
             self.reset_nowait()
 
     async def reset(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Cut the client off."""
+        """Abort the connection."""
         self.reset_nowait(error_code)
 
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Cut the client off: HTTP/1.1 has no reset of a stream."""
+        """Abort the connection, because HTTP/1.1 cannot reset a single stream."""
         self._transport.abort()
 
     @property
     def closable(self) -> bool:
-        """Tell whether its answer has not ended."""
+        """Tell whether the response has not ended yet."""
         return not (self._has_ended or self._transport.is_closing())

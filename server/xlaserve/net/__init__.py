@@ -1,1 +1,1 @@
-"""Connections, whatever is spoken on them: memory, TLS, accepting, compression, statuses."""
+"""Protocol-independent networking: accepting, TLS, memory accounting, compression, statuses."""

@@ -1,4 +1,4 @@
-"""The accept side of a listening socket: connections, and TLS handshakes before they are ones."""
+"""Accepts connections on a listening socket, including TLS handshakes."""
 
 import asyncio
 import errno
@@ -17,23 +17,23 @@ from xlaserve.net.tls import MakeContext
 from xlaserve.process.endpoints import Listening
 
 _ACCEPTS_OF_A_TURN = 64
-"""Limit of connections accepted before other work."""
+"""Maximum connections accepted per loop iteration."""
 _MOST_LAST_ACCEPTS = 1 << 16
-"""Limit of connections accepted at the end, while others keep connecting."""
+"""Maximum connections accepted during shutdown, in case clients keep connecting."""
 _RETRY_SECONDS = 1.0
-"""Pause in seconds after accept failed for lack of file descriptors or memory."""
+"""Pause in seconds after `accept` failed for lack of file descriptors or memory."""
 _CLOSED = -1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LEAST_SECONDS = 0.01
-"""Extra seconds for a handshake whose client spoke just before the timeout."""
+"""Minimum time for a handshake if the client's first bytes arrive just before the timeout."""
 _SHUTDOWN_SECONDS = 2.0
-"""Seconds that a client has to answer the end of TLS, behind which its connection is cut off."""
+"""Seconds a client has to answer TLS's close_notify before the connection is aborted."""
 _LAST_WORD_SECONDS = 1.0
-"""Seconds that a client has to read why its handshake failed."""
+"""Seconds a client has to read the alert after a failed handshake."""
 _MOST_LAST_BYTES = 1 << 18
-"""Bytes that are read, and dropped, of a client whose handshake has failed."""
+"""Maximum bytes read and dropped from a client after a failed handshake."""
 _SAID_SECONDS = 1.0
-"""Seconds between two records of handshakes that failed; the next one counts those between."""
+"""Minimum seconds between two log records of failed connections; those between are counted."""
 
 _now = time.monotonic
 _log = structlog.get_logger("accepting")
@@ -41,19 +41,19 @@ _log = structlog.get_logger("accepting")
 
 @dataclass(frozen=True, slots=True)
 class Handshakes:
-    """The TLS side of a listener's connections."""
+    """TLS parameters of a listener."""
 
     make_context: MakeContext
     seconds: float
-    """Seconds a handshake may take, from the moment its connection was accepted."""
+    """Time limit of a handshake in seconds, from when the connection was accepted."""
 
 
 class Acceptor:
-    """Accepts a socket's connections until stopped, and creates a protocol for each.
+    """Accepts connections on a socket until stopped, and creates a protocol for each.
 
-    Over TLS a protocol has its connection once the handshake has ended. Until then the connection
-    counts in `in_handshake`; where `is_full` says so it is closed instead, since nothing could be
-    said on it that its client would understand.
+    With TLS, the protocol is created after the handshake; until then the connection is counted in
+    `in_handshake`. If `is_full` returns true, a new TLS connection is closed immediately, because
+    no error can be sent before the handshake.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Acceptor:
         handshakes: Handshakes | None = None,
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`name` is the setting of the endpoint, as the log shows it."""
+        """`name` is the setting of the endpoint, for log events."""
         listening.setblocking(False)
         self._listening = listening
         self._make_protocol = make_protocol
@@ -81,7 +81,7 @@ class Acceptor:
 
     @property
     def in_handshake(self) -> int:
-        """Return the number of accepted connections without a protocol yet."""
+        """Return the number of accepted connections that have no protocol yet."""
         return len(self._beginning)
 
     # --- accepting ---
@@ -92,11 +92,11 @@ class Acceptor:
                 return
 
     def _accept_one(self) -> bool:
-        """Accept a connection; false if none waits, or files are exhausted."""
+        """Accept one connection; false if none is pending or file descriptors are exhausted."""
         try:
             connection, address = self._listening.accept()
         except ConnectionAbortedError:
-            return True  # the client has gone already
+            return True  # the client has already disconnected
         except (BlockingIOError, InterruptedError):
             return False
         except EOFError:
@@ -123,7 +123,7 @@ class Acceptor:
         self._retry = None
         self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    # --- connections before they have a protocol ---
+    # --- handshakes ---
 
     async def _begin(self, connection: socket.socket, address: object) -> None:
         shakes = self._handshakes
@@ -134,7 +134,7 @@ class Acceptor:
             until = self._loop.time() + shakes.seconds
             await self._heard(connection, until)
             await self._shake_hands(connection, shakes.make_context(), until)
-        except (OSError, TimeoutError) as error:  # an SSLError is an OSError
+        except (OSError, TimeoutError) as error:  # OSError includes SSLError
             self._say(address, str(error) or type(error).__name__)
             connection.close()
         except asyncio.CancelledError:
@@ -146,7 +146,7 @@ class Acceptor:
     async def _shake_hands(
         self, connection: socket.socket, context: ssl.SSLContext, until: float
     ) -> None:
-        """Do the TLS handshake, then create the protocol; a client is told why it failed."""
+        """Do the TLS handshake, then create the protocol; if it fails, send the client an alert."""
         if isinstance(context, AlertingContext):
             hello = connection.recv(MOST_HELLO_BYTES, socket.MSG_PEEK)
             if context.refuses(hello):
@@ -155,7 +155,8 @@ class Acceptor:
                 raise ConnectionAbortedError(
                     f"the client offers other protocols than {context.agreed} (ALPN)"
                 )
-        # Event loops close the connection where the handshake fails, with the alert unsent.
+        # Event loops close the socket after a failed handshake without sending the alert, so keep
+        # a duplicate to send it.
         with connection.dup() as spare:
             try:
                 await self._loop.connect_accepted_socket(
@@ -170,10 +171,10 @@ class Acceptor:
                 raise
 
     async def _last_word(self, connection: socket.socket, said: bytes, until: float) -> None:
-        """Send data, and return once the client has read it or its time is over.
+        """Send an alert, then read and drop data until the client closes or a timeout passes.
 
-        To close a connection before what the client has sent was read would take the last word from
-        it, since it is reset then (RFC 1122, 4.2.2.13).
+        Closing the socket with unread data would send a TCP reset, which can make the client lose
+        the alert (RFC 1122 4.2.2.13).
         """
         until = min(until, self._loop.time() + _LAST_WORD_SECONDS)
         with suppress(OSError, TimeoutError):
@@ -186,7 +187,7 @@ class Acceptor:
                     left -= len(read)
 
     async def _heard(self, connection: socket.socket, until: float) -> None:
-        """Wait until the client has sent something: a handshake holds 50 KB."""
+        """Wait for the client's first bytes before starting a handshake, which takes 50 KB."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(connection.fileno(), settle, heard, None)
         try:
@@ -198,7 +199,7 @@ class Acceptor:
             self._loop.remove_reader(connection.fileno())
 
     def _say(self, address: object, reason: str) -> None:
-        """Log a connection that came to nothing, and how many more did since the last record."""
+        """Log a connection that failed before its protocol was created, at a limited rate."""
         now = _now()
         if now - self._said_at < _SAID_SECONDS:
             self._unsaid += 1
@@ -216,7 +217,7 @@ class Acceptor:
     # --- shutdown ---
 
     def stop(self) -> None:
-        """Drain the accept queue, and refuse later connections; idempotent."""
+        """Accept all pending connections, then close the listening socket; idempotent."""
         if self._listening.fileno() == _CLOSED:
             return
         if self._retry is not None:
@@ -231,17 +232,17 @@ class Acceptor:
         self._listening.close()
 
     async def begun(self) -> None:
-        """Return once every accepted connection has its protocol or has failed."""
+        """Wait until every accepted connection has a protocol or has failed."""
         while self._beginning:
             await asyncio.wait(tuple(self._beginning))
 
     def abort(self) -> None:
-        """Abort connections still in their handshake."""
+        """Abort all handshakes."""
         for task in tuple(self._beginning):
             task.cancel()
 
     async def aborted(self) -> None:
-        """Cut off pending handshakes, and wait for that."""
+        """Abort all handshakes, and wait for their tasks."""
         self.abort()
         with suppress(asyncio.CancelledError):
             await self.begun()

@@ -1,25 +1,25 @@
-"""TLS alerts that tell clients why a handshake failed (RFC 8446, 6.2; RFC 7301, 3.2)."""
+"""TLS alerts that tell clients why a handshake failed (RFC 8446 6.2; RFC 7301 3.2)."""
 
 import ssl
 
 MOST_HELLO_BYTES = 1 << 14
-"""Inspected bytes of a ClientHello: one record."""
+"""Maximum bytes inspected of a ClientHello: one TLS record."""
 NO_APPLICATION_PROTOCOL = bytes.fromhex("15 0303 0002 02 78")
-"""The fatal alert 120 in the clear: there are no keys before the ServerHello."""
+"""The fatal alert 120, unencrypted because there are no keys before the ServerHello."""
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_BYTES = 5
 
 
 class _AlertingObject(ssl.SSLObject):
-    """A connection whose failed handshake keeps the alert that OpenSSL made for the client.
+    """Attaches OpenSSL's alert to the exception of a failed handshake.
 
-    Event loops drop it: they close the connection where the handshake raises.
+    Event loops would lose the alert, because they close the connection when the handshake raises.
     """
 
     outgoing: ssl.MemoryBIO
 
     def do_handshake(self) -> None:
-        """Continue the handshake; a final error carries the unsent bytes."""
+        """Continue the handshake; a fatal error gets the unsent bytes in its attribute `alert`."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -30,11 +30,11 @@ class _AlertingObject(ssl.SSLObject):
 
 
 class AlertingContext(ssl.SSLContext):
-    """A context of a server, whose handshakes that fail tell their clients why."""
+    """A server's TLS context that keeps the alerts of failed handshakes."""
 
     sslobject_class = _AlertingObject
     agreed = ""
-    """The only ALPN protocol."""
+    """The ALPN protocol that the server requires."""
 
     def wrap_bio(
         self,
@@ -44,30 +44,30 @@ class AlertingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Return a connection over memory."""
+        """Create a TLS connection over memory buffers; also keep its output buffer."""
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(made, _AlertingObject)
         made.outgoing = outgoing
         return made
 
     def refuses(self, hello: bytes) -> bool:
-        """Tell whether a ClientHello offers protocols, and ours is not among them.
+        """Tell whether a ClientHello offers ALPN protocols, but not the required one.
 
-        One that is not whole, or not understood, is OpenSSL's to judge.
+        An incomplete or unparsable ClientHello is not refused here, but left to OpenSSL.
         """
         offered = offered_protocols(hello)
         return offered is not None and self.agreed.encode() not in offered
 
 
 def alert_of(error: BaseException) -> bytes:
-    """Return the alert for the client of a failed handshake; empty for none."""
+    """Return the alert attached to a handshake error; empty if there is none."""
     return getattr(error, "alert", b"")
 
 
 def offered_protocols(record: bytes) -> list[bytes] | None:
-    """Return what a ClientHello offers by ALPN; None where it offers nothing, or is not whole.
+    """Return the ALPN protocols in a ClientHello; None if it has none or is incomplete.
 
-    (RFC 8446, 4.1.2 and 5.1; RFC 7301, 3.1.)
+    (RFC 8446 4.1.2, 5.1; RFC 7301 3.1.)
     """
     if record[:1] != bytes([_HANDSHAKE]) or record[_RECORD_BYTES : _RECORD_BYTES + 1] != b"\x01":
         return None
@@ -90,20 +90,20 @@ def offered_protocols(record: bytes) -> list[bytes] | None:
 
 
 class _Reader:
-    """Reads the vectors of TLS (RFC 8446, 3.4)."""
+    """Parser for TLS vectors (RFC 8446 3.4)."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes; raises EOFError if there are fewer."""
+        """Return the next `count` bytes; raise EOFError if there are fewer."""
         if count > len(self.data):
             raise EOFError
         taken, self.data = self.data[:count], self.data[count:]
         return taken
 
     def vector(self, length_bytes: int) -> bytes:
-        """Return the next vector, with a length field of this many bytes."""
+        """Return the next vector, whose length field has `length_bytes` bytes."""
         return self.take(int.from_bytes(self.take(length_bytes), "big"))
 
     def vectors(self, length_bytes: int) -> list[bytes]:

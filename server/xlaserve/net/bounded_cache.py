@@ -1,4 +1,4 @@
-"""Bounded caches of values that are made from short keys."""
+"""Bounded caches for values computed from short keys."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
@@ -10,10 +10,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
-    """Holds at most `max_cached` values.
+    """A dictionary of at most `max_cached` values, which is cleared when it is full.
 
-    It starts again when it is full: a client that sends ever new keys makes others pay for theirs
-    once more now and then, but cannot keep them out.
+    A client that keeps sending new keys thus makes other clients' values be recomputed now and
+    then, but cannot keep them out of the cache.
     """
 
     __slots__ = ("_max_cached",)
@@ -23,14 +23,14 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
         self._max_cached = max_cached
 
     def keep(self, key: Key, value: Value) -> None:
-        """Hold a value until the cache is full."""
+        """Add a value; clears the cache first if it is full."""
         if len(self) >= self._max_cached:
             self.clear()
         self[key] = value
 
 
 class MakingCache(BoundedCache[Key, Value]):
-    """Computes missing values; exceptions are not cached."""
+    """Computes missing values with a function; exceptions are not cached."""
 
     __slots__ = ("_make",)
 
@@ -38,7 +38,7 @@ class MakingCache(BoundedCache[Key, Value]):
         super().__init__(max_cached)
         self._make = make
 
-    # A lookup that succeeds runs no Python at all.
+    # A subclass of dict with `__missing__`, because a cache hit then runs no Python code.
     def __missing__(self, key: Key) -> Value:
         value = self._make(key)
         self.keep(key, value)
@@ -46,9 +46,9 @@ class MakingCache(BoundedCache[Key, Value]):
 
 
 def remembered(most_characters: int, most_values: int) -> Callable[[Function], Function]:
-    """Have a function of a text keep what it makes of those that clients send again and again.
+    """Decorator that caches a function's results for texts of at most `most_characters`.
 
-    Nothing is kept of longer texts: that would be memory which nobody counts.
+    Results for longer texts are not cached, because the ledger does not count this memory.
     """
 
     def decorate(function: Function) -> Function:

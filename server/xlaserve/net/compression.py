@@ -1,4 +1,4 @@
-"""Inflates requests in steps, so that a bomb is found early; compresses answers."""
+"""Inflates requests step by step, to detect decompression bombs early; compresses answers."""
 
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,37 +11,37 @@ from xlaserve.tensors import Buffer
 _GZIP_BITS, _ZLIB_BITS, _BARE_BITS = 31, 15, -15
 _STEP_BYTES = 1 << 18
 _USUAL_TIMES = 4
-"""First estimate of the ratio of inflated to compressed bytes."""
+"""Initial estimate of the ratio of inflated to compressed size."""
 _PART_BYTES = 1 << 14
-"""Input bytes per zlib call, which copies the rest."""
+"""Input bytes per call of zlib, which copies unused input."""
 _MOST_MEMBERS = 10_000
-"""Limit of gzip members per body: every member costs time, even an empty one."""
+"""Maximum gzip members per body: every member costs time, even an empty one."""
 
 CODINGS: Mapping[str, int] = MappingProxyType(
     {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": _ZLIB_BITS}
 )
-"""Coding -> window bits of zlib, in the order in which answers prefer them."""
+"""Coding -> zlib window bits, in order of preference for answers."""
 
 
 _LEVEL = 1
-"""Tensors compress badly: more effort is spent on the time than on the size."""
+"""The fastest level, because tensors compress badly at any level."""
 _TRIED_BYTES = 64 << 10
 _MOST_LEFT = 0.75
-"""Compressed answers must shrink to this share."""
+"""Maximum ratio of compressed to original size at which compression is considered worthwhile."""
 
 
 def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
-    """Compress the pieces."""
+    """Compress the concatenation of `parts`."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
     pieces = [stream.compress(part) for part in parts]
     return b"".join([*pieces, stream.flush()])
 
 
 def deflate_where_worth(coding: str, parts: Sequence[Buffer], size: int) -> bytes | None:
-    """Compress the pieces; None if compression would not pay off.
+    """Compress the concatenation of `parts`; None if that would save less than a quarter.
 
-    Of what is long the start is tried: numbers of a model are as good as random, and took ten times
-    as long to compress as to send.
+    For long data, a sample from the start is tried first: tensors are close to random, and
+    compressing them takes ten times as long as sending them.
     """
     if size > _TRIED_BYTES:
         tried = _first(parts, _TRIED_BYTES)
@@ -61,17 +61,17 @@ def _first(parts: Iterable[Buffer], size: int) -> bytes:
 
 
 class BadCompression(Exception):
-    """Malformed compressed bytes; the message follows their name."""
+    """Malformed compressed data; the message is a predicate for the name of the data."""
 
 
 class InflatesTooFar(Exception):
-    """There is more than the limit in it."""
+    """The decompressed data is longer than the limit."""
 
 
 def inflate(coding: str, data: Buffer, limit_bytes: int) -> memoryview:
-    """Decompress; raises before much more than the limit is held.
+    """Decompress data. Raises BadCompression, and InflatesTooFar soon after the limit.
 
-    Raises BadCompression and InflatesTooFar.
+    Memory use never exceeds the limit by much.
     """
     inflation = Inflation(coding, data, limit_bytes)
     for capacity in inflation.capacities():
@@ -87,10 +87,11 @@ async def inflate_within(
     reserve: Callable[[int], None],
     run: Callable[[Callable[[], bool]], Awaitable[bool]],
 ) -> memoryview:
-    """Decompress in threads, reserving memory step by step beforehand.
+    """Decompress data in threads, reserving memory before each step.
 
-    `reserve` counts so many bytes more, or fewer, and raises where there is no memory; `run` calls
-    in a thread. A bomb thus holds no more than twice what it has become. Raises as `inflate` does.
+    `reserve` reserves bytes, or releases them if its argument is negative, and raises if there is
+    no memory. `run` runs a function in a thread. A decompression bomb holds at most twice the size
+    inflated so far. Raises as `inflate` does.
     """
     inflation = Inflation(coding, data, limit_bytes)
     reserved = 0
@@ -108,17 +109,17 @@ async def inflate_within(
 
 
 class Inflation:
-    """Decompresses a body as far as memory allows.
+    """Decompresses a body in steps of growing capacity.
 
-    All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
-    follow.
+    The whole input must be valid: gzip members are concatenated (RFC 1952 2.2), and trailing bytes
+    are an error.
     """
 
     def __init__(self, coding: str, data: Buffer, limit_bytes: int) -> None:
         self._rest = memoryview(data)
         self._bits = CODINGS[coding]
         if self._bits == _ZLIB_BITS and self._rest and self._rest[0] & 0x0F != zlib.DEFLATED:
-            self._bits = _BARE_BITS  # what some clients call deflate has no header
+            self._bits = _BARE_BITS  # some clients send "deflate" without the zlib header
         self._limit = limit_bytes
         self._out = memoryview(b"")
         self._filled = 0
@@ -127,7 +128,7 @@ class Inflation:
         self._is_over = False
 
     def capacities(self) -> Iterator[int]:
-        """Yield capacities to try in turn; the last always suffices."""
+        """Yield increasing capacities to pass to `go_on`; the last is always sufficient."""
         longest = self._limit + _STEP_BYTES
         capacity = min(_STEP_BYTES + _USUAL_TIMES * len(self._rest), longest)
         while capacity < longest:
@@ -136,11 +137,11 @@ class Inflation:
         yield capacity
 
     def go_on(self, capacity: int) -> bool:
-        """Inflate into so many bytes of memory; true at the end, false where there is more.
+        """Inflate into a buffer of `capacity` bytes; true if that was all, false if it is full.
 
-        Raises BadCompression, and InflatesTooFar before much more than the limit is held.
+        Raises BadCompression, and InflatesTooFar soon after the limit is exceeded.
         """
-        # Pages of it that are not needed never become resident.
+        # Unused pages of the buffer never become resident.
         out = fresh(capacity).data
         out[: self._filled] = self._out[: self._filled]
         self._out = out
@@ -157,7 +158,7 @@ class Inflation:
         return self._out[: self._filled]
 
     def end(self) -> None:
-        """Release all buffers and stop: an exception may keep its frames alive."""
+        """Stop and release all buffers, which an exception's frames might otherwise keep alive."""
         self._is_over = True
         self._out = self._rest = memoryview(b"")
         self._filled = 0
@@ -174,7 +175,7 @@ class Inflation:
             raise InflatesTooFar
         self._out[self._filled : after] = piece
         self._filled = after
-        # At the end of a member zlib may say of its rest both that it is unused and unconsumed.
+        # At the end of a member, zlib may report the rest as both unused and unconsumed.
         left = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
         self._rest = self._rest[len(part) - left :]
         if not part and not piece and not stream.eof:

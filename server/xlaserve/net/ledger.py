@@ -1,20 +1,21 @@
-"""The ledger of memory held for clients, and the account of each connection.
+"""Accounts for the memory held for clients, per connection and with a global limit.
 
-Three rules keep it within its limit, fair, and free of deadlocks.
+Three rules make it fair and free of deadlocks and starvation.
 
-A fair share: what a connection holds, with what it asks for, may be at most F * F / limit, where F
-is what all others leave of the limit; and at most three quarters of the limit. Alone it gets those
-three quarters; of many that want all they can get each gets about the same, and something is left
-for one more. The larger a holder is, the earlier it is refused.
+Fair share: the bytes of a connection, including a new reservation, may be at most F * F / limit,
+where F is the limit minus the bytes of all other connections; and at most three quarters of the
+limit. A single connection can get three quarters. Many greedy connections get about equal shares,
+with some memory left for one more. The more a connection holds, the earlier it is refused.
 
-No deadlock: only what holds next to nothing may wait (a request whose body or message is yet to
-come); what holds something (and is to be inflated, parsed, or answered) gets more at once or is
-refused. Those who wait hold an eighth of the limit at most, all together; else a request is refused
-instead. Everything else is released by those who do not wait, whatever others do. Then F is seven
-eighths of the limit at least, and its share, 49/64, more than the three quarters that are the most
-anybody asks for: the first in the queue is served.
+No deadlock: only a request that holds almost nothing, because its body or message has not arrived,
+may wait for memory. A request that holds memory, and is to be inflated, parsed or answered, gets
+more immediately or is refused. Waiting requests hold at most an eighth of the limit in total;
+beyond that, a request is refused instead of queued. All other memory is eventually released by
+requests that do not wait. F is then at least seven eighths of the limit, and the share 49/64 of it,
+which is more than the three quarters that a request may ask for, so the first in the queue is
+served.
 
-No starvation: the queue is FIFO, and only small reservations may pass it.
+No starvation: the queue is FIFO, and only small reservations may bypass it.
 """
 
 from collections import deque
@@ -24,26 +25,26 @@ from enum import IntEnum
 from xlaserve.errors import BudgetExhausted
 
 _PASSING_PART = 64
-"""The part of the limit below which a request passes those who wait."""
+"""Reservations up to 1/64 of the limit bypass the queue of waiting requests."""
 _WAITING_PART = 8
-"""Share of the limit for waiting requests."""
+"""Waiting requests may hold up to 1/8 of the limit in total."""
 
 
 class Kind(IntEnum):
-    """Purposes of held bytes."""
+    """The purposes for which bytes are held."""
 
     REQUESTS = 0
-    """Messages and bodies: as they come, inflated, parsed, and decoded."""
+    """Request messages and bodies: received, inflated, parsed or decoded."""
     ANSWERS = 1
-    """Answers that their client has not read."""
+    """Answers that the client has not read."""
     AHEAD = 2
-    """Bytes received ahead of need: pipelined requests, and header blocks in progress."""
+    """Bytes received before they can be handled: pipelined requests, incomplete header blocks."""
     CACHED = 3
     """Cached answers, evicted under pressure."""
 
 
 class Ledger:
-    """Bytes held for all connections together, up to a limit. Of the event loop alone."""
+    """Counts the bytes held for all connections. Used on the event loop's thread only."""
 
     __slots__ = (
         "_kinds",
@@ -66,38 +67,37 @@ class Ledger:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.most = limit - limit // 4
-        """The most that one connection may hold."""
+        """Maximum bytes of one connection."""
         self.high = limit - limit // 4
-        """The watermark at which pressure begins."""
+        """High watermark: memory pressure begins above it."""
         self.low = limit // 2
-        """The watermark at which it ends."""
+        """Low watermark: memory pressure ends at or below it."""
         self.spare = limit // 8
-        """Bytes that may be kept for the next message, beside those that are held: with these up
-        to the watermark it is within the limit, and beyond that it is given back."""
+        """Bytes of free buffers that may be kept for reuse in addition to `held`. Up to the high
+        watermark, the sum is within the limit; under pressure, free buffers are dropped."""
         self.held = 0
         self.is_pressed = False
-        """Whether there is pressure, or somebody waits: fast paths then leave the decision to
-        the general ones."""
+        """Whether there is memory pressure or a request is waiting; fast paths are then skipped."""
         self.pressures = 0
-        """Number of pressures begun."""
+        """Number of times that memory pressure has begun."""
         self.peak = 0
-        """The most that was held since this was set back; short messages do not move it."""
+        """Maximum of `held` since it was reset; short messages do not update it."""
         self.refused = 0
-        """Requests and answers that were refused for want of memory."""
+        """Number of requests and answers refused for lack of memory."""
         self.waited = 0
-        """Requests that had to wait for memory."""
+        """Number of requests that had to wait for memory."""
         self._kinds = [0] * len(Kind)
-        """Bytes by kind; REQUESTS has the rest of `held`, and is counted at no cost."""
+        """Bytes held by kind, except REQUESTS, which is the rest of `held` (faster to count)."""
         self._waiting: deque[Wait] = deque()
         self._waiting_bytes = 0
         self._on_pressure: list[Callable[[], None]] = []
 
     def open(self) -> "Account":
-        """Return the account of a new connection."""
+        """Create an account for a new connection."""
         return Account(self)
 
     def on_pressure(self, call: Callable[[], None]) -> None:
-        """Register a callback for the begin of memory pressure, which may release memory."""
+        """Register a callback for the start of memory pressure; it may release memory."""
         self._on_pressure.append(call)
 
     def held_for(self, kind: Kind) -> int:
@@ -109,14 +109,14 @@ class Ledger:
         """Return the number of requests waiting for memory."""
         return len(self._waiting)
 
-    # --- as accounts call it ---
+    # --- interface for accounts ---
 
     def count(self, kind: Kind, change: int) -> None:
-        """Count bytes for a kind other than REQUESTS; they are in `held` already."""
+        """Add bytes to a kind other than REQUESTS; the caller updates `held`."""
         self._kinds[kind] += change
 
     def press(self) -> None:
-        """Enter pressure, unless already under it."""
+        """Enter memory pressure, and call the callbacks, unless already under pressure."""
         if not self.is_pressed:
             self.is_pressed = True
             self.pressures += 1
@@ -124,7 +124,7 @@ class Ledger:
                 call()
 
     def relieve(self) -> None:
-        """Serve waiting requests while there is memory; leave pressure below `low`."""
+        """Grant memory to waiting requests, in order; end memory pressure if `held` is low."""
         waiting = self._waiting
         while waiting and waiting[0].account.admits(waiting[0].count):
             waiting[0].grant()
@@ -132,29 +132,29 @@ class Ledger:
             self.is_pressed = False
 
     def may_wait(self, account: "Account", count: int) -> bool:
-        """Tell whether a request of an account may wait for this many bytes."""
+        """Tell whether a request of `account` may wait for `count` bytes."""
         held = self._waiting_bytes + account.held
         return held * _WAITING_PART <= self.limit and account.held + count <= self.most
 
     def is_behind(self, count: int) -> bool:
-        """Tell whether this many bytes must queue after waiting requests."""
+        """Tell whether a reservation of `count` bytes must not bypass waiting requests."""
         return bool(self._waiting) and count * _PASSING_PART > self.limit
 
     def enqueue(self, wait: "Wait") -> None:
-        """Queue a request."""
+        """Append a waiting request to the queue."""
         self.waited += 1
         self._waiting.append(wait)
         self._waiting_bytes += wait.held
         self.press()
 
     def dequeue(self, wait: "Wait") -> None:
-        """Take a request out of the queue."""
+        """Remove a waiting request from the queue."""
         self._waiting.remove(wait)
         self._waiting_bytes -= wait.held
 
 
 class Account:
-    """Bytes of one connection."""
+    """The bytes held for one connection."""
 
     __slots__ = ("_kinds", "held", "ledger")
 
@@ -168,7 +168,7 @@ class Account:
         return self.held - sum(self._kinds) if kind is Kind.REQUESTS else self._kinds[kind]
 
     def hold(self, count: int, kind: Kind = Kind.REQUESTS) -> None:
-        """Charge bytes that are already in memory."""
+        """Add bytes that are already in memory, without checking limits."""
         ledger = self.ledger
         self.held += count
         ledger.held += count
@@ -197,23 +197,23 @@ class Account:
             self.release(count, kind)
 
     def admits(self, count: int) -> bool:
-        """Tell whether this many more bytes are within the limit and the connection's share."""
+        """Tell whether `count` more bytes are within the connection's fair share."""
         ledger = self.ledger
         wanted = self.held + count
         left = ledger.limit - ledger.held + self.held
         return left >= 0 and wanted <= ledger.most and wanted * ledger.limit <= left * left
 
     def allows(self, count: int) -> bool:
-        """Tell whether more bytes are allowed, counting refusals."""
+        """Tell whether `count` more bytes may be reserved; count a refusal if not."""
         if self.admits(count) and not self.ledger.is_behind(count):
             return True
         self.ledger.refused += 1
         return False
 
     def reserve(self, count: int, kind: Kind = Kind.REQUESTS) -> bool:
-        """Reserve bytes ahead; returns false, without effect, if there is no memory.
+        """Reserve bytes before they are allocated; return false, with no effect, if refused.
 
-        A request that is refused then may not wait: it holds something, or its transport cannot.
+        For requests that must not wait, because they hold memory already.
         """
         if not self.allows(count):
             return False
@@ -222,16 +222,16 @@ class Account:
         return True
 
     def take(self, what: str, count: int) -> None:
-        """Reserve bytes ahead; raises BudgetExhausted."""
+        """Reserve bytes as `reserve` does, but raise BudgetExhausted if refused."""
         if not self.reserve(count):
             raise self.refusal(what, count)
 
     def refusal(self, what: str, count: int) -> BudgetExhausted:
-        """Return the error of something without memory."""
+        """Return the error for refused bytes; `what` names their use."""
         return BudgetExhausted(what, count, self.ledger.limit)
 
     def spare(self, count: int) -> bool:
-        """Count bytes that one can do without; false, and no refusal, where there is no memory."""
+        """Reserve bytes for an optional use; if refused, return false and count no refusal."""
         if not self.admits(count) or self.ledger.is_behind(count):
             return False
         self.hold(count)
@@ -239,9 +239,9 @@ class Account:
         return True
 
     def wait(self, count: int, granted: Callable[[], None]) -> "Wait | None":
-        """Wait for bytes that are to come, which are held when `granted` is called.
+        """Queue a request for `count` bytes; they are held when `granted` is called.
 
-        None, and the request is refused, where it may not wait.
+        Return None, and count a refusal, if the request may not wait.
         """
         if not self.ledger.may_wait(self, count):
             self.ledger.refused += 1
@@ -251,9 +251,9 @@ class Account:
         return wait
 
     def close(self) -> None:
-        """Release everything: the connection is closed.
+        """Release all bytes: the connection is closed.
 
-        Later releases, by holders that do not know of it, are counted nowhere.
+        Later releases by users of the account do not affect the ledger.
         """
         ledger, self.ledger = self.ledger, Ledger(self.ledger.limit)
         for kind in Kind:
@@ -268,7 +268,7 @@ class Account:
 
 
 class Wait:
-    """A request that waits for memory."""
+    """A request waiting for memory."""
 
     __slots__ = ("_granted", "_ledger", "account", "count", "held")
 
@@ -276,12 +276,12 @@ class Wait:
         self.account = account
         self.count = count
         self.held = account.held
-        """Bytes of its connection when it began to wait."""
+        """Bytes held by the connection when the request was queued."""
         self._ledger = account.ledger
         self._granted: Callable[[], None] | None = granted
 
     def grant(self) -> None:
-        """Hold the bytes, and call the callback."""
+        """Remove the request from the queue, hold its bytes, and call the callback."""
         granted, self._granted = self._granted, None
         assert granted is not None
         self._ledger.dequeue(self)
@@ -290,7 +290,7 @@ class Wait:
         granted()
 
     def cancel(self) -> None:
-        """Wait no longer; nothing changes where the bytes are held already."""
+        """Remove the request from the queue; no effect if its bytes were granted."""
         if self._granted is not None:
             self._granted = None
             self._ledger.dequeue(self)

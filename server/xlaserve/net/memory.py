@@ -1,6 +1,6 @@
-"""Reused memory of long messages.
+"""Pool of buffers for long messages.
 
-Untouched pages cost more than the bytes that are copied into them.
+Reuse pays off because page faults in fresh memory cost more than copying the message.
 """
 
 import gc
@@ -17,48 +17,49 @@ import numpy.typing as npt
 Octets: TypeAlias = npt.NDArray[np.uint8]
 
 SMALLEST_BYTES = 1 << 20
-"""Bytes below which memory comes from the heap, which reuses its pages itself."""
+"""Smaller buffers come from the heap, which reuses memory itself."""
 _LEAST_HUGE_BYTES = 32 << 20
-"""Bytes from which memory comes in huge pages, which spare thousands of page faults. To touch one
-first took the event loop 1 to 5 ms on a virtual machine; a small one is hardly seen."""
+"""Buffers from this size on use huge pages, which save thousands of page faults. Smaller ones do
+not, because the first access to a huge page blocked for 1 to 5 ms on a virtual machine."""
 _STEP_BYTES = 1 << 16
-"""Granularity of sizes in bytes: messages of one kind differ by their ids."""
+"""Sizes are rounded up to a multiple of this, because similar messages differ by their ids."""
 _MOST_TIMES_LARGER = 2
-"""Maximum ratio of a reused block to its content."""
+"""Maximum ratio of a reused buffer's size to the requested size."""
 
 
 def fresh(size: int) -> Octets:
-    """Return a fresh buffer; long ones are returned to the system once freed.
+    """Allocate a buffer; a long one is returned to the operating system when freed.
 
-    They are mapped by themselves: the C library would keep what a thread frees.
+    Long buffers are mapped separately, because malloc would keep memory freed by a thread.
     """
     if size < SMALLEST_BYTES:
         return np.empty(size, np.uint8)
-    # Python maps shared memory unless it is told otherwise, and that has no huge pages.
+    # MAP_PRIVATE, because Python's default is shared memory, which has no huge pages.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):
-        # A system that is set to `always` has them everywhere unless it is told.
+        # Opt out explicitly for small buffers: with transparent_hugepage=always, all get them.
         is_huge = size >= _LEAST_HUGE_BYTES
         mapped.madvise(mmap.MADV_HUGEPAGE if is_huge else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(mapped, np.uint8)
 
 
 class MessageMemory:
-    """Lends buffers, and recycles them once they are unreferenced.
+    """Lends buffers, and takes them back when they are no longer referenced.
 
-    At most `limit` bytes are kept for the next messages. Blocks that are too small for one go when
-    it gets a new one, so that messages of one kind never need more than they would without this.
+    At most `limit` bytes of free buffers are kept. When a new buffer is allocated, free ones that
+    are too small for it are dropped, so the pool does not increase the memory for messages of
+    similar size.
     """
 
     def __init__(self, limit: int, now: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._now = now
         self._spare: dict[int, tuple[float, Octets]] = {}
-        """Free buffers, and since when. Any thread may add one at any time, and so may the garbage
-        collector: iterate over a copy only, which is made atomically.
+        """Free buffers by `id`, with the time of their return. Any thread or the garbage collector
+        may add one at any time, so iterate only over a copy, which is made atomically.
         """
         self._lent: set[int] = set()
-        """The blocks that are not back."""
+        """`id` of each buffer that is in use."""
 
     @property
     def spare_bytes(self) -> int:
@@ -66,25 +67,25 @@ class MessageMemory:
         return sum(block.nbytes for _, block in self._spare.copy().values())
 
     def take(self, size: int) -> Octets:
-        """Return bytes that nothing else uses until the last view of them is gone."""
+        """Return a buffer of `size` bytes; it is reused after the last view of it is gone."""
         if size < SMALLEST_BYTES or size > self._limit:
             return fresh(size)
         block = self._fitting(size)
         if block is None and self._lent:
-            # JAX releases what it has read in place with its next call or with a collection.
+            # JAX releases zero-copy inputs at its next call or at a garbage collection.
             gc.collect(0)
             block = self._fitting(size)
         if block is None:
             self._drop(lambda since, block: block.nbytes < size)
             block = fresh(-(-size // _STEP_BYTES) * _STEP_BYTES)
-        # Over a memoryview: a view of a plain slice would refer to the block, and not to the slice.
+        # Wrap a memoryview: numpy makes views of a slice refer to the block instead of the slice.
         lent = np.frombuffer(block.data, np.uint8, size)
         weakref.finalize(lent, self._take_back, block).atexit = False
         self._lent.add(id(block))
         return lent
 
     def _fitting(self, size: int) -> Octets | None:
-        # The block that came back last is the one that the caches of the processor may still hold.
+        # Prefer the buffer returned last, which may still be in the CPU caches.
         for key, (_, block) in reversed(self._spare.copy().items()):
             if size <= block.nbytes <= size * _MOST_TIMES_LARGER:
                 del self._spare[key]
@@ -97,11 +98,11 @@ class MessageMemory:
             self._spare[id(block)] = self._now(), block
 
     def drop(self) -> None:
-        """Return all free buffers to the system."""
+        """Free all unused buffers."""
         self._drop(lambda since, block: True)
 
     def drop_unused(self, seconds: float) -> None:
-        """Return memory that was unused for this long to the system."""
+        """Free the buffers that have been unused for `seconds`."""
         oldest = self._now() - seconds
         self._drop(lambda since, block: since < oldest)
 

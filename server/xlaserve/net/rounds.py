@@ -1,4 +1,4 @@
-"""Visits connections at even intervals, a few per iteration of the event loop."""
+"""Checks all connections at regular intervals, a few per event loop iteration."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 C = TypeVar("C")
 
 _LOOKS_OF_A_TURN = 64
-"""Connections checked before other work: ten thousand at once would take 0.1 s."""
+"""Maximum connections checked per loop iteration; ten thousand would block it for 0.1 s."""
 
 
 class Rounds(Generic[C]):
-    """Looks at every connection of a server once in a time, until stopped."""
+    """Calls a function for every connection of a server once per interval, until stopped."""
 
     def __init__(
         self,
@@ -21,9 +21,9 @@ class Rounds(Generic[C]):
         seconds: Callable[[], float],
         behind: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seconds` is asked for before each round; `behind` is called at the end of one.
+        """`seconds` returns the interval, before each round; `behind` is called after each round.
 
-        A connection may have gone by its turn.
+        `look` may be called with a connection that was closed after the round began.
         """
         self._connections = connections
         self._look = look
@@ -36,11 +36,11 @@ class Rounds(Generic[C]):
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether there will be another look."""
+        """Tell whether the rounds are running."""
         return self._next is not None
 
     def begin(self) -> None:
-        """Begin with the intervals, or begin again with the one that `seconds` says now."""
+        """Start the rounds, or restart them with the current interval."""
         self.stop()
         self._due = self._loop.time() + self._seconds()
         self._next = self._loop.call_at(self._due, self._begin_round)
@@ -52,7 +52,7 @@ class Rounds(Generic[C]):
             self._next = None
 
     def _begin_round(self) -> None:
-        # The interval counts from one round's begin to the next one's, unless that takes longer.
+        # The interval is measured between the starts of two rounds, unless a round takes longer.
         self._due = self._loop.time() + self._seconds()
         self._left = list(self._connections())
         self._go_on()

@@ -1,8 +1,8 @@
-"""Clients that do not read: how long their queued bytes have not moved."""
+"""Detects clients that have stopped reading."""
 
 
 class Stall:
-    """Counts consecutive checks of a connection at which pending bytes had not moved."""
+    """Counts consecutive checks of a connection without progress in sending pending bytes."""
 
     __slots__ = ("_looks", "_seen")
 
@@ -11,9 +11,10 @@ class Stall:
         self._seen: object = None
 
     def look(self, seen: object, *, waits: bool) -> int:
-        """Return how many looks ago the last bytes left, or nothing waited.
+        """Return the number of checks since the last progress, or since nothing was pending.
 
-        `seen` differs from what it was whenever bytes have left, and seldom else.
+        `seen` is a value that changes whenever bytes are sent; `waits` tells whether any are
+        pending.
         """
         if not waits or seen != self._seen:
             self._seen = seen
@@ -24,4 +25,4 @@ class Stall:
 
 
 LOOKS = 8
-"""Checks of a connection within the client's read timeout."""
+"""Number of checks within the time that a client has to read."""

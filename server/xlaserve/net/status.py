@@ -1,4 +1,4 @@
-"""The table of errors: gRPC and HTTP status of each."""
+"""Maps the server's errors to gRPC and HTTP statuses."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from xlaserve.errors.message import MalformedMessage, TooManyFields
 
 @dataclass(frozen=True, slots=True)
 class WireStatus:
-    """The statuses of one class of error in both transports."""
+    """The gRPC and HTTP statuses of an error class."""
 
     grpc: Status
     http: HTTPStatus
@@ -33,7 +33,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.StillStarting: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
         errors.StoreUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
-        # Triton's status for it, which its example simple_grpc_model_control asks for.
+        # Triton's status; its example simple_grpc_model_control checks for it.
         errors.FileNameTooLong: WireStatus(Status.INTERNAL, HTTPStatus.BAD_REQUEST),
         errors.TooManyAbandoned: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.CompilationTimedOut: WireStatus(
@@ -56,7 +56,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.OutputNotInForm: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.NOT_ACCEPTABLE),
         access_errors.Unauthenticated: WireStatus(Status.UNAUTHENTICATED, HTTPStatus.UNAUTHORIZED),
         access_errors.NotPermitted: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
-        # As Triton answers.
+        # The same statuses as Triton's.
         access_errors.Restricted: WireStatus(Status.UNAVAILABLE, HTTPStatus.FORBIDDEN),
         access_errors.QuotaExceeded: WireStatus(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
@@ -99,11 +99,11 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.EngineGone: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.EngineLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        # The request may have crashed the process: a retry could crash the next one.
+        # Not retryable: the request may have crashed the process, and could crash the next one.
         code_errors.ProcessLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ProcessAbsent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
-        # Not NOT_FOUND: a mesh would believe that the model is gone, and load it again.
+        # Not NOT_FOUND, after which ModelMesh would load the model again.
         code_errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
         code_errors.ExistsForModel: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
         code_errors.UnavailableToModel: WireStatus(
@@ -114,7 +114,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         code_errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
-        # The client is not at fault, and a retry changes nothing.
+        # Neither the client's fault nor worth a retry.
         language_errors.TemplateFailed: WireStatus(
             Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
@@ -138,21 +138,21 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.DeviceUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
     }
 )
-"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+"""Error class -> statuses; a subclass without a row inherits those of its base class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """The reaction to a status of a client that could retry, here or elsewhere."""
+    """How ModelMesh, clients and proxies react to a gRPC status."""
 
     tells: str
-    """Meaning for the request."""
+    """What the status says about the request."""
     mesh: str
-    """Reaction of ModelMesh."""
+    """How ModelMesh reacts."""
     clients: str
-    """Reaction of retrying clients and proxies."""
+    """How retrying clients and proxies react."""
     is_repeated: bool
-    """Whether any of them sends the request again by itself."""
+    """Whether any of them retries the request automatically."""
 
 
 REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
@@ -195,23 +195,23 @@ REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
         ),
     }
 )
-"""Every other status is passed to the client, without a retry."""
+"""gRPC status -> reaction; other statuses are passed to the client without a retry."""
 
 
 def wire_status(error: XlaserveError) -> WireStatus:
-    """Return the row of an error's class, or of its nearest ancestor with a row."""
+    """Return the statuses of an error's class, or of its nearest base class with a row."""
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
 
 
 _CLIENT_LEFT = 499
-"""The status that proxies log for a client that left before it was answered."""
+"""The non-standard status that proxies log if the client disconnected before the answer."""
 
 
 def told_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
-    """Return the status reported to a call's client, in its protocol's terms.
+    """Return the HTTP status code or gRPC status name with which a call was answered.
 
-    `listener` is the setting of the endpoint that it came to, `http_status` that of an answer for
-    which nothing was raised; 0 for none.
+    `listener` is the setting of the call's endpoint. `http_status` is the status of an HTTP answer
+    if there was no error, or 0.
     """
     if is_of_http(listener):
         return str(int(_http_status(error, http_status)))
@@ -222,7 +222,7 @@ _HTTP_LISTENERS = frozenset({"http_endpoint", "metrics_endpoint"})
 
 
 def is_of_http(listener: str) -> bool:
-    """Tell whether the endpoint of a setting speaks HTTP."""
+    """Tell whether `listener` is the setting of an endpoint that speaks HTTP/1.1."""
     return listener in _HTTP_LISTENERS
 
 
@@ -247,7 +247,7 @@ def _grpc_status(error: BaseException | None) -> Status:
 
 
 def rpc_status(error: BaseException) -> Status | None:
-    """Return the status of gRPC's own refusals; None for other errors."""
+    """Return the gRPC status of an error that is not an XlaserveError; None if it has none."""
     if isinstance(error, GRPCError):
         return error.status
     if isinstance(error, TooManyFields):

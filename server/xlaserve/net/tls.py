@@ -1,4 +1,4 @@
-"""TLS of the listeners: one certificate for all, reloadable at any time."""
+"""TLS contexts of the listeners: one certificate for all, reloadable at any time."""
 
 import ssl
 from collections.abc import Callable, Mapping
@@ -12,25 +12,28 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import TlsEndpoint
 
 MakeContext: TypeAlias = Callable[[], ssl.SSLContext]
-"""Returns the TLS context for a handshake that starts now."""
+"""Returns the current TLS context, for a new handshake."""
 
 _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
     {
-        TlsEndpoint.GRPC: "h2",  # RFC 9113, 3.2
+        TlsEndpoint.GRPC: "h2",  # RFC 9113 3.2
         TlsEndpoint.HTTP: "http/1.1",
         TlsEndpoint.METRICS: "http/1.1",
     }
 )
-"""The protocols that ALPN agrees on, by endpoint (RFC 7301)."""
+"""Endpoint -> ALPN protocol (RFC 7301)."""
 
 _MOST_BYTES = 1 << 20
-"""Inspected bytes of a key and its chain."""
+"""Maximum bytes inspected of a key file."""
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""TLS 1.2 ciphers, forward secret and authenticated (no CBC); TLS 1.3 has no others."""
+"""TLS 1.2 ciphers: forward secrecy and AEAD only, as in TLS 1.3."""
 
 
 class ServerTls:
-    """TLS contexts by protocol, from the files in the settings; `reload` creates the first."""
+    """Creates TLS contexts per ALPN protocol from the files in the settings.
+
+    There are none until the first `reload`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,16 +43,16 @@ class ServerTls:
         self._contexts: Mapping[str, ssl.SSLContext] = {}
 
     def reload(self) -> None:
-        """Re-read the files for handshakes that start from now on.
+        """Read the files again; new handshakes use the new contexts.
 
-        Raises InvalidSettings with the setting whose file cannot be used, and then changes nothing:
-        it is a new context that is made, since one that has half of a new pair could not go back.
+        Raises InvalidSettings, naming the setting, if a file cannot be used; nothing changes then,
+        because new contexts are created instead of modifying the current ones.
         """
         protocols = sorted(set(_PROTOCOLS.values()))
         self._contexts = {protocol: _context(self._settings, protocol) for protocol in protocols}
 
     def of(self, endpoint: TlsEndpoint) -> MakeContext | None:
-        """Return the context factory of an endpoint; None for plain text."""
+        """Return the context factory of an endpoint, or None if it does not use TLS."""
         if endpoint not in self._settings.tls_endpoints:
             return None
         protocol = _PROTOCOLS[endpoint]
@@ -57,7 +60,10 @@ class ServerTls:
 
 
 def server_tls(settings: Settings) -> ServerTls | None:
-    """Return the listeners' TLS configuration, still unread; None without a certificate."""
+    """Return the listeners' TLS, before its first `reload`; None if no certificate is set.
+
+    Raises InvalidSettings if the TLS settings are inconsistent.
+    """
     if not settings.tls_certificate:
         for name in ("tls_key", "tls_client_ca"):
             if getattr(settings, name):
@@ -77,7 +83,7 @@ def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
     context.set_alpn_protocols([protocol])
     context.agreed = protocol
     try:
-        # With a password, so that a key that needs one is an error and no question in a terminal.
+        # Pass a password, so that an encrypted key is an error instead of a terminal prompt.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password="")
     except (OSError, ssl.SSLError) as error:
         setting = "tls_key" if settings.tls_key else "tls_certificate"
@@ -93,7 +99,7 @@ def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
 
 
 def _has_password(key: Path) -> bool:
-    """Tell by the text of a file of PEM whether its key is encrypted (RFC 7468, 11; RFC 1421)."""
+    """Tell whether the key in a PEM file is encrypted, by its text (RFC 7468 11; RFC 1421)."""
     try:
         with key.open("rb") as file:
             return b"ENCRYPTED" in file.read(_MOST_BYTES)
@@ -108,6 +114,6 @@ def _ask_clients(context: ssl.SSLContext, authorities: str) -> None:
         got = f"{authorities}: {error}"
         raise InvalidSettings("tls_client_ca", "certificates of authorities", got) from error
     context.verify_mode = ssl.CERT_REQUIRED
-    # A session that is resumed shows no certificate, and so would outlive the client's.
+    # Disable session resumption, which skips the client certificate and could outlive it.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

@@ -1,1 +1,1 @@
-"""Measures token generation with requests that arrive whether the server keeps up or not."""
+"""Open-loop benchmark of token generation: requests arrive even if the server is overloaded."""

@@ -1,4 +1,4 @@
-"""Figures of an open loop: latencies, including those of unanswered requests."""
+"""Statistics of an open-loop measurement, including unanswered requests."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,57 +13,57 @@ from xlaserve.bench.results import percentile
 PERCENTILES = (50.0, 90.0, 99.0)
 _MILLISECONDS = 1000
 _MOST_ERRORS = 16
-"""Limit of distinct errors; some servers put a number into each."""
+"""Maximum number of distinct errors reported; some servers put a number into each message."""
 _OTHER_ERRORS = "other errors"
 _SHOWN_CHARACTERS = 200
 
 Percentiles = Mapping[str, float]
-"""Milliseconds as p50, p90, p99 and max; empty if nothing was measured."""
+"""p50, p90, p99 and max in milliseconds; empty if nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One measurement; requests of the warm-up are not among them."""
+    """The results of one measurement, without the requests of the warm-up."""
 
     requests: int
     answered: int
-    """Requests with a complete answer, of any length."""
+    """Number of requests with a complete answer, of any length."""
     late: int
-    """Requests without an end when the measurement ended."""
+    """Number of requests still unfinished at the end of the measurement."""
     short: int
-    """Requests with fewer tokens than requested."""
+    """Number of answers with fewer tokens than requested."""
     errors: Mapping[str, int]
-    """Failed ones by their error."""
+    """Error message -> number of failed requests."""
     seconds: float
-    """Seconds from the first due time to the last token."""
+    """Seconds between the first request's due time and the last token."""
     prompt_tokens: int
-    """Tokens that were sent."""
+    """Total number of prompt tokens sent."""
     tokens: int
-    """Number of received tokens."""
+    """Total number of tokens received."""
     first_token_ms: Percentiles
-    """Time to first token, from the due time; without a token, at least to the end of the
-    measurement.
+    """Time to first token, measured from the due time. A request without a token counts until the
+    end of the measurement.
     """
     between_tokens_ms: Percentiles
-    """Also from the last token of an unfinished answer to the end."""
+    """Time between tokens. For an unfinished answer, the time since its last token counts too."""
     answer_ms: Percentiles
-    """Time from the due time to the end of the answer, or of the measurement."""
+    """Time from the due time to the end of the answer, or to the end of the measurement."""
     client_lag_ms: float
-    """The most that a request was sent after it was due."""
+    """Maximum delay with which the client sent a request after its due time."""
     client_cpu: float
 
     @property
     def tokens_per_second(self) -> float:
-        """Return how many tokens came per second."""
+        """Return the number of tokens received per second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def failed(self) -> int:
-        """Return how many requests ended in an error."""
+        """Return the number of failed requests."""
         return sum(self.errors.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Return them in terms of JSON."""
+        """Return the results as a JSON object."""
         return {
             "requests": self.requests,
             "answered": self.answered,
@@ -83,11 +83,11 @@ class Figures:
 
 
 def figures(observed: Observed) -> Figures:
-    """Return the figures of the observed answers.
+    """Compute the statistics of the observed requests.
 
-    What had no answer counts as if it had come at the end of the measurement: without it a server
-    that answers some requests and forgets the others would look quick. Errors have no times of
-    their own; the tokens before them count.
+    An unanswered request counts as if its answer had arrived at the end of the measurement;
+    otherwise a server that answers only some requests would look fast. Failed requests have no
+    answer time, but the tokens before the error count.
     """
     traces = [trace for trace in observed.traces if trace.arrival.counted]
     cutoff = observed.cutoff

@@ -1,4 +1,4 @@
-"""Lengths of prompts and answers: drawn like those of conversations, or read from a file."""
+"""Lengths of prompts and answers: drawn at random, or read from a file."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,29 +13,29 @@ from xlaserve.bench.errors import BenchmarkRefused
 PROMPT_MEAN, ANSWER_MEAN = 161.0, 338.0
 """Mean tokens of ShareGPT's prompts and answers (Kwon et al. 2023, figure 11)."""
 SPREAD = 1.0
-"""The standard deviation of the logarithms. Chosen: the figure has means alone."""
+"""Standard deviation of the logarithms. This value is our choice: the figure only has means."""
 LONGEST = 2048
-"""Tokens of prompt and answer together, beyond which a pair is drawn again."""
+"""Default maximum of prompt and answer tokens together; longer pairs are drawn again."""
 
 _MOST_LINES = 100_000
 _MOST_BYTES = 1 << 24
 _BLOCK = 4096
-"""Pairs drawn at a time."""
+"""Number of pairs drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Sizes of one request, in tokens."""
+    """The lengths of one request's prompt and answer, in tokens."""
 
     prompt: int
     answer: int
 
 
 def drawn(seed: int, longest: int = LONGEST) -> Iterator[Lengths]:
-    """Yield pairs without end, log-normal and independent of one another, the same for a seed.
+    """Yield an infinite sequence of independent, log-normal lengths, determined by the seed.
 
-    Those longer than `longest` together are drawn again, which makes the means smaller. Raises
-    BenchmarkRefused where none is shorter.
+    Pairs longer than `longest` in total are drawn again, which reduces the means. Raises
+    BenchmarkRefused if hardly any pair is short enough.
     """
     random = np.random.default_rng(seed)
     means = np.log([PROMPT_MEAN, ANSWER_MEAN]) - SPREAD**2 / 2
@@ -51,9 +51,9 @@ def drawn(seed: int, longest: int = LONGEST) -> Iterator[Lengths]:
 
 
 def read(path: Path) -> Sequence[Lengths]:
-    """Return the pairs of a file in JSON Lines: `{"prompt": 161, "answer": 338}` on each.
+    """Read lengths from a JSON Lines file with lines such as `{"prompt": 161, "answer": 338}`.
 
-    Raises BenchmarkRefused, which names the line.
+    Raises BenchmarkRefused, naming the line, if the file is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def read(path: Path) -> Sequence[Lengths]:
 
 
 def written(pairs: Iterator[Lengths], count: int) -> str:
-    """Return a file for `read` with the first `count` of these pairs."""
+    """Return the text of a file for `read` with the first `count` pairs."""
     lines = (msgspec.json.encode(asdict(pair)) for pair in itertools.islice(pairs, count))
     return "".join(f"{line.decode()}\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""An open loop: every request is sent when due, however many are in flight."""
+"""Open-loop load: every request is sent when due, regardless of how many are in flight."""
 
 import asyncio
 import time
@@ -13,27 +13,27 @@ from xlaserve.bench.load import OK
 from xlaserve.errors import XlaserveError
 
 Send: TypeAlias = Callable[[int, Arrival], AsyncGenerator[None, None]]
-"""Sends a numbered request, and yields at each of its tokens; raises XlaserveError."""
+"""Sends the request with a number, and yields once per token; raises XlaserveError."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Observations of one request, all by the same clock."""
+    """The timestamps of one request, all by the same clock."""
 
     arrival: Arrival
     due: float
-    """Its scheduled time, from which latencies count."""
+    """Scheduled time of the request, from which latencies are measured."""
     sent: float
-    """Its actual time, later if the client does not keep up."""
+    """Time at which the request was sent; later than `due` if the client cannot keep up."""
     tokens: "array[float]" = field(default_factory=lambda: array("d"))
     status: str = ""
-    """OK, or why it failed; empty while its answer has no end."""
+    """OK, or the error message; empty if the answer is not finished."""
     ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Results of an open loop."""
+    """The raw results of an open-loop measurement."""
 
     traces: Sequence[Trace]
     begun: float
@@ -41,7 +41,7 @@ class Observed:
     cutoff: float
     """End of the measurement."""
     client_cpu: float
-    """The share of a core that the client used; at 1 it is the client that was measured."""
+    """CPU usage of the client in cores; near 1, the client was the bottleneck."""
 
 
 async def observe(
@@ -51,9 +51,9 @@ async def observe(
     wait: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Observed:
-    """Send all requests when they are due, then wait this many seconds for the rest of answers.
+    """Send each request when it is due, then wait up to `wait` seconds for unfinished answers.
 
-    What is unanswered by then is cancelled, and stays in its trace without a status.
+    Requests still unfinished then are cancelled; their traces have no status.
     """
     traces: list[Trace] = []
     tasks: list[asyncio.Task[None]] = []
@@ -72,7 +72,7 @@ async def observe(
         share = (time.process_time() - cpu) / max(cutoff - begun, 1e-9)
         for task in tasks:
             if task.done():
-                task.result()  # a mistake of ours is no figure
+                task.result()  # raise unexpected errors, which are bugs in this client
     finally:
         for task in tasks:
             task.cancel()
@@ -81,7 +81,7 @@ async def observe(
 
 
 async def _until(due: float, clock: Callable[[], float]) -> None:
-    """Yield to other tasks at least once, so that a late client can catch up."""
+    """Wait for a time; yields to other tasks at least once, so that answers are read if late."""
     while True:
         await asyncio.sleep(max(due - clock(), 0.0))
         if clock() >= due:

@@ -1,4 +1,4 @@
-"""A measurement of a generator: look it up, try the longest prompt, keep the schedule."""
+"""Runs a token generation benchmark: metadata, a probe request, then the schedule."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -18,38 +18,38 @@ from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.tensors import TensorSpec, datatype_named
 
 INPUT = TensorSpec("tokens", datatype_named("INT32"), (-1,))
-"""The input of generators of this server (docs/generation.md)."""
+"""The input that language models on this server have (docs/generation.md)."""
 _PROBE = -1
 _MARGIN = 60.0
-"""Seconds between the end of the measurement and the cancellation of requests."""
+"""Seconds added to request timeouts, so that they never expire during the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A measurement to be made."""
+    """The parameters of a measurement."""
 
     address: ServerAddress
     model: str
     version: str
     schedule: Schedule
     vocab: int
-    """Token ids of prompts are below it."""
+    """Vocabulary size: prompts consist of random token ids below it."""
     connections: int
-    """Connections that requests are spread over."""
+    """Number of connections that share the requests."""
     timeout: float
-    """Timeout in seconds: for the very first answer, and for requests in flight at the end."""
+    """Timeout in seconds, for the probe request and for requests in flight at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of a job."""
+    """The results of a measurement."""
 
     model: str
     schedule: Schedule
     figures: Figures
 
     def as_json(self, url: str) -> dict[str, Any]:
-        """Return it in terms of JSON."""
+        """Return the results as a JSON object."""
         schedule = self.schedule
         return {
             "model": self.model,
@@ -64,7 +64,7 @@ class Report:
 
 
 async def run(job: Job) -> Report:
-    """Return what a job measures; raises XlaserveError where its first request has no answer."""
+    """Run a measurement; raise XlaserveError if the probe request fails."""
     schedule = job.schedule
     async with AsyncExitStack() as stack:
         timeout = job.timeout + _MARGIN
@@ -92,7 +92,7 @@ async def run(job: Job) -> Report:
 
 
 async def _probe(job: Job, client: Client) -> None:
-    """Ask for a token after the longest prompt, so that a mistake is an error and no figure."""
+    """Request one token for the longest prompt, to detect wrong options before measuring."""
     specs = await client.inputs(job.model, job.version)
     if INPUT not in specs:
         got = ", ".join(f"'{spec.name}' {spec}" for spec in specs) or "none"
@@ -113,7 +113,7 @@ async def _probe(job: Job, client: Client) -> None:
 
 
 def _request(job: Job, number: int, prompt: int, answer: int) -> InferRequest:
-    # Prompts differ, so that none is answered from what is kept of another.
+    # Every prompt is different, so that the server's prefix cache cannot help.
     random = np.random.default_rng((job.schedule.seed, number + 1))
     tokens = random.integers(job.vocab, size=prompt).astype(np.int32)
     return InferRequest(

@@ -1,4 +1,4 @@
-"""A schedule of arrivals, drawn before the first one and independent of the server."""
+"""Schedule of request arrivals, drawn in advance and independent of the server."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,39 +9,39 @@ from xlaserve.bench.errors import BenchmarkRefused
 from xlaserve.bench.generation.lengths import Lengths
 
 MOST_ARRIVALS = 100_000
-"""Limit of arrivals: the times of all their tokens are kept."""
+"""Maximum number of arrivals, because the times of all their tokens are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is due."""
+    """A scheduled request."""
 
     at: float
-    """Seconds after the beginning."""
+    """Due time in seconds after the start."""
     lengths: Lengths
     counted: bool = True
-    """Whether it is due after the warm-up."""
+    """Whether the request is due after the warm-up, and is included in the results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All arrivals of a measurement, ascending."""
+    """All arrivals of a measurement, in order of their due times."""
 
     arrivals: Sequence[Arrival]
     rate: float
-    """Arrivals per second, on average."""
+    """Average number of arrivals per second."""
     warmup: float
     duration: float
-    """Seconds in which arrivals are counted, after the warm-up."""
+    """Seconds after the warm-up in which arrivals are counted."""
     seed: int
 
 
 def poisson(
     rate: float, lengths: Iterable[Lengths], *, warmup: float, duration: float, seed: int
 ) -> Schedule:
-    """Return arrivals at random, independent of one another: a Poisson process.
+    """Draw the arrivals of a Poisson process: independent of one another.
 
-    Raises BenchmarkRefused for too many, or none.
+    Raises BenchmarkRefused if there are too many or none.
     """
     seconds = warmup + duration
     if rate * seconds > MOST_ARRIVALS:
@@ -49,7 +49,7 @@ def poisson(
             f"--rate {rate:g} for {seconds:g} s: expected {MOST_ARRIVALS} requests at most"
         )
     random = np.random.default_rng(seed)
-    # The number is Poisson, and given it the times are uniform: no sum of gaps can go astray.
+    # Draw the number of arrivals, then uniform times, which avoids accumulating rounding errors.
     times = np.sort(random.uniform(0, seconds, random.poisson(rate * seconds))).tolist()
     arrivals = [Arrival(at, one, at >= warmup) for at, one in zip(times, lengths, strict=False)]
     if not any(one.counted for one in arrivals):

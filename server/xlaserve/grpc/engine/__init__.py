@@ -1,1 +1,1 @@
-"""Engines beneath the gRPC server, and their common parts."""
+"""The HTTP/2 engines of the gRPC server: our own, and grpclib's over h2."""

@@ -1,4 +1,4 @@
-"""A stream of our engine behind grpclib's interface, so that any service runs on it."""
+"""Adapts a stream of our HTTP/2 engine to grpclib's interface, for the general path."""
 
 import asyncio
 from typing import cast
@@ -30,7 +30,7 @@ from xlaserve.net.ledger import Account
 
 
 class GrpclibConnection:
-    """The part of a connection that grpclib uses."""
+    """Implements the part of grpclib's `Connection` that grpclib's server calls."""
 
     messages_sent = 0
     messages_received = 0
@@ -46,16 +46,16 @@ class GrpclibConnection:
         self.writer = HeaderWriter()
 
     def get_peer(self) -> Peer:
-        """Return the client."""
+        """Return the client's address as grpclib's `Peer`."""
         return Peer(self.transport)
 
     def is_closing(self) -> bool:
-        """Tell whether nothing more can be sent."""
+        """Tell whether the transport is closing, so that nothing more can be sent."""
         return self.transport.is_closing()
 
 
 class GrpclibStream:
-    """One request: the part of `grpclib.protocol.Stream` that a server uses."""
+    """One request; implements the part of `grpclib.protocol.Stream` that a server uses."""
 
     def __init__(self, stream: ServerStream, connection: GrpclibConnection) -> None:
         self.id = stream.id
@@ -65,20 +65,20 @@ class GrpclibStream:
         self._transport = connection.transport
         self._stream = stream
         self._message: Buffer | None = None
-        """The message whose prefix was read."""
+        """The next message, after `recv_data` has returned its length prefix."""
         self._taken = False
         self._held = 0
-        """Bytes that count for the message which was read last."""
+        """Bytes reserved in the ledger for the last message read."""
         self._more: asyncio.Future[None] | None = None
         self._sent: asyncio.Future[None] | None = None
         self._reader: StreamingReader | None = None
         self._encoding = ""
-        """Encoding of the answers; empty for none."""
+        """Encoding of the answers, or an empty string for no compression."""
         self.waiting = False
-        """Whether nothing is done about it until its client sends something."""
+        """Whether the method is waiting for the client's next message."""
 
     def start(self, *, streaming: bool) -> None:
-        """Start to answer; a unary request's message is complete."""
+        """Start the task that answers; the message of a unary request is already complete."""
         stream = self._stream
         if streaming:
             limit = self.connection.limits.max_message_bytes
@@ -87,15 +87,15 @@ class GrpclibStream:
         accepted = cast(GrpclibStreamType, self)
         self.connection.handler.accept(accepted, stream.head.fields, self._release)
 
-    # --- as the connection calls it ---
+    # --- interface for the connection ---
 
     @property
     def awaits_client(self) -> bool:
-        """Tell whether nothing is done until the client sends something."""
+        """Tell whether the method is waiting for the client's next message."""
         return self.waiting
 
     def cancel(self, reason: str) -> None:
-        """Stop: the client has reset the stream or is gone."""
+        """Cancel the task: the client reset the stream or disconnected."""
         self.connection.handler.cancel(cast(GrpclibStreamType, self))
 
     def _wake(self) -> None:
@@ -103,11 +103,12 @@ class GrpclibStream:
             self._more.set_result(None)
 
     def _release(self) -> None:
-        self._stream.call = self._stream.reader = self._reader = None  # what comes is dropped
-        if self._stream.open:
-            self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
+        # Without a reader the connection drops further DATA.
+        self._stream.call = self._stream.reader = self._reader = None
+        if self._stream.open:  # the method returned without sending a status
+            self._stream.reset(ErrorCode.INTERNAL_ERROR)
 
-    # --- as methods with many requests call it: see `Accepted` ---
+    # --- interface for streaming methods: see `Accepted` ---
 
     @property
     def account(self) -> Account:
@@ -115,20 +116,20 @@ class GrpclibStream:
         return self._stream.owner.account
 
     def keep(self) -> int:
-        """Return the charge of the last message, and keep it."""
+        """Return the bytes reserved for the last message; the caller now has to release them."""
         kept, self._held = self._held, 0
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Reserve more bytes; false without memory."""
+        """Reserve more bytes in the ledger; false if there is no memory for them."""
         return self._stream.reserve(count)
 
     def release(self, count: int) -> None:
-        """Release a number of bytes."""
+        """Release bytes reserved in the ledger."""
         self._stream.hold(-count)
 
     def send_now(self, message: bytes) -> bool:
-        """Send a message at once; false where it has to wait, or be made ready before."""
+        """Send a message without awaiting; false if it has to be queued or compressed first."""
         stream = self._stream
         if self._encoding or not stream.headers_sent:
             return False
@@ -137,10 +138,13 @@ class GrpclibStream:
             stream, (PREFIX.pack(0, size), message), size + PREFIX_BYTES
         )
 
-    # --- as grpclib calls it ---
+    # --- interface for grpclib ---
 
     async def recv_data(self, size: int) -> Buffer:
-        """Return a prefix, then its message; empty at the end. Messages come decompressed."""
+        """Return a length prefix, then its message, decompressed; empty when the request ended.
+
+        grpclib calls this alternately for the prefix and for the message.
+        """
         if self._message is not None:
             message, self._message = self._message, None
             return message
@@ -153,7 +157,7 @@ class GrpclibStream:
         compressed, message = received
         if compressed:
             message = await self._inflated(message)
-        # Also an empty one: grpclib asks for its bytes too.
+        # Even if the message is empty: grpclib asks for it anyway.
         self._message = message
         return PREFIX.pack(0, len(message))
 
@@ -162,7 +166,10 @@ class GrpclibStream:
         return await decompress(message, self._stream.head.fields, limit, self._reserve)
 
     def _reserve(self, count: int) -> None:
-        """Reserve the size of a decoded message, or less if it shrank. Raises a refusal."""
+        """Reserve bytes for a decompressed message, or release them if `count` is negative.
+
+        Raises GRPCError if there is no memory.
+        """
         if count < 0:
             self._stream.hold(count)
         elif not self._stream.reserve(count):
@@ -192,7 +199,7 @@ class GrpclibStream:
                 raise self._refusal(got, size)
             if got is not None:
                 self._held = PREFIX_BYTES + len(got[1])
-                # Where there is no memory, the next call says so.
+                # The result is ignored: if there is no memory, the next call raises.
                 stream.expect(reader.missing if reader.received else 0)
                 return got
             if stream.ended_by_client:
@@ -227,9 +234,10 @@ class GrpclibStream:
         stream.send_headers(self.connection.writer.write(headers), end=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send a message and return when it has left; RESOURCE_EXHAUSTED when too much waits.
+        """Send a message and return once all of it has been written.
 
-        `data` is one message after its prefix, which is how grpclib sends them.
+        `data` is one message with its length prefix, as grpclib passes it.
+        Raises RESOURCE_EXHAUSTED if too many bytes of answers are pending.
         """
         stream = self._stream
         sent: Buffer = data
@@ -250,16 +258,16 @@ class GrpclibStream:
             self._sent.set_result(None)
 
     async def reset(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """End the stream."""
+        """Send RST_STREAM."""
         self.reset_nowait(error_code)
 
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """End the stream."""
+        """Send RST_STREAM."""
         self._stream.reset(ErrorCode(error_code))
 
     @property
     def closable(self) -> bool:
-        """Tell whether it is not closed yet."""
+        """Tell whether the stream still has to be closed by the server."""
         return not self._transport.is_closing() and self._stream.state in _NOT_OVER
 
 
@@ -267,7 +275,7 @@ _NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE))
 
 
 class GrpclibRoute:
-    """The requests of one method of one kind, answered by grpclib."""
+    """Route whose requests a grpclib service method answers, each in a task."""
 
     placement: Placement | None = None
 
@@ -277,5 +285,5 @@ class GrpclibRoute:
         self.message_first = not streaming
 
     def begin(self, stream: ServerStream) -> None:
-        """Start a task that answers."""
+        """Start the task that answers the request."""
         GrpclibStream(stream, self._connection).start(streaming=self._streaming)

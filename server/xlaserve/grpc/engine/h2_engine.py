@@ -1,4 +1,4 @@
-"""grpclib's own connections over h2, bounded: the reference for our engine."""
+"""grpclib's connections over h2 with our limits: the reference for our engine."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -41,22 +41,22 @@ _UNNAMED = (Status.INTERNAL, "a message is compressed, and no grpc-encoding says
 
 
 class Owner(Protocol):
-    """The server, as its connections know it."""
+    """The server's interface for its connections."""
 
     def admit(self, protocol: Any) -> bool:
-        """Tell whether another connection is admitted."""
+        """Register a new connection, or return false if there are too many."""
         ...
 
     def disconnected(self, protocol: Any) -> None:
-        """Record the end of a connection."""
+        """Unregister a closed connection."""
         ...
 
 
 class CheckingHandler(RequestHandler):
-    """Looks at the headers of a request first, as the router does with our own engine."""
+    """Validates the headers of each request first, as `Router` does for our own engine."""
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
-        """Start a request, and release its resources when it ends."""
+        """Start a request; at its end, also release its bytes in the ledger."""
 
         def release() -> None:
             release_stream()
@@ -89,7 +89,7 @@ class CheckingHandler(RequestHandler):
 
 
 def _not_grpc(found: Mapping[str, str]) -> Headers | None:
-    """Return the answer to a client at the wrong port (gRPC over HTTP/2, Requests)."""
+    """Return the answer to a request that is not gRPC, or None (gRPC over HTTP/2, Requests)."""
     if found[":method"] != "POST":
         return ((":status", "405"),)
     if not is_grpc(found.get("content-type")):
@@ -98,7 +98,7 @@ def _not_grpc(found: Mapping[str, str]) -> Headers | None:
 
 
 class _H2(H2Connection):
-    """An h2 that goes on to answer behind a client's GOAWAY, as RFC 9113 6.8 wants it."""
+    """Keeps answering open streams after the client's GOAWAY, as RFC 9113 6.8 requires."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         event = ConnectionTerminated()
@@ -107,7 +107,7 @@ class _H2(H2Connection):
 
 
 class _Events(EventsProcessor):
-    """The streams of a connection: the last ones are known once it leaves."""
+    """Refuses new streams once the connection has sent its final GOAWAY."""
 
     def __init__(self, handler: RequestHandler, connection: Connection, owner: "H2Engine") -> None:
         super().__init__(handler, connection)
@@ -124,13 +124,13 @@ class _Events(EventsProcessor):
 
     def process_request_received(self, event: RequestReceived) -> None:
         if self._owner.leaves and event.stream_id is not None:
-            # RFC 9113 8.7: nothing was done, so that the client may ask another server.
+            # REFUSED_STREAM: not processed, so the client may retry elsewhere (RFC 9113 8.7).
             self.connection._connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
         else:
             super().process_request_received(event)
 
     def process_connection_terminated(self, event: ConnectionTerminated) -> None:
-        """The client opens no more streams; those that it has opened are answered (6.8)."""
+        """Handle the client's GOAWAY: answer the open streams, then close (RFC 9113 6.8)."""
         self._owner.leave()
 
     def process_ping_ack_received(self, event: PingAckReceived) -> None:
@@ -140,7 +140,7 @@ class _Events(EventsProcessor):
 
 
 class H2Engine(H2Protocol):
-    """One connection."""
+    """The protocol of one connection, over h2."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class H2Engine(H2Protocol):
         account: Account,
     ) -> None:
         self._account = account
-        # Every byte is a character of Latin-1: in ASCII one odd header would end the connection.
+        # Latin-1 decodes any byte; with ASCII a single non-ASCII header would end the connection.
         h2_config = H2Configuration(
             client_side=False,
             header_encoding="latin-1",
@@ -165,9 +165,9 @@ class H2Engine(H2Protocol):
         self.requests = handler
         self._admitted = False
         self._awaits_client = False
-        """Whether a GOAWAY was sent, and its PING is unanswered."""
+        """Whether the first GOAWAY and its PING were sent, and the PING is unanswered."""
         self.leaves = False
-        """Whether the client knows which streams are the last ones."""
+        """Whether the final GOAWAY, which names the last stream, was sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         h2 = _H2(config=self.h2_config)
@@ -189,7 +189,7 @@ class H2Engine(H2Protocol):
         is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
         self._admitted = is_h2 and self._owner.admit(self)
         if is_h2 and not self._admitted:
-            h2.clear_outbound_data_buffer()  # no SETTINGS, as with our own engine
+            h2.clear_outbound_data_buffer()  # send no SETTINGS if refused, like our own engine
         self.connection.flush()
         self.connection.initialize()
         self.processor = _Events(self.requests, self.connection, self)
@@ -210,43 +210,46 @@ class H2Engine(H2Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are in flight."""
+        """Return the number of open streams."""
         return len(self.processor.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
-        """Return when every request has ended, or only waits for its client."""
+        """Wait until every request has ended or, with `but_waiting`, waits for its client."""
         await self.requests.idle(but_waiting=but_waiting)
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams; those on their way are still served (6.8)."""
+        """Start a graceful shutdown: send a GOAWAY that still allows all streams, and a PING.
+
+        Streams that the client opened before it read the GOAWAY are served (RFC 9113 6.8).
+        """
         self._go_away(_LAST_POSSIBLE_STREAM, ErrorCodes.NO_ERROR)
         if not self.connection.is_closing():
             self._awaits_client = True
             self.connection._transport.write(PingFrame(0, opaque_data=ROUND_TRIP).serialize())
 
     def came_back(self) -> None:
-        """Leave: the client has answered the PING, so all of its streams are known."""
+        """Send the final GOAWAY: the client answered the PING, so all of its streams are known."""
         if self._awaits_client:
             self.leave()
 
     def leave(self) -> None:
-        """Tell the client which streams are the last ones; later ones are refused (6.8, 8.7)."""
+        """Send the final GOAWAY; later streams are refused (RFC 9113 6.8, 8.7)."""
         if not self.leaves:
             self.leaves = True
             self._go_away(self._last_stream, ErrorCodes.NO_ERROR)
             self.ended()
 
     def ended(self) -> None:
-        """Close a leaving connection after its last stream."""
+        """Close the connection if the final GOAWAY was sent and no stream is open."""
         if self.leaves and not self.processor.streams and not self.connection.is_closing():
             self.connection._transport.close()
 
     def end(self) -> None:
-        """Say which streams were served, and close."""
+        """Send a GOAWAY that names the last stream, then close."""
         self._end(ErrorCodes.NO_ERROR)
 
     def abort(self) -> None:
-        """Cut the connection off, unsent bytes included."""
+        """Close the connection immediately, discarding unsent bytes."""
         self.connection._transport.abort()
 
     @property
@@ -259,14 +262,14 @@ class H2Engine(H2Protocol):
             self.connection._transport.close()
 
     def _go_away(self, last_stream_id: int, code: ErrorCodes, reason: bytes = b"") -> None:
-        # Past h2, which would end the connection with the first GOAWAY that it sends.
+        # Bypass h2, which would consider the connection closed after sending one GOAWAY.
         if not self.connection.is_closing():
             frame = GoAwayFrame(0, last_stream_id, code, additional_data=reason)
             self.connection._transport.write(frame.serialize())
 
 
 class _Connection(Connection):
-    """A connection whose streams bound their messages."""
+    """A grpclib connection whose streams limit the size of messages."""
 
     max_message_bytes = 0
     answer_seconds = 0.0
@@ -278,26 +281,26 @@ class _Connection(Connection):
 
 
 class _Stream(Stream):
-    """A stream that refuses a message by its length prefix, before it takes its bytes."""
+    """Rejects an oversized message from its length prefix, before reading its bytes."""
 
     connection: _Connection
     waiting = False
-    """Whether nothing is done about it until its client sends something."""
+    """Whether the method is waiting for the client's next message."""
     deadline: float | None = None
-    """The client's deadline by the clock of the event loop; None for none."""
+    """The client's deadline in event loop time, or None."""
     is_encoded = False
-    """Whether its headers say that messages may be compressed."""
+    """Whether the request has a `grpc-encoding` other than identity."""
     opened_ns = 0
-    """Its call begins with its headers."""
+    """Always 0: the arrival of headers is not recorded on h2."""
 
     _held = 0
-    """Bytes that count for the message which was read last."""
+    """Bytes reserved in the ledger for the last message read."""
     _at_prefix = True
-    """Whether a prefix is read next: grpclib reads prefix and message in turns."""
+    """Whether the next read is a length prefix: grpclib alternates prefix and message."""
     _charged = 0
-    """Bytes that count for the stream until it ends."""
+    """Bytes reserved in the ledger for the stream, released at its end."""
     _expecting: asyncio.TimerHandle | None = None
-    """While it sends: looks whether the client reads."""
+    """While an answer is sent: the timer that checks whether the client reads it."""
 
     @property
     def account(self) -> Account:
@@ -305,28 +308,28 @@ class _Stream(Stream):
         return self.connection.account
 
     def keep(self) -> int:
-        """Return the charge of the last message, and keep it."""
+        """Return the bytes reserved for the last message; the caller now has to release them."""
         kept, self._held = self._held, 0
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Reserve bytes of a message; false without memory."""
+        """Reserve bytes for a message; false if there is no memory for them."""
         if not self.connection.account.reserve(count):
             return False
         self._charged += count
         return True
 
     def release(self, count: int) -> None:
-        """Count bytes no more."""
+        """Release bytes reserved in the ledger."""
         self._charged -= count
         self.connection.account.release(count)
 
     def send_now(self, message: bytes) -> bool:
-        """Return false: grpclib sends every message."""
+        """Return false: on h2 every message is sent through `send_data`."""
         return False
 
     def release_all(self) -> None:
-        """Release all bytes: it has ended."""
+        """Release all bytes of the stream, at its end."""
         self.release(self._charged)
 
     async def recv_data(self, size: int) -> bytes:
@@ -343,7 +346,7 @@ class _Stream(Stream):
         self.waiting = True
         try:
             data: bytes = await super().recv_data(size)
-        except AssertionError:  # of grpclib's buffer, and nobody's fault here
+        except AssertionError:  # grpclib's buffer raises it if the stream ends within a message
             raise GRPCError(*PROBLEMS[Problem.TRUNCATED]) from None
         finally:
             self.waiting = False
@@ -368,7 +371,7 @@ class _Stream(Stream):
             self._expecting.cancel()
 
     def _expect_progress(self, sent: int = -1) -> None:
-        """Cut the connection off if no more than `sent` bytes of the stream have left in time."""
+        """Abort the connection if the stream has sent nothing beyond `sent` bytes; else rearm."""
         if self.data_sent == sent:
             self._transport.abort()
             return

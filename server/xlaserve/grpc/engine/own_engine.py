@@ -1,4 +1,4 @@
-"""Our own connections under grpclib's server."""
+"""Our own HTTP/2 connections, as the gRPC server uses them."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ _LOOK_SECONDS = 0.02
 
 
 class OwnEngine(Http2Protocol):
-    """One connection."""
+    """The protocol of one connection, on our own HTTP/2 engine."""
 
     def __init__(
         self, host: Host, handler: RequestHandler, buffer: ReceiveBuffer, poll: BusyPoll
@@ -25,13 +25,14 @@ class OwnEngine(Http2Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are in flight."""
+        """Return the number of open streams."""
         return len(self.core.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
-        """Return when every request has ended, or only waits for its client."""
+        """Wait until every request has ended or, with `but_waiting`, waits for its client."""
         streams = self.core.streams
-        # Of one that has not begun the message may be on its way; the sweeps see to its time.
+        # A request that has not begun counts as active: its message may still be arriving, and
+        # the connection's sweeps expire it if it takes too long.
         while any(  # noqa: ASYNC110
             not (but_waiting and stream.begun and stream.awaits_client)
             for stream in streams.values()

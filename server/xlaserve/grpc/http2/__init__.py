@@ -1,1 +1,1 @@
-"""The server side of HTTP/2 (RFC 9113): no objects for frames, no I/O in the core."""
+"""The server side of HTTP/2 (RFC 9113), without I/O except in `protocol`."""

@@ -1,21 +1,21 @@
 """Polls for the next request without sleeping while requests come in quick succession.
 
-To wake a thread takes the operating system longer than a small request takes us, and the caches of
-its processor are cold then.
+Waking a sleeping thread takes the operating system longer than the server needs for a small
+request, and the thread resumes with cold CPU caches.
 """
 
 import time
 from collections.abc import Callable
 
 QUICK_IN_A_ROW = 8
-"""After so many that came in time the next is expected to do so too."""
+"""Number of consecutive arrivals within the polling time after which polling starts."""
 
 
 class BusyPoll:
-    """Keeps the event loop awake for a moment once all requests of a connection are answered.
+    """Keeps the event loop spinning for a moment after the requests of a connection are answered.
 
-    For all connections together. When nothing comes in time the processor sleeps again, until some
-    have come quickly in a row: where requests are rare this costs nothing.
+    One instance serves all connections. If nothing arrives in time, polling stops until several
+    requests arrive in quick succession again, so a lightly loaded server does not poll at all.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class BusyPoll:
         self._polls = False
 
     def arrived(self) -> None:
-        """Know that something came."""
+        """Record that a connection received data."""
         now = self._now()
         self._in_a_row = self._in_a_row + 1 if now - self._arrived <= self._seconds else 0
         self._arrived = now
 
     def answered(self) -> None:
-        """Know that a connection has nothing left to do but to wait."""
+        """Start polling if requests are frequent: a connection has answered all its requests."""
         if self._in_a_row >= QUICK_IN_A_ROW and not self._polls:
             self._polls = True
             self._call_soon(self._poll)
 
     def _poll(self) -> None:
         if self._now() - self._arrived <= self._seconds:
-            # The loop looks at its sockets before it calls this again.
+            # The loop polls its sockets before it runs the next iteration's callbacks.
             self._call_soon(self._poll)
         else:
             self._polls = False

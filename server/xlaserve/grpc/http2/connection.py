@@ -1,4 +1,4 @@
-"""One client connection: bytes in, bytes and requests out, no I/O (RFC 9113)."""
+"""The HTTP/2 state machine of one connection, without I/O (RFC 9113)."""
 
 import time
 from collections import deque
@@ -22,9 +22,9 @@ __all__ = ["RECEIVE_BYTES", "ReceiveBuffer", "ServerConnection"]
 
 
 class ServerConnection:
-    """The protocol of one connection, between the bytes of its socket and the routes.
+    """The server side of one connection: parses received bytes and passes requests to routes.
 
-    Invariant: once `failed` is set no stream is open, and nothing that is received is looked at.
+    Invariant: once `failed` is set, no stream is open and received bytes are ignored.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ServerConnection:
         buffer: ReceiveBuffer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake` is called when there is output though nothing was received."""
+        """`wake` is called when output becomes available outside `received`."""
         conduct = Conduct(limits, now)
         conduct.on_refusals = self._is_refused_too_often
         self._limits = limits
@@ -50,7 +50,7 @@ class ServerConnection:
         self.streams = self._streams.open
         self._headers = HeaderFrames(limits, router, self._streams, conduct)
         self.control = ControlFrames(self._streams, self._sender, conduct)
-        """Knows whether the client has greeted, and whether it leaves."""
+        """Handles control frames; records the client's first SETTINGS and its GOAWAY."""
         self._reader = FrameReader(
             limits,
             buffer or ReceiveBuffer(),
@@ -65,25 +65,26 @@ class ServerConnection:
         self.receive_buffer = self._reader.space
         """Returns the buffer for the next bytes; `received` reports how many came."""
         self.take_output = self._sender.take
-        """Returns the next output to write; `pump` produces more, if any."""
+        """Returns and clears the output to write; `pump` may then produce more."""
         self.pump = self._sender.pump
-        """Produces more output from pending data, as far as windows allow."""
+        """Produces more output from pending data, as far as the windows allow."""
         self.blocked = self._sender.blocked
-        """The streams with pending data: without any, `pump` produces nothing."""
+        """The streams with pending data; `pump` does nothing if there are none."""
         self.failed: ConnectionFailure | None = None
-        """Why the connection ends; also sent as a GOAWAY."""
+        """The reason for which the connection ended, also sent in the GOAWAY."""
         self.unsent: list[deque[Buffer]] = []
-        """Buffers that were still to be sent when it ended; the shell lets go of them in parts. The
-        ledger counts it no more."""
+        """Buffers unsent when the connection ended. `Http2Protocol` frees them in small steps; they
+        are already released in the ledger."""
         self.leaves = False
-        """Whether the client knows which streams are the last ones."""
+        """Whether the final GOAWAY, which names the last stream, was sent."""
         self._last_stream = MAX_STREAM_ID
-        """Last stream that a GOAWAY of ours has named; no later one names a higher one (6.8)."""
+        """Last stream named in a GOAWAY; a later GOAWAY must not name a higher one (RFC 9113 6.8).
+        """
 
-    # --- bytes in ---
+    # --- receiving ---
 
     def start(self) -> None:
-        """Send our settings, which come before anything else (RFC 9113 3.4)."""
+        """Send our SETTINGS, which must precede all other frames (RFC 9113 3.4)."""
         limits = self._limits
         self._sender.write(
             settings(
@@ -98,14 +99,18 @@ class ServerConnection:
         )
 
     def received(self, count: int) -> bool:
-        """Handle this many bytes in the buffer; false when some are left for another pass."""
+        """Parse `count` bytes of the receive buffer.
+
+        Return false if the time limit of a turn was reached; the caller then schedules `proceed`.
+        """
         if self.failed is not None:
             return True
         self._sender.receives = True
         try:
             return self._reader.received(count)
         except ConnectionFailure as failure:
-            # Another one: its traceback would keep the frames of these calls, and so the stream.
+            # Keep a new exception: the traceback of this one keeps its frames, and so the stream,
+            # alive.
             self._fail(ConnectionFailure(failure.code, failure.reason))
             return True
         finally:
@@ -114,12 +119,12 @@ class ServerConnection:
                 self._streams.settle()
 
     def proceed(self) -> bool:
-        """Go on with what an earlier pass has left; false as for `received`."""
+        """Parse the bytes that the previous turn left; return false as `received` does."""
         self.receive_buffer()
         return self.received(0)
 
     def receive(self, data: bytes) -> None:
-        """Handle bytes, all of them and however many."""
+        """Parse all of `data`, in as many turns as necessary."""
         view = memoryview(data)
         while view and self.failed is None:
             space = self.receive_buffer()
@@ -130,51 +135,54 @@ class ServerConnection:
             while not done:
                 done = self.proceed()
 
-    # --- bytes out ---
+    # --- sending ---
 
     @property
     def output(self) -> bool:
-        """Tell whether there is something to write."""
+        """Tell whether there is output to write."""
         return bool(self._sender.output)
 
     def pause(self) -> None:
-        """Make no more DATA: backpressure of the transport."""
+        """Stop producing DATA frames: the transport's write buffer is full."""
         self._sender.paused = True
 
     def resume(self) -> None:
-        """Make DATA again."""
+        """Produce DATA frames again."""
         self._sender.paused = False
         self._sender.pump()
 
     @property
     def frames_sent(self) -> int:
-        """Return how many frames of answers were made so far."""
+        """Return the number of answer frames produced so far."""
         return self._conduct.served
 
     @property
     def is_held_back(self) -> bool:
-        """Tell whether answers wait for the window of the connection (5.2, 6.9)."""
+        """Tell whether the client's connection window blocks answers (RFC 9113 5.2, 6.9)."""
         return self._sender.is_held_back
 
-    # --- the life of the connection ---
+    # --- timeouts and shutdown ---
 
     @property
     def preface_seconds(self) -> float:
-        """Return how long the client may take to send its preface."""
+        """Return the time limit for the client's preface."""
         return self._limits.preface_seconds
 
     @property
     def greeted(self) -> bool:
-        """Tell whether the client has sent its preface, and the SETTINGS behind it (3.4)."""
+        """Tell whether the client has sent its preface and first SETTINGS (RFC 9113 3.4)."""
         return self.control.settled
 
     def sweep(self, ticks_for_a_message: int, ticks_for_an_answer: int) -> None:
-        """End what has taken too long; called at even intervals."""
+        """Expire slow requests and reset streams whose client does not read the answer.
+
+        The server calls this at regular intervals; the limits are numbers of such calls.
+        """
         streams = self._streams
         streams.tick += 1
         streams.reset_answered()
         oldest = streams.tick - ticks_for_a_message
-        if self._headers.open_block and self._headers.open_since < oldest:  # 10.5.1
+        if self._headers.open_block and self._headers.open_since < oldest:  # RFC 9113 10.5.1
             self.end(ErrorCode.ENHANCE_YOUR_CALM, "a header block did not come to its end")
             return
         expired = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
@@ -184,9 +192,10 @@ class ServerConnection:
             streams.cut_off(stream, "its client does not read the answer")
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams; those on their way are still served (6.8).
+        """Start a graceful shutdown: send a GOAWAY that still allows all streams, and a PING.
 
-        Once it has answered the PING behind that, all of them are there, and `leave` follows.
+        When the client has acknowledged the PING, all streams that it opened before it read the
+        GOAWAY are known, and `leave` sends the final GOAWAY (RFC 9113 6.8).
         """
         if self.leaves or self.failed is not None:
             return  # a later GOAWAY must not name a later stream (6.8)
@@ -194,7 +203,7 @@ class ServerConnection:
         self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
 
     def leave(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Tell the client which streams are the last ones; later ones are refused (6.8, 8.7)."""
+        """Send the final GOAWAY; later streams are refused (RFC 9113 6.8, 8.7)."""
         if self.leaves or self.failed is not None:
             return
         self.leaves = True
@@ -203,17 +212,17 @@ class ServerConnection:
         self._write_goaway(code, reason)
 
     def _is_refused_too_often(self) -> None:
-        # Its other streams are served to their end: it may be a proxy of many clients.
+        # Open streams are still served: the client may be a proxy for many others.
         text = f"more than {self._limits.max_refusals} requests were refused"
         self.leave(ErrorCode.ENHANCE_YOUR_CALM, text)
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Say which streams were served (6.8); the connection is to be closed then."""
+        """Send a GOAWAY and end all streams (RFC 9113 6.8); the caller closes the transport."""
         if self.failed is None:
             self._fail(ConnectionFailure(code, reason))
 
     def lost(self) -> None:
-        """Cancel all calls in flight: the connection is gone."""
+        """Cancel all calls and close the account: the transport is closed."""
         if self.failed is None:
             self.failed = ConnectionFailure(ErrorCode.NO_ERROR, "the connection is closed")
         self._discard("the connection is closed")
@@ -226,12 +235,12 @@ class ServerConnection:
         self._write_goaway(failure.code, failure.reason)
 
     def _write_goaway(self, code: ErrorCode, reason: str) -> None:
-        # Streams opened behind an earlier GOAWAY were refused: their client may send them again.
+        # Streams opened after an earlier GOAWAY were refused, so the client may retry them.
         self._last_stream = min(self._last_stream, self._streams.highest)
         self._sender.write(goaway(self._last_stream, code, reason))
 
     def _discard(self, reason: str) -> None:
-        """Keep nothing that was received: neither requests nor what has come in part."""
+        """Close all streams and drop incomplete frames and header blocks."""
         self.unsent += self._streams.close_all(reason)
         self._headers.discard()
         self._reader.discard()

@@ -1,4 +1,4 @@
-"""Frames that carry no request: PRIORITY to WINDOW_UPDATE (RFC 9113 6.3 to 6.9)."""
+"""Handlers of control frames, PRIORITY to WINDOW_UPDATE (RFC 9113 6.3 to 6.9)."""
 
 from collections.abc import Callable
 
@@ -23,53 +23,53 @@ from xlaserve.grpc.http2.states import Input
 from xlaserve.grpc.http2.streams import Streams
 
 ROUND_TRIP = b"farewell"
-"""Content of the PING after the first GOAWAY."""
+"""Payload of the PING that follows the first GOAWAY of a graceful shutdown."""
 
 
 class ControlFrames:
-    """Takes each frame whole, counts it, and does what it asks for."""
+    """Validates, counts and applies control frames; each handler gets a complete frame."""
 
     def __init__(self, streams: Streams, sender: Sender, conduct: Conduct) -> None:
         self._streams = streams
         self._sender = sender
         self._conduct = conduct
         self.settled = False
-        """Whether the SETTINGS after the preface have come (3.4)."""
+        """Whether the SETTINGS after the client's preface were received (RFC 9113 3.4)."""
         self.client_leaves = False
-        """Whether the client has sent a GOAWAY (6.8)."""
+        """Whether the client has sent a GOAWAY (RFC 9113 6.8)."""
         self.on_round_trip: Callable[[], None] | None = None
-        """Called once the client has answered the PING that `ROUND_TRIP` is in."""
+        """Called when the client acknowledges the PING with the payload `ROUND_TRIP`."""
 
     def unknown(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Ignore a frame of a type that is not known (4.1, 5.5)."""
+        """Ignore a frame of unknown type (RFC 9113 4.1, 5.5)."""
         self._conduct.count_control()
 
     def priority(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Check a PRIORITY frame, whose advice is not followed (5.3.2, 6.3)."""
+        """Validate a PRIORITY frame, and ignore the priority (RFC 9113 5.3.2, 6.3)."""
         self._conduct.count_control()
-        if not stream_id:  # 6.3
+        if not stream_id:  # RFC 9113 6.3
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
-        if len(payload) != 5:  # 6.3
+        if len(payload) != 5:  # RFC 9113 6.3
             raise StreamFailure(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY has five bytes")
         if NUMBER.unpack_from(payload)[0] & MAX_STREAM_ID == stream_id:  # RFC 7540 5.3.1
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "it depends on itself")
 
     def rst_stream(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Close a stream that its client has reset (6.4)."""
-        if len(payload) != 4:  # 6.4
+        """Close the stream that the client reset (RFC 9113 6.4)."""
+        if len(payload) != 4:  # RFC 9113 6.4
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
         self._streams.reset_by_client(stream_id, NUMBER.unpack(payload)[0])
 
     def settings(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Apply the settings of the client, and acknowledge them (6.5, 6.5.3)."""
-        if stream_id:  # 6.5
+        """Apply the client's settings and acknowledge them (RFC 9113 6.5, 6.5.3)."""
+        if stream_id:  # RFC 9113 6.5
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & ACK:
-            if len(payload):  # 6.5
+            if len(payload):  # RFC 9113 6.5
                 raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "an ACK with settings")
             self._conduct.count_control()
             return
-        if len(payload) % SETTING.size:  # 6.5
+        if len(payload) % SETTING.size:  # RFC 9113 6.5
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "half a setting")
         if self.settled:
             self._conduct.count_control()
@@ -79,34 +79,34 @@ class ControlFrames:
         self._sender.pump()
 
     def _apply(self, payload: memoryview) -> None:
-        """Take over the settings in their order; those not known are ignored (6.5.2, 6.5.3)."""
+        """Apply settings in order, ignoring unknown ones (RFC 9113 6.5.2, 6.5.3)."""
         window = widest = self._streams.peer_window
         for number, value in SETTING.iter_unpack(payload):
             if number == Setting.INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW:  # 6.5.2
+                if value > MAX_WINDOW:  # RFC 9113 6.5.2
                     raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value}")
                 window = value
                 widest = max(widest, value)
             elif number == Setting.MAX_FRAME_SIZE:
-                if not SMALLEST_MAX_FRAME <= value <= LARGEST_MAX_FRAME:  # 6.5.2
+                if not SMALLEST_MAX_FRAME <= value <= LARGEST_MAX_FRAME:  # RFC 9113 6.5.2
                     raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
                 self._sender.max_frame = value
-            elif number == Setting.ENABLE_PUSH and value > 1:  # 6.5.2
+            elif number == Setting.ENABLE_PUSH and value > 1:  # RFC 9113 6.5.2
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
-            elif number == Setting.HEADER_TABLE_SIZE and value < TABLE_BYTES:  # 4.3.1
+            elif number == Setting.HEADER_TABLE_SIZE and value < TABLE_BYTES:  # RFC 9113 4.3.1
                 self._sender.give_up_table()
         if (window, widest) != (self._streams.peer_window,) * 2:
             self._streams.change_peer_window(window, widest)
 
     def push_promise(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Refuse a PUSH_PROMISE: a client has nothing to push (8.4)."""
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")  # 8.4
+        """Fail the connection: a client must not send PUSH_PROMISE (RFC 9113 8.4)."""
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
 
     def ping(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Answer a PING (6.7)."""
-        if stream_id:  # 6.7
+        """Acknowledge a PING, or handle the acknowledgement of ours (RFC 9113 6.7)."""
+        if stream_id:  # RFC 9113 6.7
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
-        if len(payload) != 8:  # 6.7
+        if len(payload) != 8:  # RFC 9113 6.7
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "PING has eight bytes")
         self._conduct.count_control()
         if not flags & ACK:
@@ -116,32 +116,32 @@ class ControlFrames:
             called()
 
     def goaway(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Note that the client opens no more streams (6.8)."""
-        if stream_id:  # 6.8
+        """Record that the client will open no more streams (RFC 9113 6.8)."""
+        if stream_id:  # RFC 9113 6.8
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
-        if len(payload) < 8:  # 4.2, 6.8
+        if len(payload) < 8:  # RFC 9113 4.2, 6.8
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has eight bytes or more")
         self._conduct.count_control()
         self.client_leaves = True
 
     def window_update(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Widen a window of what we may send, and send what waited for it (6.9)."""
-        if len(payload) != 4:  # 6.9
+        """Increase a send window, and send the data that it held back (RFC 9113 6.9)."""
+        if len(payload) != 4:  # RFC 9113 6.9
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has four bytes")
         increment = NUMBER.unpack(payload)[0] & MAX_STREAM_ID
         if stream_id:
             stream = self._streams.advance(stream_id, Input.WINDOW_UPDATE)
             if stream is None:
                 return
-            if not increment:  # 6.9
+            if not increment:  # RFC 9113 6.9
                 raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "a window widened by 0")
             stream.send_window += increment
-            if stream.send_window > MAX_WINDOW:  # 6.9.1
+            if stream.send_window > MAX_WINDOW:  # RFC 9113 6.9.1
                 raise StreamFailure(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "a window too wide")
         else:
-            if not increment:  # 6.9
+            if not increment:  # RFC 9113 6.9
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a window widened by 0")
-            if not self._sender.widen(increment):  # 6.9.1
+            if not self._sender.widen(increment):  # RFC 9113 6.9.1
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window too wide")
         self._conduct.count_control()
         self._sender.pump()

@@ -1,4 +1,4 @@
-"""DATA frames: checked against windows and states, reassembled into messages (RFC 9113, 6.1)."""
+"""DATA frames: flow control, validation, reassembly into messages (RFC 9113 6.1)."""
 
 from xlaserve.grpc.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.grpc.http2.flow_control import ReceiveWindows
@@ -17,12 +17,12 @@ from xlaserve.grpc.http2.stream import ServerStream
 from xlaserve.grpc.http2.streams import Streams
 
 RUN_BYTES = 1 << 12
-"""Bytes from which frames are handled in one run: a read has so few of them that they count as
-one in the work of a pass."""
+"""Minimum length of the frames that `DataFrames.run` handles. One read contains few frames this
+long, so a whole run counts as one frame toward the work limit of a turn."""
 
 
 class DataFrames:
-    """Takes the payload of DATA frames, whole or in parts, to the messages of their streams."""
+    """Delivers the payload of DATA frames, complete or in chunks, to their streams' messages."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class DataFrames:
         self._windows = windows
         self._conduct = conduct
 
-    # Most messages are one DATA frame, or many of them. The fast paths take these past the rules
-    # that cannot apply; they only accept, and all else goes through `accept` and `deliver`, which
-    # come to the same.
+    # Fast paths for the common shapes of requests. They skip checks that cannot fail in these
+    # cases and never reject a frame: everything else goes through `accept` and `deliver`, which
+    # give the same result.
 
     def whole_message(
         self, stream: ServerStream, view: memoryview, start: int, stop: int, flags: int
     ) -> bool:
-        """Take a message that is one frame; false when it is not as simple."""
+        """Fast path: take a message that consists of one frame; false if not applicable."""
         size = stop - start
         expected = stream.head.content_length
         if (
@@ -73,7 +73,7 @@ class DataFrames:
             stream.begun = True
             stream.head.route.begin(stream)  # type: ignore[union-attr] # found before it was opened
             if stream.call is not None:
-                # It waits; what is answered at once is not counted.
+                # The request is still pending; one already answered is not counted.
                 stream.charged = size
                 self._streams.uncounted += size
         else:
@@ -83,7 +83,7 @@ class DataFrames:
         return True
 
     def empty_end(self, stream: ServerStream) -> bool:
-        """Begin a request whose end comes in a frame of its own; false when it has no message."""
+        """Fast path: handle an empty frame with END_STREAM after a complete message, else false."""
         if stream.message is None or stream.begun:
             return False
         stream.advance(Input.DATA_END)
@@ -91,7 +91,7 @@ class DataFrames:
         return True
 
     def next_message(self, stream: ServerStream, view: memoryview, start: int, stop: int) -> bool:
-        """Take a message of many that is one frame; false when it is not as simple."""
+        """Fast path: take a streaming request's message of one frame; false if not applicable."""
         size = stop - start
         reader = stream.reader
         if (
@@ -120,8 +120,8 @@ class DataFrames:
         reader.on_data()
         return True
 
-    # Many clients put 16 KB into a frame, and those of several messages by turns: 64 MB have four
-    # thousand of them. The function is this long to spare calls.
+    # Many clients send 16 KB frames and interleave those of several messages; 64 MB arrive in
+    # four thousand frames. Everything is inlined here to save function calls.
     def run(
         self,
         stream: ServerStream | None,
@@ -129,9 +129,10 @@ class DataFrames:
         view: memoryview,
         frame: tuple[int, int, int],
     ) -> int:
-        """Take frames that go on with long messages; return where the next one begins, or 0.
+        """Fast path: take consecutive frames that continue long messages.
 
-        `frame` is where the payload of the first one begins and ends, and where what was read does.
+        `frame` has the start and end of the first frame's payload, and the end of the read bytes.
+        Return the position after the last frame taken, or 0 if none was.
         """
         start, stop, end = frame
         streams, max_frame = self._streams.open, self._max_frame_bytes
@@ -142,7 +143,7 @@ class DataFrames:
             if type(reader) is not UnaryReader or stream.begun or (whole := reader.whole) is None:
                 break
             filled = reader.filled
-            # The last byte of the window is left to `deliver`, which grants more.
+            # Never use up the window: then `deliver` handles the frame and grants more.
             most = min(reader.length, filled + stream.recv_window - 1, filled + left - total)
             expected = stream.head.content_length
             if expected is not None:
@@ -163,7 +164,7 @@ class DataFrames:
                 if following != number:
                     break
             else:
-                following = 0  # it did not fit
+                following = 0  # the frame exceeds `most`: leave it to the general path
             count = filled - reader.filled
             reader.filled = filled
             stream.received += count
@@ -177,12 +178,12 @@ class DataFrames:
     # --- the general path ---
 
     def accept(self, flags: int, stream_id: int, length: int, padding: int) -> ServerStream | None:
-        """Return the stream of a frame of `length` bytes if it takes the payload (6.1).
+        """Check a frame of `length` bytes; return its stream, or None to drop it (RFC 9113 6.1).
 
-        `padding` is the part of it that is none, with the byte that says how long it is.
+        `padding` counts the padding and its length byte.
         """
         self._windows.charge(length)
-        if padding > length:  # 6.1
+        if padding > length:  # RFC 9113 6.1
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
         ends = flags & END_STREAM
         try:
@@ -194,17 +195,17 @@ class DataFrames:
             self._streams.drop(stream_id, length, padding)
             return None
         stream.recv_window -= length
-        if stream.recv_window < 0:  # 6.9.1
+        if stream.recv_window < 0:  # RFC 9113 6.9.1
             self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR, "past the window")
             return None
         stream.received += length - padding
         expected = stream.head.content_length
         if expected is not None and (
             stream.received > expected or (ends and stream.received < expected)
-        ):  # 8.1.1
+        ):  # RFC 9113 8.1.1
             self._fail(stream, ErrorCode.PROTOCOL_ERROR, "not the content-length")
             return None
-        if padding == length and not ends:  # 10.5
+        if padding == length and not ends:  # RFC 9113 10.5
             self._conduct.count_control()
         stream.fresh = False
         return stream
@@ -213,13 +214,16 @@ class DataFrames:
         self._streams.fail(StreamFailure(stream.id, code, reason))
 
     def deliver(self, stream: ServerStream, chunk: memoryview, following: int) -> None:
-        """Give a stream a part of its message; `following` bytes of the frame have not come."""
+        """Pass a chunk of a frame's payload to the stream's message.
+
+        `following` bytes of the frame have not been received yet.
+        """
         if stream.problem is not None:
             return
         reader = stream.reader
         if reader is None:
             if stream.begun:
-                return  # what answers it does not read
+                return  # the route does not read the request body
             if stream.message is not None:
                 stream.begin(Problem.SECOND)
                 return
@@ -231,8 +235,8 @@ class DataFrames:
         if problem is not None:
             stream.begin(problem)
             return
-        # The rest of the frame is within the window already. One byte more: without a window most
-        # clients do not send the empty frame that ends a request either.
+        # The rest of this frame is within the window already. Grant one extra byte: with a window
+        # of 0, most clients do not even send the empty frame that ends a request.
         wanted = reader.missing - following + 1
         if wanted > stream.recv_window:
             self._windows.grant(stream, wanted)
@@ -240,10 +244,11 @@ class DataFrames:
     def _hold(
         self, stream: ServerStream, reader: UnaryReader | StreamingReader, count: int
     ) -> Problem | None:
-        """Count what came, and what its message is to have with it; NO_MEMORY where that is none.
+        """Account for received bytes in the ledger; return NO_MEMORY if they do not fit.
 
-        Of a unary request all is reserved as soon as its length is known: then it can always
-        come to its end, whatever others do. Of a streaming one what its method has asked for is.
+        The whole message of a unary request is reserved as soon as its length is known, so that
+        it can always be completed. For a streaming request, bytes that its method has already
+        reserved are not counted again.
         """
         if isinstance(reader, UnaryReader):
             if stream.charged or reader.length <= 0:
@@ -256,7 +261,7 @@ class DataFrames:
 
 
 def padding_of(length: int, view: memoryview, start: int) -> int:
-    """Return how much of a padded frame is none of the payload (6.1)."""
-    if not length:  # 4.2, 6.1
+    """Return the bytes of padding in a frame, the length byte included (RFC 9113 6.1)."""
+    if not length:  # RFC 9113 4.2, 6.1
         raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without a length")
     return view[start] + 1

@@ -1,4 +1,4 @@
-"""The dynamic table of a connection: fields that header blocks refer to (RFC 7541, 2.3.2)."""
+"""The HPACK dynamic table of a connection (RFC 7541 2.3.2)."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -9,31 +9,31 @@ import msgspec
 from xlaserve.grpc.http2.header_fields import Field, Name, size_of
 
 TABLE_BYTES = 4096
-"""The largest dynamic table, as RFC 9113, 6.5.2 has it where no SETTINGS say else."""
+"""Maximum size of the dynamic table: the default of RFC 9113 6.5.2, which we do not change."""
 
 
 class Insertion(NamedTuple):
-    """A field that each block of a layout adds (6.2.1), whatever its value."""
+    """A field that every block of a layout inserts into the table (RFC 7541 6.2.1)."""
 
     place: int
-    """Index of its field in the block."""
+    """Index of the field in the block."""
     token: str
     size: int
-    """Bytes that it counts without its value."""
+    """Size of the entry in bytes without the value."""
     name: Name
 
 
 class BlockValues(msgspec.Struct, gc=False):
-    """The values of a block that was read by its layout: put together when they are asked for."""
+    """The values of a block that was decoded by its layout, assembled on demand."""
 
     template: list[bytes]
-    """Values of all fields, but for those that vary."""
+    """Values of all fields; those of the varying fields are placeholders."""
     places: Sequence[int]
-    """Indices of those."""
+    """Indices of the varying fields."""
     strings: list[bytes]
-    """Their values, with marks after them where they are decoded."""
+    """Values of the varying fields; each is followed by a mark if it was Huffman-decoded."""
     stop: int | None
-    """The end of the value in each of these."""
+    """Slice end that removes the mark from each of `strings`; None if there are no marks."""
 
     def all(self) -> list[bytes]:
         """Return the values of all fields."""
@@ -43,41 +43,43 @@ class BlockValues(msgspec.Struct, gc=False):
         return values
 
     def varying(self, step: int) -> bytes:
-        """Return the value of one of the fields that vary."""
+        """Return the value of the varying field with index `step`."""
         return self.strings[step][: self.stop]
 
 
 Later: TypeAlias = tuple[Sequence[Insertion], BlockValues, int]
-"""The fields that a block adds, its values, and the bytes of its entries together."""
+"""Entries to create on demand: a block's insertions, its values, and their total size in bytes."""
 
 
 class DynamicTable:
-    """Entries from the newest one on, of at most `max_bytes` together.
+    """Entries, newest first, with a total size of at most `max_bytes`.
 
-    Most entries are never referred to. What a block adds that is read by its layout is only noted
-    (`add_later`): with its size, which says what it evicts, but without making the entries.
+    Most entries are never referenced. For a block decoded by its layout, `add_later` therefore
+    only records the insertions and their size, which suffices for eviction; `settle` creates the
+    entries when they are needed.
 
-    Invariant: the table is the newest of what was added that is within the limit, as if every entry
-    had been made, and the oldest ones evicted, when it was added (4.4).
+    Invariant: the contents are the same as if each entry had been created, and the oldest entries
+    evicted, when it was inserted (RFC 7541 4.4).
     """
 
     __slots__ = ("_later", "_later_bytes", "bytes", "changes", "entries", "max_bytes")
 
     def __init__(self) -> None:
-        # Lists: an empty deque has 0.7 KB, of ten thousand connections. They are short.
+        # Short lists, because an empty deque takes 0.7 KB, times ten thousand connections.
         self.entries: list[Field] = []
-        """The entries that were made; all of them once `settle` was called. The newest is first."""
+        """The created entries, newest first; complete after `settle`."""
         self.bytes = 0
-        """The size of these entries."""
+        """Total size of `entries`."""
         self.max_bytes = TABLE_BYTES
         self.changes = 0
-        """Counts what has changed the table: blocks may mean something else since."""
+        """Number of changes so far; each may change the meaning of indices in blocks."""
         self._later: list[Later] = []
-        """Entries that were added behind these; the oldest is first."""
+        """Recorded insertions, newer than `entries`, oldest first; `settle` creates their entries.
+        """
         self._later_bytes = 0
 
     def add_later(self, insertions: Sequence[Insertion], values: BlockValues, size: int) -> None:
-        """Add fields of `size` bytes, which are made when they are asked for."""
+        """Insert fields with a total size of `size` bytes; their entries are created on demand."""
         self.changes += len(insertions)
         self._later.append((insertions, values, size))
         self._later_bytes += size
@@ -85,7 +87,7 @@ class DynamicTable:
             if self.bytes:
                 self.entries.clear()
                 self.bytes = 0
-            # Of a block whose entries were all evicted nothing is left.
+            # Drop only the blocks whose entries are all evicted.
             evicted = 0
             for _, _, oldest in self._later:
                 if self._later_bytes - oldest < self.max_bytes:
@@ -96,11 +98,11 @@ class DynamicTable:
 
     @property
     def last(self) -> Later | None:
-        """Return what was added last, if it was only noted."""
+        """Return the last recorded insertions, or None if all entries were created."""
         return self._later[-1] if self._later else None
 
     def settle(self) -> None:
-        """Make the entries that were only noted."""
+        """Create the entries of all recorded insertions."""
         for noted in self._later:
             self.entries[:0] = reversed(_made(noted))
         self.bytes += self._later_bytes
@@ -109,12 +111,12 @@ class DynamicTable:
         self.evict()
 
     def evict(self) -> None:
-        """Drop the oldest entries as long as they are too many."""
+        """Evict the oldest entries until the table is within its limit."""
         while self.bytes > self.max_bytes:
             self.bytes -= self.entries.pop()[2]
 
     def newest(self, count: int) -> list[Field]:
-        """Return this many entries, or all where there are fewer; nothing is changed."""
+        """Return the newest `count` entries, or all if there are fewer; the table is unchanged."""
         found: list[Field] = []
         left = self.max_bytes
         noted = (field for one in reversed(self._later) for field in reversed(_made(one)))
@@ -126,14 +128,14 @@ class DynamicTable:
         return found
 
     def resize(self, size: int) -> None:
-        """Change the limit (4.3)."""
-        self.settle()  # what the old limit evicts does not come back with a wider one
+        """Change the size limit (RFC 7541 4.3)."""
+        self.settle()  # evict by the old limit first: a larger one must not restore entries
         self.changes += 1
         self.max_bytes = size
         self.evict()
 
     def size(self) -> int:
-        """Return the size of the entries (4.1)."""
+        """Return the total size of the entries (RFC 7541 4.1)."""
         return sum(map(size_of, self.newest(self.changes)))
 
 

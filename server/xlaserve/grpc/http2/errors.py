@@ -1,10 +1,10 @@
-"""HTTP/2 errors of clients, of a connection or of a stream (RFC 9113, 5.4)."""
+"""Connection and stream errors caused by clients (RFC 9113 5.4)."""
 
 from xlaserve.grpc.http2.frames import ErrorCode
 
 
 class ConnectionFailure(Exception):
-    """Ends the connection: a GOAWAY with the code is sent first."""
+    """A connection error: the server sends a GOAWAY with the code, then closes."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -13,7 +13,7 @@ class ConnectionFailure(Exception):
 
 
 class StreamFailure(Exception):
-    """Ends one stream with a RST_STREAM; the others go on."""
+    """A stream error: the server resets the stream; the connection continues."""
 
     def __init__(self, stream_id: int, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

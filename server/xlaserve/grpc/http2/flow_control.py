@@ -9,40 +9,40 @@ from xlaserve.grpc.http2.stream import ServerStream
 
 
 class ReceiveWindows:
-    """The window of a connection, and the widening of those of its streams.
+    """The receive window of a connection, and window updates for its streams.
 
-    Invariant: every byte of a DATA frame, its padding and the length of that included, passes
-    `charge` once (6.9.1), whatever becomes of its stream. Else the client's window shrinks with
-    every byte that was left out, until it stalls on a connection that seems well.
+    Invariant: every byte of a DATA frame's payload, padding included, is passed to `charge`
+    exactly once, even if its stream is closed (RFC 9113 6.9.1). Otherwise the client's window
+    would shrink by each missed byte until the connection stalls.
     """
 
     def __init__(self, limits: Http2Limits, sender: Sender) -> None:
         self._full = limits.connection_window_bytes
         self.low = limits.connection_window_bytes >> 1
-        """The watermark under which the window is widened to the full one."""
+        """Low watermark: below it the connection window is restored to its full size."""
         self.left = limits.connection_window_bytes
-        """Bytes of DATA that the client may send before it is widened."""
+        """Bytes of DATA that the client may still send on the connection."""
         self.stream_bytes = limits.stream_window_bytes
-        """Window of a new stream in bytes, as our SETTINGS say."""
+        """Initial window of a stream in bytes, as announced in our SETTINGS."""
         self._sender = sender
 
     def first_update(self) -> bytes:
-        """Return the WINDOW_UPDATE that widens the first window of a connection (6.9.2).
+        """Return the WINDOW_UPDATE that enlarges the initial connection window (RFC 9113 6.9.2).
 
-        Empty where there is nothing to add: an increment of 0 would be an error (6.9).
+        Empty if the default window suffices: an increment of 0 would be an error.
         """
         increment = self._full - DEFAULT_WINDOW
         return window_update(0, increment) if increment else b""
 
     def charge(self, count: int) -> None:
-        """Take bytes of DATA from the window of the connection, and widen it when it gets low."""
+        """Subtract DATA from the connection window; restore the window when it gets low."""
         self.left -= count
         if self.left < self.low:
             self.widen()
 
     def widen(self) -> None:
-        """Widen the window of the connection to the full one; past its end is an error."""
-        if self.left < 0:  # 6.9.1
+        """Restore the connection window; raise ConnectionFailure if the client exceeded it."""
+        if self.left < 0:  # RFC 9113 6.9.1
             raise ConnectionFailure(
                 ErrorCode.FLOW_CONTROL_ERROR, "past the window of the connection"
             )
@@ -50,10 +50,10 @@ class ReceiveWindows:
         self.left = self._full
 
     def grant(self, stream: ServerStream, wanted: int) -> None:
-        """Let the client send at least this many more bytes on a stream (6.9)."""
+        """Let the client send at least `wanted` more bytes on a stream (RFC 9113 6.9)."""
         window = min(max(wanted, self.stream_bytes), MAX_WINDOW)
         low = stream.recv_window < wanted or stream.recv_window < self.stream_bytes >> 1
-        if low and stream.state is State.OPEN:  # else nothing more is to come
+        if low and stream.state is State.OPEN:  # otherwise the client has sent everything
             self._sender.write(window_update(stream.id, window - stream.recv_window))
             stream.recv_window = window
             self._sender.wake()

@@ -1,4 +1,4 @@
-"""The frame reader: the loop over received bytes, and incomplete frames (RFC 9113, 4)."""
+"""Parses received bytes into frames and dispatches them (RFC 9113 4)."""
 
 from collections.abc import Callable
 
@@ -28,27 +28,29 @@ from xlaserve.grpc.http2.messages import UnaryReader
 from xlaserve.grpc.http2.streams import Streams
 
 RECEIVE_BYTES = 1 << 18
-"""Bytes that are read from a socket at once."""
+"""Maximum bytes per read from a socket."""
 TURN_SECONDS = 0.003
-"""Seconds a connection may handle frames before it yields to others. A look at the clock may be
-late, by the work between two of them or by one long header block: no turn takes more than 5 ms."""
+"""Time for which a connection handles frames before it yields to others. The clock is checked only
+now and then, so a turn can overrun, by the work between two checks or one long header block; it
+never takes more than 5 ms."""
 _LONG_BLOCK_SECONDS = 0.002
-"""So long before its end a turn begins no header block of more than _LONG_BLOCK_BYTES: one of 64 KB
-in rare symbols of the Huffman code is decoded for nearly as long."""
+"""A header block longer than _LONG_BLOCK_BYTES is left to the next turn if less time than this
+remains: decoding 64 KB of rare Huffman symbols takes nearly as long."""
 _LONG_BLOCK_BYTES = SMALLEST_MAX_FRAME
 
 _WORK_BETWEEN_LOOKS = 64
-"""Work that is done between two looks at the clock: four requests, each executed at once."""
+"""Units of work between two checks of the clock: four requests, each executed immediately."""
 _WORK_OF_A_REQUEST = 16
 _BYTES_OF_WORK = 16
-"""Bytes of a frame which count as much as a frame, where they have to be decoded one by one."""
+"""Bytes of a header or control frame that count as one unit of work."""
 _MAX_CONTROL_BYTES = SMALLEST_MAX_FRAME
-"""Most bytes of a control frame. Longer ones are allowed (4.2), and of no use."""
+"""Maximum length of a control frame. RFC 9113 4.2 allows longer ones, but nobody needs them."""
 _DIRECT_BYTES = 1 << 14
-"""Bytes from which the rest of a DATA frame is received into the message's own buffer."""
+"""If at least this much of a DATA frame is missing, it is received directly into the buffer of its
+message."""
 _LEFT_BYTES = 1 << 14
-"""Most bytes of a frame with more of a message that waits until it has come whole: receiving
-it behind what has come of it is quicker than taking it in parts."""
+"""An incomplete DATA frame up to this length, within a message, is handled only once it is
+complete: that is faster than copying it in parts."""
 
 _UNKNOWN = 0
 _CONTROL: tuple[Callable[[ControlFrames, int, int, memoryview], None], ...] = (
@@ -62,23 +64,26 @@ _CONTROL: tuple[Callable[[ControlFrames, int, int, memoryview], None], ...] = (
     ControlFrames.goaway,
     ControlFrames.window_update,
 )
-"""Handlers in the order of the types (RFC 9113 6); `unknown` in the places of DATA and HEADERS."""
+"""Handlers indexed by frame type (RFC 9113 6); DATA and HEADERS are handled elsewhere."""
 
 
 class ReceiveBuffer:
-    """The receive buffer of an event loop's connections: each handles at once what it has read."""
+    """The receive buffer shared by an event loop's connections.
+
+    Sharing is safe because each connection parses its bytes, or copies them, before the next read.
+    """
 
     def __init__(self) -> None:
-        # Twice, for the beginning of a frame that an earlier read has left.
+        # Twice the size of a read: the start of an incomplete frame is copied in front of it.
         self.octets = bytearray(2 * RECEIVE_BYTES)
         self.view = memoryview(self.octets)
 
 
 class FrameReader:
-    """Cuts what was read into frames, and has each handled.
+    """Splits received bytes into frames and passes each to its handler.
 
-    A frame that has come in part waits in `_left`, but for DATA: its payload is delivered as it
-    comes, and once the message has memory of its own, received right into that.
+    An incomplete frame is kept in `_left`, except for DATA: its payload is delivered in chunks
+    and, once the message has a buffer, received directly into that (zero-copy).
     """
 
     def __init__(
@@ -97,29 +102,29 @@ class FrameReader:
         self._data, self._headers, self._control = frames
         self._now = now
         self._left = b""
-        """Bytes received of a frame that has not come whole."""
+        """Received bytes of an incomplete frame."""
         self._have = 0
-        """Bytes of that in front of the space that was lent last."""
+        """Length of `_left` as copied to the buffer, in front of the space returned last."""
         self._lent = 0
-        """The size of that space."""
+        """Length of the space returned last."""
         self._until = 0.0
-        """When the turn ends; 0 between turns."""
+        """Time at which the current turn ends; 0 between turns."""
         self._greeted = False
-        """Whether the preface has come."""
+        """Whether the client's preface was received."""
         self._payload_left = 0
-        """Bytes of the DATA frame that have not come yet, without its padding."""
+        """Missing payload bytes of the current DATA frame, without padding."""
         self._skip = 0
-        """Bytes to be dropped: padding, and frames of types that are not known."""
+        """Number of bytes to drop: padding, and frames of unknown type."""
         self._direct = False
-        """Whether what comes next is received into the message of `Streams.partial`."""
+        """Whether the next bytes are received directly into the message of `Streams.partial`."""
 
-    # --- reads ---
+    # --- interface for the asyncio protocol ---
 
     def space(self) -> memoryview:
-        """Return where to put what comes next.
+        """Return the buffer for the next read.
 
-        Asking again changes nothing: over TLS an event loop asks whenever bytes come, and says
-        nothing as long as they are no whole record; without TLS it may have been woken for nothing.
+        May be called several times without a `received` in between: over TLS an event loop asks
+        for the buffer whenever bytes arrive, and reports them only when a record is complete.
         """
         if self._direct:
             stream = self._streams.partial
@@ -131,7 +136,7 @@ class FrameReader:
         self._lent = RECEIVE_BYTES
         left = self._left
         if left:
-            # Kept: until `received` is called others may receive into the same buffer.
+            # Keep `_left`: other connections may overwrite the buffer before `received`.
             self._have = len(left)
             self._buffer.view[: self._have] = left
             return self._buffer.view[self._have : self._have + RECEIVE_BYTES]
@@ -139,10 +144,10 @@ class FrameReader:
         return self._buffer.view[:RECEIVE_BYTES]
 
     def received(self, count: int) -> bool:
-        """Handle this many bytes in the space; false when others are to have their turn first.
+        """Parse `count` bytes of the space; false if the turn is over and others should run first.
 
-        Then some may be left. When the space was filled a loop (libuv's) reads up to 32 times
-        before it looks at others: these reads are of one turn.
+        Bytes may then be left to parse. If a read fills the space, uvloop reads up to 32 times
+        before it serves other sockets; these reads share one turn.
         """
         if not self._until:
             self._until = self._now() + TURN_SECONDS
@@ -157,10 +162,10 @@ class FrameReader:
         return done and count < self._lent
 
     def discard(self) -> None:
-        """Drop what has come of a frame: the connection ends."""
+        """Drop the incomplete frame: the connection ends."""
         self._left = b""
 
-    # --- the loop ---
+    # --- parser loop ---
 
     def _parse(self, end: int) -> bool:
         octets, view = self._buffer.octets, self._buffer.view
@@ -184,18 +189,18 @@ class FrameReader:
                 break
             high, low, kind, flags, stream_id = HEADER.unpack_from(octets, position)
             length = high << 8 | low
-            stream_id &= MAX_STREAM_ID  # 4.1: the reserved bit is ignored
+            stream_id &= MAX_STREAM_ID  # RFC 9113 4.1: the reserved bit is ignored
             start = position + HEADER_BYTES
             stop = start + length
-            if length > max_frame:  # 4.2
+            if length > max_frame:  # RFC 9113 4.2
                 raise ConnectionFailure(
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {max_frame}"
                 )
-            if not control.settled and (kind != SETTINGS or flags & ACK):  # 3.4
+            if not control.settled and (kind != SETTINGS or flags & ACK):  # RFC 9113 3.4
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
             if headers.open_block and (
                 kind != CONTINUATION or stream_id != headers.open_block
-            ):  # 4.3, 6.10
+            ):  # RFC 9113 4.3, 6.10
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
             if kind == DATA:
                 stream = streams.get(stream_id)
@@ -211,7 +216,7 @@ class FrameReader:
                 ):
                     position = stop
                 elif flags & PADDED and length and start == end:
-                    break  # the length of the padding has not come
+                    break  # wait for the byte with the padding length
                 elif (
                     stop > end
                     and length <= _LEFT_BYTES
@@ -270,7 +275,7 @@ class FrameReader:
 
     def _preface(self, end: int) -> int:
         length = min(end, len(PREFACE))
-        if self._buffer.octets[:length] != PREFACE[:length]:  # 3.4
+        if self._buffer.octets[:length] != PREFACE[:length]:  # RFC 9113 3.4
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
         if length < len(PREFACE):
             return 0
@@ -278,34 +283,34 @@ class FrameReader:
         return length
 
     def _skips(self, kind: int, length: int) -> bool:
-        """Tell whether a long frame is dropped as it comes; raises where it cannot be taken.
+        """Tell whether to skip a long or incomplete frame; raise if it is too long to buffer.
 
-        It would have to wait until it has come whole. The same for one that has, so that what a
-        client may send does not depend on how it is read.
+        Complete frames get the same check, so that the limit does not depend on how the bytes
+        happen to be split into reads.
         """
         if kind > CONTINUATION:
             self._control.unknown(0, 0, self._buffer.view[:0])
             return True
         longest = self._max_block if kind in {HEADERS, CONTINUATION} else _MAX_CONTROL_BYTES
-        if length > min(longest, RECEIVE_BYTES // 2):  # 10.5, 10.5.1
+        if length > min(longest, RECEIVE_BYTES // 2):  # RFC 9113 10.5, 10.5.1
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame of type {kind}"
             )
         return False
 
     def _waits(self, length: int) -> bool:
-        """Tell whether a header block that goes on with so many bytes is left to the next turn."""
+        """Tell whether a header block, with `length` more bytes, is left to the next turn."""
         return (
             self._headers.block_bytes + length > _LONG_BLOCK_BYTES
             and self._now() >= self._until - _LONG_BLOCK_SECONDS
         )
 
-    # --- DATA frames, which may have come in part ---
+    # --- DATA frames, complete or not ---
 
     def _data_frame(
         self, flags: int, stream_id: int, view: memoryview, frame: tuple[int, int, int]
     ) -> int:
-        """Handle DATA, of which there may be only the beginning; return the next position."""
+        """Handle a DATA frame that may be incomplete; return the position to continue at."""
         start, stop, end = frame
         length = stop - start
         padding = padding_of(length, view, start) if flags & PADDED else 0
@@ -357,7 +362,7 @@ class FrameReader:
         reader = stream.reader
         if not isinstance(reader, UnaryReader):
             return False
-        # With more in the frame than in the message the reader has to see it.
+        # If the frame is longer than the rest of the message, the reader has to check it.
         space = reader.space()
         return space is not None and len(space) >= self._payload_left
 
@@ -365,7 +370,7 @@ class FrameReader:
         self._payload_left -= count
         stream = self._streams.partial
         if stream is None:
-            self._direct = False  # it was closed while this was on its way
+            self._direct = False  # the stream was closed in the meantime
         else:
             reader: UnaryReader = stream.reader  # type: ignore[assignment]
             reader.filled += count

@@ -4,10 +4,10 @@ from enum import IntEnum
 from struct import Struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The client's preface (RFC 9113, 3.4)."""
+"""The connection preface of a client (RFC 9113 3.4)."""
 
 HEADER = Struct(">HBBBL")
-"""The header of a frame: two parts of its length, type, flags, stream."""
+"""A frame header: the length as 16 high and 8 low bits, type, flags, stream id."""
 HEADER_BYTES = 9
 
 DATA = 0
@@ -35,7 +35,7 @@ LARGEST_MAX_FRAME = 2**24 - 1
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, 7)."""
+    """Error codes of RST_STREAM and GOAWAY (RFC 9113 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -54,7 +54,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """The settings of an endpoint (RFC 9113, 6.5.2)."""
+    """Identifiers in a SETTINGS frame (RFC 9113 6.5.2)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2
@@ -70,7 +70,7 @@ _TWO_NUMBERS = Struct(">LL")
 
 
 def frame_header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """Return the nine bytes in front of a payload."""
+    """Return the nine-byte header of a frame."""
     return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 
@@ -84,17 +84,17 @@ SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
 def ping(payload: bytes) -> bytes:
-    """Return a PING, whose answer says that the client has read all before it."""
+    """Return a PING frame. Its acknowledgement proves that the client read all earlier frames."""
     return frame_header(8, PING, 0, 0) + payload
 
 
 def ping_ack(payload: bytes) -> bytes:
-    """Return the answer to a PING."""
+    """Return the acknowledgement of a PING frame."""
     return frame_header(8, PING, ACK, 0) + payload
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    """Return a WINDOW_UPDATE frame; stream 0 means the connection window."""
     return frame_header(4, WINDOW_UPDATE, 0, stream_id) + NUMBER.pack(increment)
 
 
@@ -104,7 +104,7 @@ def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """Return a GOAWAY frame; the reason is for people who read a trace."""
+    """Return a GOAWAY frame; `reason` is debug data for people."""
     debug = reason.encode()
     payload = _TWO_NUMBERS.pack(last_stream_id, code) + debug
     return frame_header(len(payload), GOAWAY, 0, 0) + payload

@@ -1,4 +1,4 @@
-"""Header fields: names that were checked, tokens, and the static table (RFC 7541, Appendix A)."""
+"""Validated header fields and names, and HPACK's static table (RFC 7541 Appendix A)."""
 
 import re
 from collections.abc import Sequence
@@ -9,32 +9,33 @@ from xlaserve.grpc.http2 import huffman
 from xlaserve.net.bounded_cache import BoundedCache
 
 ENTRY_BYTES = 32
-"""Bytes a field counts beside name and value (RFC 7541, 4.1; RFC 9113, 6.5.2)."""
+"""Overhead added to the size of a field's name and value (RFC 7541 4.1; RFC 9113 6.5.2)."""
 
 DECIDING: Final = frozenset((b":method", b":path", b"content-type", b"content-length", b"te"))
-"""The fields whose values decide what kind of request it is. Of all others only the names do."""
+"""The fields whose values determine the kind of a request; of other fields only the names do."""
 OF_A_CONNECTION: Final = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
-"""Fields that no request has over HTTP/2 (RFC 9113, 8.2.2)."""
+"""Connection-specific fields, which are malformed in HTTP/2 (RFC 9113 8.2.2)."""
 PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
-"""Spaces at the ends, which RFC 9113 forbids, are accepted: gRPC clients send ids with them."""
+"""Leading and trailing spaces are accepted, though RFC 9113 forbids them: some gRPC clients send
+ids that have them."""
 _KNOWN_NAMES = 1024
 _KNOWN_NAME_BYTES = 64
 _KNOWN_VALUES = 256
 _KNOWN_VALUE_BYTES = 256
 _MALFORMED = "\n"
-"""Prefix of the token of a malformed field, and of no other."""
+"""Prefix of the token of a malformed field; other tokens never begin with it."""
 
 
 _NONE_KNOWN: Final["BoundedCache[bytes, Field]"] = BoundedCache(0)
 
 
 class Name:
-    """A name of fields, checked."""
+    """A validated field name."""
 
     __slots__ = ("_known", "octets", "size", "text", "token")
 
@@ -43,9 +44,10 @@ class Name:
         self.text = octets.decode("latin-1")
         self.size = len(octets) + ENTRY_BYTES
         self.token: str | None = self.text
-        """The token of the fields whose values have nothing wrong; None where the value decides."""
+        """Token of the fields with this name and a valid value; None if the token depends on the
+        value."""
         self._known: BoundedCache[bytes, Field] = _NONE_KNOWN
-        """Fields whose values decide: connections share them."""
+        """Cached fields by value, if the value determines the token; shared by all connections."""
         if octets in DECIDING:
             self.token = None
             self._known = BoundedCache(_KNOWN_VALUES)
@@ -54,11 +56,11 @@ class Name:
 
     @property
     def decides(self) -> bool:
-        """Tell whether the value decides what kind of request it is."""
+        """Tell whether the field's value determines the kind of the request."""
         return self.token is None
 
     def field(self, value: bytes) -> "Field":
-        """Return a field of this name."""
+        """Return a field with this name and a value, from the cache if possible."""
         if b"\0" in value or b"\n" in value or b"\r" in value:
             token = _MALFORMED + self.text
         elif self.token is None:
@@ -78,9 +80,10 @@ class Name:
 Field: TypeAlias = tuple[str, bytes, int, Name]
 """A token, the value, the size, and the name.
 
-Requests whose fields have the same tokens differ only in values that decide nothing here. A token
-holds a newline after a name that decides, and begins with one where the field is malformed, so
-that no two fields that mean different things have the same."""
+Requests whose fields have equal tokens are of the same kind: they differ only in values that do
+not affect routing or validation. The token is the name; for the names in `DECIDING` it is the name,
+a newline and the value; for a malformed field it begins with a newline. Fields that mean different
+things therefore never have the same token."""
 
 token_of = itemgetter(0)
 value_of = itemgetter(1)
@@ -89,7 +92,7 @@ name_of = itemgetter(3)
 
 
 def name_problem(name: bytes) -> str | None:
-    """Return the problem of a regular field's name, or None (RFC 9113, 8.2)."""
+    """Return why the name of a regular field is malformed, or None (RFC 9113 8.2)."""
     if not _NAME.fullmatch(name):
         return "a header name that is not in lower case, or has a character that is not allowed"
     if name in OF_A_CONNECTION:
@@ -98,7 +101,7 @@ def name_problem(name: bytes) -> str | None:
 
 
 def is_bad_value(value: bytes) -> bool:
-    """Tell whether a value has a character that none may have (RFC 9113, 8.2.1)."""
+    """Tell whether a value contains a forbidden character (RFC 9113 8.2.1)."""
     return _BAD_VALUE.search(value) is not None
 
 
@@ -169,7 +172,7 @@ www-authenticate"""
 
 NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
 CODED_NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
-"""Names that were seen, on any connection, as they are and in the Huffman code."""
+"""Caches of names by their plain and by their Huffman-coded octets, shared by all connections."""
 
 
 def name_from(octets: bytes) -> Name:
@@ -197,8 +200,8 @@ STATIC: Final[Sequence[Field]] = _static_fields()
 FIRST_DYNAMIC = len(STATIC) + 1
 INDEXED = 0x80
 INDEXED_STATIC = {INDEXED + index: field for index, field in enumerate(STATIC, 1)}
-"""The fields that one octet stands for whatever was sent before. Index 0 is none of them."""
+"""Octet -> field, for indexed fields in the static table; index 0 is invalid."""
 FIRST_INDEXED_DYNAMIC = INDEXED + FIRST_DYNAMIC
 REFERENCES = re.compile(rb"[\x81-\xfe]+")
-"""Fields of one octet each (6.1)."""
+"""Matches a sequence of indexed fields of one octet each (RFC 7541 6.1)."""
 STATIC_NAMES = {index: name_of(field) for index, field in enumerate(STATIC, 1)}

@@ -22,18 +22,18 @@ from xlaserve.net.ledger import Kind
 
 RequestHead = Head[Route]
 RequestRouter = Callable[[RequestKind[Route]], Route]
-"""Finds the route of the requests of a kind."""
+"""Returns the route for a kind of request; called once per kind and connection."""
 
 _ON_ITSELF = 0x100
-"""Among the flags of HEADERS: the stream depends on itself (RFC 7540 5.3.1)."""
+"""Internal flag, added to those of HEADERS: the stream depends on itself (RFC 7540 5.3.1)."""
 _PRIORITY_BYTES = 5
 
 
 class HeaderFrames:
-    """Puts header blocks together, decodes each once, and opens or ends a stream with it.
+    """Assembles and decodes header blocks; opens streams with requests, ends them with trailers.
 
-    Invariant: every block that comes whole is decoded, in the order of the blocks and whatever
-    becomes of its stream, or the HPACK tables of both sides differ from then on (4.3).
+    Invariant: every complete block is decoded, in order and even if its stream is refused or
+    closed. Otherwise the HPACK tables of client and server would diverge (RFC 9113 4.3).
     """
 
     def __init__(
@@ -49,25 +49,26 @@ class HeaderFrames:
         self._max_header_bytes = limits.max_header_bytes
         self._router = router
         self._reader: HeaderReader[Route] | None = None
-        """None until the first block: most of ten thousand connections are silent."""
+        """Created with the first block, because most of ten thousand connections are idle."""
         self._block: list[bytes] = []
         self._block_flags = 0
         self.block_bytes = 0
-        """Bytes of it that have come."""
+        """Bytes received of the incomplete header block."""
         self.open_block = 0
-        """The stream whose header block goes on in CONTINUATION frames; 0 for none."""
+        """Stream id of the incomplete header block, which CONTINUATION frames continue; 0 if none.
+        """
         self.open_since = 0
-        """The tick at which that block began."""
+        """Tick at which the incomplete header block began."""
 
-    # Nearly every request is HEADERS on the next stream, for a route that takes one message. The
-    # fast path takes it past the rules that cannot apply; all else goes through `headers`.
+    # Nearly every request is one HEADERS frame on the next stream, for a unary method. The fast
+    # path skips the checks that cannot fail in this case; all else goes through `headers`.
 
     def open_next(self, stream_id: int, block: bytes) -> bool:
-        """Open a stream for a request; false, with nothing decoded, when it is not as simple."""
+        """Fast path: open a stream for a request; false, without decoding, if not applicable."""
         streams = self._streams
         if (
             stream_id != streams.highest + 2
-            or not stream_id & 1  # of a client (5.1.1)
+            or not stream_id & 1  # clients use odd ids (RFC 9113 5.1.1)
             or len(streams.open) >= streams.max_streams
         ):
             return False
@@ -82,15 +83,15 @@ class HeaderFrames:
         return True
 
     def _begun_reader(self) -> HeaderReader[Route]:
-        """Return the reader of the first block, which reads all others too (4.3)."""
+        """Create the reader for all header blocks of the connection (RFC 9113 4.3)."""
         self._reader = HeaderReader(self._max_header_bytes, self._router)
         return self._reader
 
     # --- frames ---
 
     def headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Take a HEADERS frame (6.2)."""
-        if not stream_id & 1:  # 5.1.1; 0 is the connection (6.2)
+        """Handle a HEADERS frame (RFC 9113 6.2)."""
+        if not stream_id & 1:  # RFC 9113 5.1.1 (even ids), 6.2 (0 is the connection)
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
         if flags & (PADDED | HAS_PRIORITY):
             payload, on_itself = _unwrapped(flags, stream_id, payload)
@@ -106,12 +107,12 @@ class HeaderFrames:
         self.open_since = self._streams.tick
 
     def continuation(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Take a CONTINUATION frame, always of the current stream (6.10)."""
-        if not self.open_block:  # 6.10
+        """Handle a CONTINUATION frame of the incomplete block's stream (RFC 9113 6.10)."""
+        if not self.open_block:  # RFC 9113 6.10
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(bytes(payload))
         self._hold_block(self.block_bytes + len(payload))
-        if self.block_bytes > self._max_block_bytes:  # 10.5.1
+        if self.block_bytes > self._max_block_bytes:  # RFC 9113 10.5.1
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many bytes of headers (max_header_bytes)"
             )
@@ -124,12 +125,12 @@ class HeaderFrames:
         self._block_ended(stream_id, block, self._block_flags)
 
     def discard(self) -> None:
-        """Drop the header block in progress: the connection ends."""
+        """Drop the incomplete header block: the connection ends."""
         self._block = []
         self._hold_block(0)
 
     def _hold_block(self, size: int) -> None:
-        """Count the header block in progress, which has come so far."""
+        """Set the number of bytes held in the ledger for the incomplete header block."""
         change, self.block_bytes = size - self.block_bytes, size
         if change > 0:
             self._streams.account.hold(change, Kind.AHEAD)
@@ -153,17 +154,17 @@ class HeaderFrames:
     def _request(self, stream_id: int, head: RequestHead, flags: int, happening: Input) -> None:
         streams = self._streams
         streams.take_id(stream_id)
-        if len(streams.open) >= streams.max_streams:  # 5.1.2
+        if len(streams.open) >= streams.max_streams:  # RFC 9113 5.1.2
             self._conduct.count_control()
             streams.write_reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
         problem = "it depends on itself" if flags & _ON_ITSELF else head.problem
-        if problem is not None:  # 8.1.1; RFC 7540 5.3.1
+        if problem is not None:  # RFC 9113 8.1.1; RFC 7540 5.3.1
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, problem)
-        if flags & END_STREAM and head.content_length:  # 8.1.1
+        if flags & END_STREAM and head.content_length:  # RFC 9113 8.1.1
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "not the content-length")
         route = head.route
-        assert route is not None  # it is not malformed
+        assert route is not None  # only malformed requests have no route
         stream = streams.add(stream_id, head, happening)
         if not route.message_first:
             stream.begin()
@@ -178,15 +179,17 @@ class HeaderFrames:
             problem = "not the content-length"
         if flags & _ON_ITSELF:
             problem = "it depends on itself"
-        if problem is not None:  # 8.1, 8.1.1; RFC 7540 5.3.1
+        if problem is not None:  # RFC 9113 8.1, 8.1.1; RFC 7540 5.3.1
             raise StreamFailure(stream.id, ErrorCode.PROTOCOL_ERROR, problem)
         stream.end_request()
 
 
 def _unwrapped(flags: int, stream_id: int, payload: memoryview) -> tuple[memoryview, bool]:
-    """Return the block without padding and priority, and whether it depends on itself (6.2)."""
+    """Strip padding and priority; return the block, and whether the stream depends on itself."""
     padding = 0
-    if len(payload) < bool(flags & PADDED) + _PRIORITY_BYTES * bool(flags & HAS_PRIORITY):  # 4.2
+    if len(payload) < bool(flags & PADDED) + _PRIORITY_BYTES * bool(
+        flags & HAS_PRIORITY
+    ):  # RFC 9113 4.2
         raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "HEADERS that end early")
     if flags & PADDED:
         padding = payload[0]
@@ -195,6 +198,6 @@ def _unwrapped(flags: int, stream_id: int, payload: memoryview) -> tuple[memoryv
     if flags & HAS_PRIORITY:
         on_itself = NUMBER.unpack_from(payload)[0] & MAX_STREAM_ID == stream_id
         payload = payload[_PRIORITY_BYTES:]
-    if padding > len(payload):  # 6.2
+    if padding > len(payload):  # RFC 9113 6.2
         raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
     return payload[: len(payload) - padding], on_itself

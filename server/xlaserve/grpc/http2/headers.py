@@ -1,4 +1,4 @@
-"""Headers of requests, read only where they differ from a known block; headers of answers."""
+"""Decoded request headers, cached by header block; encoding of response headers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,16 +23,17 @@ from xlaserve.grpc.http2.timeout import TIMEOUT, read_timeout
 from xlaserve.net.bounded_cache import BoundedCache
 
 Fields: TypeAlias = list[tuple[str, str]]
-"""Names and values; every character stands for one byte (ISO 8859-1)."""
+"""Pairs of name and value, decoded as ISO 8859-1: one character per byte."""
 
 R = TypeVar("R")
-"""The application's route of a kind of requests, made once for all of them."""
+"""The route type of the application; there is one route per kind of request."""
 
 HARD_FACTOR = 4
-"""Past the limit a request is refused; at so many times it, the connection ends."""
+"""A request with more than max_header_bytes of headers is refused; beyond this multiple of the
+limit, the connection is ended."""
 
 _MAX_SHAPES = 256
-"""The most that are remembered of all connections."""
+"""Maximum number of cached shapes, shared by all connections."""
 _MAX_KINDS = 64
 _MAX_KIND_BYTES = 2048
 _MAX_BLOCKS = 64
@@ -40,14 +41,13 @@ _MAX_BLOCK_BYTES = 1024
 _MAX_BLOCK_LIST_BYTES = 4096
 _BLOCKS_OF_REST = 256
 _MAX_WRITTEN = 256
-"""The most of everything that is remembered of a connection."""
+"""Maximum number of response header blocks cached per connection."""
 
 
 class _Shape:
-    """Names of header lists with the same tokens, and the values of those that decide.
+    """Facts about all header lists with the same tokens: names, and the values in `DECIDING`.
 
-    Connections share it: no other value is kept with it (`header_fields.DECIDING`), and nothing
-    that follows from one.
+    Connections share shapes, so a shape holds no other value and nothing derived from one.
     """
 
     __slots__ = (
@@ -90,9 +90,9 @@ _SHAPES: Final = BoundedCache[tuple[str, ...], _Shape](_MAX_SHAPES)
 
 
 class RequestKind(Generic[R]):
-    """The part shared by requests of a connection that differ only in values which decide nothing.
+    """The facts shared by all requests of a connection whose headers have the same tokens.
 
-    It knows the names of all headers, and the values of those that decide.
+    These are the names of all headers, and the values of those in `DECIDING`.
     """
 
     __slots__ = (
@@ -110,55 +110,55 @@ class RequestKind(Generic[R]):
 
     def __init__(self, shape: _Shape, *, too_large: bool) -> None:
         self.names = shape.names
-        """Names of the headers in their order."""
+        """Names of the headers, in order."""
         self.places = shape.places
-        """Name -> indices of its headers."""
+        """Header name -> indices of the headers with that name."""
         self.timeout_place = shape.timeout_place
-        """Index of the timeout; None without, -1 if several."""
+        """Index of the `grpc-timeout` header; None if absent, -1 if repeated."""
         self._deciding = shape.deciding
         self.too_large = too_large
-        """Whether there is more than the limit of it."""
+        """Whether the headers are larger than max_header_bytes."""
         self.content_length = shape.content_length
         self.problem = shape.problem
-        """Why its requests are malformed (RFC 9113, 8.1.1), if they are."""
+        """Why requests of this kind are malformed (RFC 9113 8.1.1), or None."""
         self.route: R | None = None
-        """The route of its requests; None if malformed."""
+        """The route for requests of this kind; None if they are malformed."""
         self.check: Callable[[Head[R]], R | None] | None = None
-        """Called for a request: returns another route where its own headers need one."""
+        """Called for each request; may return a different route, based on the varying headers."""
         self.unchecked_seconds = math.inf
-        """Timeout from which requests are not checked: no other header of theirs is."""
+        """Requests with at least this timeout skip `check`; finite if it only checks timeouts."""
 
     @property
     def method(self) -> str:
-        """Return the method."""
+        """Return the HTTP method."""
         return self._deciding.get(":method", "")
 
     @property
     def path(self) -> str:
-        """Return the path."""
+        """Return the `:path` pseudo-header."""
         return self._deciding.get(":path", "")
 
     def get(self, name: str) -> str | None:
-        """Return the value of a header that decides; None where it is not there, or varies."""
+        """Return the value of a header in `DECIDING`; None for other headers or if absent."""
         return self._deciding.get(name)
 
 
 class Head(msgspec.Struct, Generic[R], gc=False):
-    """The headers of a request: its kind, and the values of its own, decoded when asked for."""
+    """The headers of one request: its kind, and the values, which are assembled on demand."""
 
     kind: RequestKind[R]
     read: Sequence[bytes] | BlockValues
-    """All that was read of the values."""
+    """The values of all headers, or the means to assemble them."""
     content_length: int | None
     route: R | None
-    """The route of the request; None if malformed."""
+    """The route of the request; None if it is malformed."""
     timeout: float | None
-    """Timeout in seconds, the least where there are several, or None (gRPC over
+    """Timeout in seconds, the shortest if there are several, or None (gRPC over
     HTTP/2, Timeout)."""
 
     @property
     def values(self) -> Sequence[bytes]:
-        """Return the values of the headers in their order."""
+        """Return the values of all headers, in order."""
         values = self.read
         if isinstance(values, BlockValues):
             values = self.read = values.all()
@@ -166,34 +166,34 @@ class Head(msgspec.Struct, Generic[R], gc=False):
 
     @property
     def method(self) -> str:
-        """Return the method."""
+        """Return the HTTP method."""
         return self.kind.method
 
     @property
     def path(self) -> str:
-        """Return the path."""
+        """Return the `:path` pseudo-header."""
         return self.kind.path
 
     @property
     def problem(self) -> str | None:
-        """Say why the request is malformed (RFC 9113, 8.1.1); None if it is not."""
+        """Return why the request is malformed (RFC 9113 8.1.1), or None."""
         return self.kind.problem
 
     @property
     def too_large(self) -> bool:
-        """Tell whether there is more of it than the limit."""
+        """Tell whether the headers are larger than max_header_bytes."""
         return self.kind.too_large
 
     @property
     def fields(self) -> Fields:
-        """Return all names and values in their order, pseudo-headers among them."""
+        """Return all names and values in order, including pseudo-headers."""
         pairs = zip(self.kind.names, self.values, strict=True)
         return [(name, value.decode("latin-1")) for name, value in pairs]
 
     def get(self, name: str) -> str | None:
-        """Return the value of a header, its name in lower case; None where it is not there.
+        """Return the value of a header, or None; `name` is in lower case.
 
-        Several values are joined with commas (RFC 9110, 5.3).
+        Values of repeated headers are joined with commas (RFC 9110 5.3).
         """
         places = self.kind.places.get(name)
         if places is None:
@@ -203,7 +203,7 @@ class Head(msgspec.Struct, Generic[R], gc=False):
         return ", ".join(self.getall(name))
 
     def getall(self, name: str) -> list[str]:
-        """Return the value of each header of a name."""
+        """Return the values of all headers with a name."""
         values = self.values
         return [values[place].decode("latin-1") for place in self.kind.places.get(name, ())]
 
@@ -222,16 +222,16 @@ def _least_timeout(values: Iterable[bytes]) -> float | None:
 
 
 class HeaderReader(Generic[R]):
-    """Reads the header blocks of one connection, in their order.
+    """Decodes the header blocks of one connection, which must be passed in order.
 
-    Equal blocks are not decoded again as long as the table means the same. Of others whose kind
-    is known, the values alone are read.
+    A block equal to an earlier one is not decoded again unless the dynamic table has changed its
+    meaning. For a block with a known layout, only the values are decoded.
     """
 
     def __init__(
         self, max_bytes: int, router: Callable[[RequestKind[R]], R | None] = lambda kind: None
     ) -> None:
-        """`router` finds the route of a kind, and may give it a check; it is asked once."""
+        """`router` is called once per kind; it returns the route and may set `check`."""
         self._decoder = Decoder(max_bytes * HARD_FACTOR)
         self._table = self._decoder.table
         self._layouts: Layouts[RequestKind[R]] = Layouts(self._decoder, max_bytes)
@@ -239,24 +239,24 @@ class HeaderReader(Generic[R]):
         self._router = router
         self._kinds: BoundedCache[tuple[str, ...], RequestKind[R]] = BoundedCache(_MAX_KINDS)
         self.seen: dict[bytes, Head[R] | None] = {}
-        """Blocks that have come more than once, for as long as they mean the same; None for those
-        that have come once. Caching the head of one that never comes again would waste memory."""
+        """Block -> head, for blocks received at least twice; None for a block received once,
+        because caching the head of a block that is never repeated would waste memory."""
         self._dependent: list[bytes] = []
-        """Those of the blocks seen that refer to the dynamic table, with a field or a name."""
+        """The blocks in `seen` that reference the dynamic table."""
         self._once = 0
-        """Number of the blocks that have come once."""
+        """Number of blocks in `seen` that were received once."""
         self._rest = 0
-        """Number of the next blocks that are not noted."""
+        """Number of upcoming blocks that are not recorded in `seen`."""
 
     def read(self, block: bytes) -> Head[R]:
-        """Return the head of a request; a malformed one says so in `problem`.
+        """Return the head of a request; `problem` is set if the request is malformed.
 
-        Raises ConnectionFailure where the block cannot be decoded: the table is lost with it.
+        Raises ConnectionFailure if the block cannot be decoded: the dynamic table is then invalid.
         """
         return self.seen.get(block) or self.read_new(block)
 
     def read_new(self, block: bytes) -> Head[R]:
-        """Return the head of a request whose block is none of `seen`, as `read` does."""
+        """Return the head of a request, as `read` does, for a block without a head in `seen`."""
         table, layouts = self._table, self._layouts
         changes = table.changes
         read = layouts.read(block)
@@ -298,7 +298,7 @@ class HeaderReader(Generic[R]):
         return kind, list(map(value_of, found))
 
     def read_trailers(self, block: bytes) -> str | None:
-        """Decode the trailers of a request; return their problem, or None."""
+        """Decode the trailers of a request; return why they are malformed, or None."""
         try:
             found = self._decoder.decode(block)
         except (BlockTooLarge, MalformedBlock) as error:
@@ -337,12 +337,12 @@ class HeaderReader(Generic[R]):
         return kind
 
     def _note(self, block: bytes, head: Head[R]) -> None:
-        """Cache a block that has come a second time."""
+        """Record a block; cache its head if the block was received before."""
         if len(block) > _MAX_BLOCK_BYTES or sum(map(len, head.values)) > _MAX_BLOCK_LIST_BYTES:
             return
         if block not in self.seen:
             if self._once >= _MAX_BLOCKS:
-                # None of them has come again: it is not likely that one soon does.
+                # None of the recorded blocks was repeated, so pause recording.
                 self._rest = _BLOCKS_OF_REST
                 self._forget_once()
             self.seen[block] = None
@@ -362,14 +362,14 @@ class HeaderReader(Generic[R]):
         self._once = 0
 
     def _drop_dependent(self) -> None:
-        """Evict the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
+        """Evict the blocks that reference the dynamic table: their meaning may have changed."""
         for block in self._dependent:
             del self.seen[block]
         self._dependent.clear()
 
 
 def _problem(found: Iterable[Field]) -> str | None:
-    """Say why a request is malformed (RFC 9113, 8.2 and 8.3), or None."""
+    """Return why a request is malformed (RFC 9113 8.2, 8.3), or None."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
     for _, value, _, field_name in found:
@@ -389,7 +389,9 @@ def _problem(found: Iterable[Field]) -> str | None:
                 return problem
     if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
         return "a request without :method, :scheme or :path"
-    return "CONNECT with :scheme and :path" if pseudo[b":method"] == b"CONNECT" else None  # 8.5
+    return (
+        "CONNECT with :scheme and :path" if pseudo[b":method"] == b"CONNECT" else None
+    )  # RFC 9113 8.5
 
 
 def _field_problem(name: bytes, value: bytes) -> str | None:
@@ -401,17 +403,17 @@ def _field_problem(name: bytes, value: bytes) -> str | None:
     return problem
 
 
-# --- what we send ------------------------------------------------------------------------------
+# --- encoding ----------------------------------------------------------------------------------
 
 
 class HeaderWriter:
-    """Writes header blocks that need no table, and remembers those that come again."""
+    """Encodes response header blocks without the dynamic table, and caches them."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[tuple[str, str], ...], bytes] = {}
 
     def write(self, fields: Iterable[tuple[str, str]]) -> bytes:
-        """Return the block of a response."""
+        """Return the header block for the fields of a response."""
         key = tuple(fields)
         block = self._written.get(key)
         if block is None:
@@ -422,7 +424,7 @@ class HeaderWriter:
 
 
 def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Return fields as literals that are not indexed, so that no table has to agree (RFC 7541)."""
+    """Encode fields as literals without indexing, which need no dynamic table (RFC 7541 6.2.2)."""
     parts = []
     for name, value in fields:
         if (name, value) == (":status", "200"):
@@ -440,7 +442,7 @@ def _string(text: str) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """Write a length with a prefix of seven bits (RFC 7541, 5.1)."""
+    """Encode a length as an integer with a 7-bit prefix (RFC 7541 5.1)."""
     if number < 127:
         return bytes((number,))
     number -= 127

@@ -1,9 +1,8 @@
-"""Header blocks, decoded (HPACK, RFC 7541).
+"""HPACK decoder (RFC 7541).
 
-A block is decoded once, in one loop. Most of it refers to fields that were sent before, and these
-are objects that were checked then: a field carries the token by which requests of one kind are
-recognised, and its size. That costs some 0.1 us a field, and four times as much for one that is
-written out.
+Each block is decoded once, in a single loop. Most fields in a block reference earlier ones, which
+are stored as validated objects with their size and the token that identifies kinds of requests.
+An indexed field costs about 0.1 us, a literal four times as much.
 """
 
 from typing import NoReturn
@@ -25,32 +24,32 @@ from xlaserve.grpc.http2.header_fields import (
 )
 
 _STRIDE = 2048
-"""This many bytes of a block are decoded before its size is looked at."""
+"""Bytes of a block decoded between two checks of the header list's size."""
 
 
 class MalformedBlock(Exception):
-    """A block cannot be decoded: the table is lost with it (RFC 7541, 2.3.3, 4.2, 5.1 and 5.2)."""
+    """A block cannot be decoded; the dynamic table is then invalid (RFC 7541 2.3.3, 4.2, 5)."""
 
 
 class BlockTooLarge(Exception):
-    """The fields of a block are more than the limit."""
+    """The decoded fields of a block exceed the size limit."""
 
 
 class Decoder:
-    """Decodes the blocks of one connection in their order; holds its dynamic table."""
+    """Decodes the blocks of one connection, in order; owns its dynamic table."""
 
     def __init__(self, max_list_bytes: int) -> None:
         self._max_list_bytes = max_list_bytes
         self.table = DynamicTable()
         self.list_bytes = 0
-        """The size of the fields of the last block."""
+        """Total size of the last block's fields."""
         self.refers = False
-        """Whether the last block referred to the table."""
+        """Whether the last block referenced the dynamic table."""
 
     def decode(self, block: bytes) -> list[Field]:
-        """Return the fields of a block. Raises MalformedBlock and BlockTooLarge.
+        """Return the fields of a block.
 
-        The table is lost with a block that is either of them.
+        Raises MalformedBlock or BlockTooLarge; the dynamic table is invalid afterwards.
         """
         found: list[Field] = []
         self.list_bytes, self.refers = 0, False
@@ -58,7 +57,7 @@ class Decoder:
         position, end = 0, len(block)
         try:
             while position < end and self.list_bytes <= self._max_list_bytes:
-                # At least an octet for each field: they are not many before they are counted.
+                # Each field takes at least one octet, which bounds the fields between two checks.
                 position = self._decode_part(block, position, min(end, position + _STRIDE), found)
         except (LookupError, MalformedBlock, huffman.MalformedHuffman) as error:
             if sum(map(size_of, found)) > self._max_list_bytes:
@@ -69,16 +68,16 @@ class Decoder:
         return found
 
     def _refuse(self, found: list[Field], is_cut_off: bool) -> NoReturn:
-        # The last string of a block that is cut off lacks octets, and its field is none.
+        # In a truncated block, the last field is incomplete and does not count.
         if self.list_bytes - is_cut_off * size_of(found[-1]) > self._max_list_bytes:
             raise BlockTooLarge
         raise MalformedBlock("a string that is cut off")
 
-    # Inlined as far as most blocks go.
+    # The common cases are inlined for speed.
     def _decode_part(  # noqa: C901, PLR0912, PLR0915
         self, block: bytes, position: int, stop: int, found: list[Field]
     ) -> int:
-        """Append the fields that begin before `stop`; return where the next one begins."""
+        """Append the fields that begin before `stop`; return the position after them."""
         append, table = found.append, self.table.entries
         list_bytes, table_bytes = self.list_bytes, self.table.bytes
         changes, most_bytes = self.table.changes, self.table.max_bytes
@@ -98,13 +97,15 @@ class Decoder:
                 append(field)
                 list_bytes += field[2]
                 continue
-            if octet >= 0x40:  # with incremental indexing (6.2.1)
+            if octet >= 0x40:  # with incremental indexing (RFC 7541 6.2.1)
                 most = 0x3F
-            elif octet < 0x20:  # without indexing (6.2.2), or never indexed (6.2.3)
+            elif octet < 0x20:  # without indexing, or never indexed (RFC 7541 6.2.2, 6.2.3)
                 most = 0x0F
             else:
                 if found:
-                    raise MalformedBlock("a change of the table's size behind a field")  # 4.2
+                    raise MalformedBlock(
+                        "a change of the table's size behind a field"
+                    )  # RFC 7541 4.2
                 position = self._resize(block, position, octet & 0x1F)
                 table_bytes, changes = self.table.bytes, self.table.changes
                 most_bytes = self.table.max_bytes
@@ -159,7 +160,7 @@ class Decoder:
             else:
                 field = token, value, size, name
             append(field)
-            if most == 0x3F:  # the newest entry, without the oldest ones (4.4)
+            if most == 0x3F:  # insert into the table, evicting the oldest (RFC 7541 4.4)
                 table.insert(0, field)
                 changes += 1
                 table_bytes += size
@@ -173,7 +174,7 @@ class Decoder:
         if size == 0x1F:
             size, position = integer(block, position, 0x1F)
         if size > TABLE_BYTES:
-            raise MalformedBlock(f"a table of {size} bytes, at most {TABLE_BYTES}")  # 6.3
+            raise MalformedBlock(f"a table of {size} bytes, at most {TABLE_BYTES}")  # RFC 7541 6.3
         self.table.resize(size)
         return position
 
@@ -182,7 +183,10 @@ _MAX_INTEGER_OCTETS = 5
 
 
 def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
-    """Return a number that continues after its prefix, and the position after it (5.1)."""
+    """Decode an integer longer than its prefix; return it and the position after it.
+
+    `number` is the value of the prefix (RFC 7541 5.1).
+    """
     for shift in range(0, 7 * _MAX_INTEGER_OCTETS, 7):
         octet = block[position]
         position += 1
@@ -193,9 +197,9 @@ def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
 
 
 def long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
-    """Return a string that is long or Huffman-coded, and the position after it (5.2).
+    """Decode a string that is long or Huffman-coded; return it and the position after it.
 
-    Both may be past the end of the block.
+    If the block is truncated, the string is short and the position is past the end (RFC 7541 5.2).
     """
     is_coded = length >= 0x80
     length &= 0x7F

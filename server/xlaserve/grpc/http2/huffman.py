@@ -1,9 +1,10 @@
-"""Strings in the Huffman code of HPACK, decoded (RFC 7541, 5.2 and Appendix B).
+"""Decoder of HPACK's Huffman code, which uses zlib (RFC 7541 5.2 and Appendix B).
 
-The code is canonical, as those of DEFLATE are (RFC 1951, 3.2.2): the lengths of its codes say all.
-Text is made of symbols of up to 15 bits, and all longer ones begin with 15 ones. With that prefix
-as the code that ends a block, the code is one of DEFLATE, and zlib decodes it at 4 ns a byte. A
-string with a longer symbol, or so short that a call of zlib takes longer, is decoded by a table.
+Like the codes of DEFLATE, HPACK's code is canonical: the code lengths define it (RFC 1951 3.2.2).
+Text consists of symbols with codes of at most 15 bits; all longer codes begin with 15 one bits. If
+those 15 ones are declared to be DEFLATE's end-of-block code, the result is a valid DEFLATE code,
+which zlib decodes at 4 ns per byte. Strings with a longer code, and strings too short to be worth
+a call of zlib, are decoded by a table.
 """
 
 import zlib
@@ -22,48 +23,51 @@ _LENGTHS: Final = bytes.fromhex(
     "1a 1b 1b 1a 1b 18 15 15 1a 1a 1c 1b 1b 1b 14 18 14 15 16 15 15 17 16 16 19 19 18 18 1a 17 "
     "1a 1b 1a 1a 1b 1b 1b 1b 1b 1c 1b 1b 1b 1b 1b 1a 1e"
 )
-"""Bits of the code of each symbol; the last symbol is EOS."""
+"""Code length of each symbol in bits; the last symbol is EOS."""
 _EOS = 256
 _MAX_DEFLATE_BITS = 15
 _TABLE_BYTES = 12
-"""Up to this many bytes the table is quicker than a call of zlib."""
+"""For strings up to this length, the table is faster than a call of zlib."""
 
 
 class MalformedHuffman(Exception):
-    """A string has EOS in it, or ends in anything but up to seven ones (RFC 7541, 5.2)."""
+    """A string contains EOS, or its padding is not zero to seven one bits (RFC 7541 5.2)."""
 
 
 def decode(data: bytes) -> bytes:
-    """Return the octets that a string stands for. Raises MalformedHuffman."""
+    """Decode a Huffman-coded string. Raises MalformedHuffman."""
     if len(data) > _TABLE_BYTES:
         inflater = _INFLATER.copy()
-        # No symbol has less than five bits; a limit spares zlib a buffer of 16 KB.
+        # A code has at least five bits, so the output is less than twice the input. Without a
+        # limit zlib would allocate a buffer of 16 KB.
         octets = inflater.decompress(data.translate(_REVERSED) + _BLOCK_END, 2 * len(data))
         if inflater.eof:
-            # The block has ended within `data` where a symbol is longer, and behind it else.
+            # A code longer than 15 bits ends the block within `data`; otherwise `_BLOCK_END` ends
+            # it. One octet is left over after seven bits of padding, which are valid, or after
+            # eight, which are not.
             unused = len(inflater.unused_data)
-            # Of seven or eight bits of padding one octet is left; of eight if all its bits are.
             if not unused or (unused == 1 and (data[-1] != 0xFF or _padding(data, octets) == 7)):
                 return octets
     return _decode_by_table(data)
 
 
 def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
-    """Return the octets of each of some strings, and how many these are together.
+    """Decode several strings in one call of zlib; return them and their total length.
 
-    In one go; None where not all of it is text, or one of them is malformed. Each has the
-    `MARK_BYTES` of a mark after it, which are not counted: most are never asked for.
+    Each decoded string is still followed by a mark of `MARK_BYTES` octets, which the total does
+    not include: most strings are never used, so slicing all of them would waste time.
+    Return None if a string is malformed or has a symbol with a code of more than 15 bits.
     """
     data = (_MARK.join(strings) + _MARK).translate(_REVERSED)
-    # Every mark leaves zlib between two symbols: it goes on there with the strings of others.
+    # After the last mark zlib is at a symbol boundary, ready for the strings of the next call.
     inflater = _INFLATERS[0]
     try:
         octets = inflater.decompress(data, 2 * len(data))
     except BaseException:
-        _INFLATERS[0] = _INFLATER.copy()  # it may be anywhere
+        _INFLATERS[0] = _INFLATER.copy()  # after an error the inflater's state is unknown
         raise
     if inflater.eof:
-        # A longer symbol ends the block: a NUL of a string may stand for that of a mark after it.
+        # A longer code ended the block, so a NUL within a string could pass for a missing mark.
         _INFLATERS[0] = _INFLATER.copy()
         return None
     found = octets.split(b"\0")
@@ -75,12 +79,15 @@ def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
 
 
 def _padding(data: bytes, octets: bytes) -> int:
-    """Return how many bits of a string are after the last of its symbols."""
+    """Return the number of padding bits in a string, from its decoded octets."""
     return 8 * len(data) - sum(octets.translate(_LENGTHS[:_EOS]))
 
 
 def canonical_codes(lengths: Sequence[int]) -> dict[int, int]:
-    """Return the code of each symbol that has one: in order of length, then of the symbols."""
+    """Return the canonical Huffman code for code lengths, as a map from symbols to codes.
+
+    Symbols of length 0 have no code.
+    """
     codes, code = {}, 0
     for length in range(1, max(lengths) + 1):
         for symbol, bits in enumerate(lengths):
@@ -91,30 +98,31 @@ def canonical_codes(lengths: Sequence[int]) -> dict[int, int]:
     return codes
 
 
-# --- by zlib -----------------------------------------------------------------------------------
+# --- decoding with zlib ------------------------------------------------------------------------
 
 _REVERSED = bytes(int(f"{octet:08b}"[::-1], 2) for octet in range(256))
-"""HPACK fills an octet from its highest bit on, DEFLATE from its lowest."""
+"""Reverses the bits of an octet: HPACK starts with the highest bit, DEFLATE with the lowest."""
 _BLOCK_END = b"\xff\x7f"
-"""15 ones and a zero. With the padding before it, the first 15 ones end the block. The zero keeps a
-code from ending it that lacks its last bit: 15 ones behind that bit are not there."""
+"""15 one bits, which are the end-of-block code, and a zero bit. The zero prevents a truncated last
+code from taking one of the ones: then fewer than 15 would follow it, and the block would not end.
+"""
 
 _MARK = bytes.fromhex("03ff5ff8")
-"""Separates strings that are decoded in one go: 0000001111111111010, and the code of NUL.
+"""Separates strings that are decoded together: the bits 0000001111111111010 and the code of NUL.
 
-The first 19 bits synchronise: from whatever bits of a symbol they follow, they end with one. So NUL
-is found behind every string that is read. If all are read, and there are no more of them, each is
-the end of one string; and the three symbols before it are those that the bits make of padding, of
-up to seven ones, and of nothing else: before these is all of a string that is not malformed.
+The first 19 bits resynchronise the decoder: wherever within a symbol they start, they end at a
+symbol boundary, so NUL is decoded after every string. If the output has as many NULs as there are
+strings, each NUL ends one string. The three symbols before it are the 19 bits and the string's
+padding; they are in `_MARKS` exactly if the padding is zero to seven ones, that is, valid.
 """
 _MARKS = frozenset((b"09,", b"=9,", b"E9,", b"Uo(", b"wa'", b"&a'", b"X1#", b"!a'"))
-"""These symbols, by the ones of padding: none to seven."""
+"""The three symbols decoded from a mark after zero to seven bits of padding."""
 MARK_BYTES = 3
 _mark_of = itemgetter(slice(-MARK_BYTES, None))
 
 
 class _BitWriter:
-    """Writes what zlib reads before the data of a block (RFC 1951, 3.2.7)."""
+    """Writes the bits of a DEFLATE block header (RFC 1951 3.2.7)."""
 
     def __init__(self) -> None:
         self.bits: list[int] = []
@@ -132,16 +140,17 @@ class _BitWriter:
 
 
 _ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
-"""In which order the lengths of the codes for lengths come."""
+"""Order of the code lengths of the code length alphabet (RFC 1951 3.2.7)."""
 
 
 def _block_header() -> bytes:
-    """Return the beginning of a last block whose codes are those of HPACK."""
-    # The symbol that ends a block has the code which is left; then, without use, one distance.
+    """Return the header of a final DEFLATE block that uses the codes of HPACK."""
+    # End-of-block gets the one code of 15 bits that is left; one unused distance code follows.
     lengths = [bits if bits <= _MAX_DEFLATE_BITS else 0 for bits in _LENGTHS[:_EOS]]
     lengths += [_MAX_DEFLATE_BITS, 1]
     used = sorted(set(lengths))
-    # The codes for these lengths have 3 or 4 bits, as many of 3 as make them complete.
+    # Encode the lengths with codes of 3 and 4 bits; choose how many of each, so that the code is
+    # complete (no bit pattern is unused).
     short = 16 - len(used)
     bits_of = {length: 3 if index < short else 4 for index, length in enumerate(used)}
     codes = canonical_codes([bits_of.get(length, 0) for length in range(len(_ORDER))])
@@ -160,29 +169,29 @@ def _block_header() -> bytes:
 
 
 _INFLATER = zlib.decompressobj(wbits=-9)
-"""Has read the header of a block; a copy of it decodes a string."""
+"""An inflater that has read the block header; each string is decoded by a copy of it."""
 _INFLATER.decompress(_block_header())
 _INFLATERS = [_INFLATER.copy()]
-"""The one that decodes the strings of all blocks, and is not copied: a copy takes as long as some
-hundred octets. The block that it reads has no end, and what it has read no effect."""
+"""Holds the inflater of `decode_marked`, which is reused for all calls: copying one takes as long
+as decoding about a hundred octets. Its block never ends, and earlier input does not affect it."""
 
-# --- by a table --------------------------------------------------------------------------------
+# --- decoding with a table ---------------------------------------------------------------------
 
 _BEHIND_EOS = "EOS"
-"""The path to where a string is malformed, whatever follows."""
+"""The state after EOS: the string is malformed."""
 _MAX_PADDING_BITS = 7
 
 _Row: TypeAlias = "list[tuple[bytes, _Row]]"
-"""The transitions of a state by octets: the symbols that one completes, and the next state. A state
-is a node of the tree of codes: the bits since the last symbol."""
+"""The transitions of a state: for each octet, the decoded symbols and the next state. A state is an
+inner node of the code tree, reached by the bits since the last complete symbol."""
 
 
 class _Table:
-    """The transitions of all states: complete from the start, so that no string adds to it.
+    """The transitions of all states, computed when the module is imported.
 
-    It takes 6 MB, and some 14 ms when the module is imported. Rows that are made as strings need
-    them take less of most servers; but the first string of many rare symbols needs all of them,
-    and holds all connections for more than a turn.
+    This takes 6 MB and about 14 ms. Computing rows on demand would be cheaper for most servers,
+    but the first string with many rare symbols would need all of them and block the event loop
+    for longer than a turn.
     """
 
     def __init__(self) -> None:
@@ -191,7 +200,7 @@ class _Table:
             for symbol, code in canonical_codes(_LENGTHS).items()
         }
         self.rows: dict[str, _Row] = {"": [], _BEHIND_EOS: []}
-        """The row of each state, by its bits."""
+        """The row of each state, keyed by the state's bits."""
         for path in leaves:
             for end in range(1, len(path)):
                 self.rows.setdefault(path[:end], [])
@@ -211,11 +220,11 @@ class _Table:
         self.start = self.rows[""]
         padded = [self.rows["1" * ones] for ones in range(_MAX_PADDING_BITS + 1)]
         self.padded = frozenset(map(id, padded))
-        """The states that a string may end in, by their identities."""
+        """`id` of the rows of the states in which a string may end: valid padding."""
 
 
 def _walk(leaves: dict[str, int], path: str, bits: str) -> tuple[bytes, str]:
-    """Return the symbols that some bits after a path complete, and the path they lead to."""
+    """Follow bits from a path in the code tree; return the decoded symbols and the new path."""
     symbols = bytearray()
     for bit in bits if path != _BEHIND_EOS else "":
         path += bit
@@ -237,7 +246,7 @@ def _decode_by_table(data: bytes) -> bytes:
     found: list[bytes] = []
     for octet in data:
         symbols, row = row[octet]
-        if symbols:  # three of four octets of rare symbols complete none
+        if symbols:  # often empty: three of four octets of rare symbols complete no symbol
             found.append(symbols)
     if id(row) not in _TABLE.padded:
         raise MalformedHuffman

@@ -1,4 +1,4 @@
-"""The layout of a header block: everything but the values that vary (RFC 7541, 6)."""
+"""The layout of a header block: everything except the varying values (RFC 7541 6)."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
@@ -19,15 +19,15 @@ from xlaserve.grpc.http2.hpack import integer, long_string
 from xlaserve.grpc.http2.timeout import TIMEOUT
 
 K = TypeVar("K")
-"""The kind of requests that blocks of a layout are of."""
+"""The kind of request that the blocks of a layout belong to."""
 
 _NEVER = 1 << 62
-"""More bytes than are ever added to a table."""
+"""Stands for infinitely many bytes."""
 
 
 Step: TypeAlias = tuple[bytes, int]
-"""A literal whose value varies: everything between the value before it and the octet with the
-length of its value, and how many bytes that is."""
+"""A literal field whose value varies between blocks. The pair has the constant bytes in front of
+its value (after the previous varying value, up to the length octet), and their number."""
 
 
 class _Behind(NamedTuple):
@@ -36,12 +36,12 @@ class _Behind(NamedTuple):
     insertions: Sequence[Insertion]
     references: bytes
     referred: Sequence[tuple[int, int, int | None]]
-    """For each reference to an entry the index of its field in the block, and of the field that was
-    added, with its step if that varies."""
+    """For each reference to an entry: the index of the referencing field, the index of the inserted
+    field in the earlier block, and that field's step if its value varies."""
 
 
 class Layout(Generic[K]):
-    """A block without the values that vary."""
+    """A header block without its varying values; later blocks are compared with it."""
 
     __slots__ = (
         "fields_bytes",
@@ -71,46 +71,46 @@ class Layout(Generic[K]):
     def __init__(self, kind: K, found: Sequence[Field], references: bytes) -> None:
         self.kind = kind
         self.references = references
-        """Leading fields of one octet each, as the next block has them."""
+        """The indexed fields of one octet each that the next block is expected to begin with."""
         self.start = len(references)
         self.oldest = max(references, default=0)
-        """The last of these that is to an entry, if any is."""
+        """The highest octet in `references`, which may refer to the dynamic table."""
         self.left_bytes = _NEVER
-        """Bytes that may be added until that is evicted."""
+        """Bytes that may be inserted until the oldest referenced entry is evicted."""
         self.tokens = tuple(map(token_of, found[: self.start]))
-        """Tokens of the fields that the references are to."""
+        """Tokens of the fields in `references`."""
         self.values = list(map(value_of, found))
-        """Values of all fields; of those that vary as they were when it was learned."""
+        """Values of all fields; those of varying fields are from the block that was learned."""
         self.fields_bytes = sum(map(size_of, found))
-        """Bytes that the fields count without the values that vary."""
+        """Total size of the fields without the varying values."""
         self.steps: list[Step] = []
         self.places: list[int] = []
-        """Indices of the fields of the steps."""
+        """For each step, the index of its field in the block."""
         self.has_one_timeout = [name.text for _, _, _, name in found].count(TIMEOUT) == 1
         self.timeout_step: int | None = None
-        """The step of the one timeout."""
+        """Index of the `grpc-timeout` step; None if the header is constant, absent or repeated."""
         self.refers = False
-        """Whether blocks of it refer to the table."""
+        """Whether blocks of this layout reference the dynamic table."""
         self.tail = b""
-        """Everything after the last value that varies."""
+        """The constant bytes after the last varying value."""
         self.insertions: list[Insertion] = []
         self.inserted_bytes = 0
-        """Bytes that these count without the values that vary."""
+        """Total size of the inserted entries without their varying values."""
         self.inserted_steps: list[int] | None = None
-        """The steps of these; None for all steps."""
+        """Indices of the steps that insert an entry; None if all do."""
         self.names: list[tuple[int, Name]] = []
-        """Names that are those of entries: index of the entry before the block, and the name."""
+        """Names taken from the dynamic table: the entry's index before the block, and the name."""
         self.named_bytes = 0
-        """Bytes of these entries, and of those that are newer."""
+        """Total size of the entries in `names` and of all newer ones."""
         self.is_closed = True
-        """Whether the entries that a block adds are those that the names of the next refer to."""
+        """Whether the entries that a block inserts are the ones that the next block's names use."""
         self.known_at = -1
-        """Count of changes of the table for which references and names mean the same."""
+        """Value of `DynamicTable.changes` for which references and names are resolved."""
         self.known_behind: _Behind | None = None
-        """The previous block after which they resolved to the same entries."""
+        """The preceding block after which the references resolve as remembered, or None."""
 
     def add_step(self, place: int, name: Name, opener: bytes) -> None:
-        """Note a field whose value varies."""
+        """Add a field whose value varies."""
         if name.text == TIMEOUT and self.has_one_timeout:
             self.timeout_step = len(self.steps)
         self.steps.append((opener, len(opener)))
@@ -118,7 +118,7 @@ class Layout(Generic[K]):
         self.fields_bytes -= len(self.values[place])
 
     def finish(self) -> bool:
-        """Derive the facts of the whole block; return false if it is no layout."""
+        """Compute the attributes that need the whole block; false if it has no usable layout."""
         self.refers = bool(self.names) or self.oldest >= FIRST_INDEXED_DYNAMIC
         added = [insertion.name for insertion in reversed(self.insertions)]
         self.is_closed = not added or all(added[at : at + 1] == [name] for at, name in self.names)
@@ -128,13 +128,14 @@ class Layout(Generic[K]):
         )
         steps = [step for step, place in enumerate(self.places) if place in inserted]
         self.inserted_steps = None if len(steps) == len(self.steps) else steps
-        # A name may be that of an entry which the block itself adds.
+        # A negative index: the name is that of an entry which the block itself inserts.
         return bool(self.steps) and all(at >= 0 for at, _ in self.names)
 
-    # Blocks of two layouts alternate: remember how references resolve instead of looking it up.
+    # When blocks of two layouts alternate, remember how references resolve instead of looking
+    # them up.
 
     def learn_to_follow(self, table: DynamicTable) -> None:
-        """Remember the last block, if all references resolve to entries that it has inserted."""
+        """Remember the preceding block if it inserted all entries that the references use."""
         self.known_behind = None
         if table.last is None:
             return
@@ -152,9 +153,10 @@ class Layout(Generic[K]):
             self.known_behind = _Behind(insertions, self.references, referred)
 
     def follow(self, table: DynamicTable, references: bytes) -> bool:
-        """Know what references mean, where the last block has added what another one did.
+        """Resolve references from the preceding block, if its insertions are the remembered ones.
 
-        Their tokens are the same then: those of the values that vary are those of their names.
+        Return false if they are not. The tokens need no check: the token of a varying field
+        depends on its name only.
         """
         known, last = self.known_behind, table.last
         if known is None or last is None or known.references != references:
@@ -169,14 +171,14 @@ class Layout(Generic[K]):
             values[place] = value
         self.values = values
         self.references, self.oldest = references, max(references, default=0)
-        # No entry of these is older than all that the block has added.
+        # The preceding block inserted all referenced entries, so its size bounds theirs.
         self.named_bytes, self.left_bytes = size, table.max_bytes - size
         self.known_at = table.changes
         return True
 
 
 def layout_of(kind: K, block: bytes, found: Sequence[Field]) -> Layout[K] | None:
-    """Return the layout of a block that was decoded to these fields; None where it has none."""
+    """Return the layout of a block that was decoded to `found`, or None if it has none."""
     match = REFERENCES.match(block)
     layout = Layout(kind, found, match[0] if match else b"")
     position = opened = layout.start
@@ -185,11 +187,11 @@ def layout_of(kind: K, block: bytes, found: Sequence[Field]) -> Layout[K] | None
         octet = block[position]
         if octet >= INDEXED:
             if octet >= FIRST_INDEXED_DYNAMIC:
-                return None  # it moves when entries are added
+                return None  # no layout: an index in the dynamic table changes with insertions
             position += 1
             continue
         if 0x20 <= octet < 0x40:
-            return None  # a change of the table's size
+            return None  # no layout for blocks with a dynamic table size update
         position = _behind_name(layout, block, position, name)
         value, end = long_string(block, position + 1, block[position])
         if token == name.token:
@@ -203,7 +205,7 @@ def layout_of(kind: K, block: bytes, found: Sequence[Field]) -> Layout[K] | None
 
 
 def _behind_name(layout: Layout[K], block: bytes, position: int, name: Name) -> int:
-    """Return where the value of a literal begins; note a name that is the one of an entry."""
+    """Return where a literal's value begins; record its name if that is from the dynamic table."""
     most = 0x3F if block[position] >= 0x40 else 0x0F
     index = block[position] & most
     position += 1

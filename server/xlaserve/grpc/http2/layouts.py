@@ -1,12 +1,12 @@
-"""Header blocks that differ from a known one in values only, decoded by layout (RFC 7541).
+"""Fast decoding of header blocks that differ from an earlier one only in values (RFC 7541).
 
-Clients write the headers of their requests in the same way each time: references to what was sent
-before, and behind them literals whose names repeat. The layout of such a block is all of it but
-the values of these literals. The next block of the same layout is compared with it, and only its
-values are read, at a fourth of the time that decoding it takes.
+A client encodes the headers of its requests in the same way each time: indexed fields, then
+literals with the same names. The layout of such a block is everything except the values of these
+literals. A block that matches a known layout has only its values decoded, in a quarter of the time
+that decoding the whole block takes.
 
-A fast path only accepts: what is not the same, or has anything wrong with it, is left to `Decoder`,
-with the dynamic table as it was.
+This fast path never rejects a block: one that does not match, or has any error, goes to `Decoder`,
+and the dynamic table is unchanged.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ _MOVED = tuple(
     )
     for added in range(0xFF - FIRST_INDEXED_DYNAMIC)
 )
-"""Tables that move references by the number of entries added to the dynamic table."""
+"""Translation tables that shift indexed references by the number of inserted entries."""
 
 
 def _decoded(layout: Layout[K], block: bytes, strings: list[bytes]) -> bool:
-    """Decode those of the strings that are coded; false where one is not as simple."""
+    """Decode the Huffman-coded ones among `strings` in place; false if `decode_marked` cannot."""
     position, coded = layout.start, []
     for step, (_, size) in enumerate(layout.steps):
         position += size
@@ -49,10 +49,10 @@ def _decoded(layout: Layout[K], block: bytes, strings: list[bytes]) -> bool:
 
 
 class Layouts(Generic[K]):
-    """Reads the blocks of one connection that are of one of two layouts.
+    """Decodes the blocks of one connection that match one of its two known layouts.
 
-    A client that adds to the table writes anew what that has evicted, every few requests: these
-    blocks have a layout of their own.
+    There are two because a client that inserts entries has to send evicted fields again every few
+    requests, and these blocks have a second layout.
     """
 
     def __init__(self, decoder: Decoder, max_bytes: int) -> None:
@@ -60,17 +60,17 @@ class Layouts(Generic[K]):
         self._table = decoder.table
         self._max_bytes = max_bytes
         self.layout: Layout[K] | None = None
-        """The layout of the block that was read last."""
+        """The layout of the last block."""
         self._other: Layout[K] | None = None
         self._misses = 0
-        """Blocks of neither layout."""
+        """Number of blocks that matched neither layout."""
         self._in_a_row = 0
-        """Those of them since one was read."""
+        """Number of consecutive blocks that matched neither layout."""
 
     def read(self, block: bytes) -> BlockValues | None:
-        """Return the values of the fields of a block, and take what it adds into the table.
+        """Return the values of a block's fields, and insert its entries into the dynamic table.
 
-        None, and nothing has changed, for a block that `Decoder` is to decode.
+        Return None, with the table unchanged, if `Decoder` has to decode the block.
         """
         values = self._read(block)
         if values is None and self._other is not None:
@@ -78,7 +78,7 @@ class Layouts(Generic[K]):
             values = self._read(block)
         return values
 
-    # As long as it is to spare calls: each block passes here.
+    # Long because it is inlined for speed: every block passes through here.
     def _read(self, block: bytes) -> BlockValues | None:  # noqa: C901, PLR0911, PLR0912
         layout = self.layout
         if layout is None:
@@ -107,7 +107,7 @@ class Layouts(Generic[K]):
                 position = end
         except (IndexError, MalformedBlock):
             return None
-        # A string that is cut off ends behind the block.
+        # If the last string is truncated, `position` is past the end of the block.
         tail = layout.tail
         if position + len(tail) != len(block) or not block.endswith(tail):
             return None
@@ -116,8 +116,8 @@ class Layouts(Generic[K]):
             decoded = huffman.decode_marked(strings)
             if decoded is None:
                 return None
-            # Of the symbols that no value may have (RFC 9113 8.2.1) NUL is that of the marks, and
-            # the others are longer than those of text.
+            # No check for forbidden characters (RFC 9113 8.2.1) is needed: a NUL would count as a
+            # mark, and `decode_marked` rejects the long codes of CR and LF.
             strings, size = decoded
             stop = -huffman.MARK_BYTES
         else:
@@ -137,7 +137,11 @@ class Layouts(Generic[K]):
         return values
 
     def _insert(self, layout: Layout[K], block: bytes, values: BlockValues, size: int) -> bool:
-        """Add entries; false, and none is, where they may evict one that a name is of (4.4)."""
+        """Insert a block's entries into the dynamic table.
+
+        Return false, with the table unchanged, if that might evict an entry whose name the block
+        uses (RFC 7541 4.4).
+        """
         table, steps = self._table, layout.inserted_steps
         if steps is not None:
             size = sum([len(values.varying(step)) for step in steps])
@@ -146,13 +150,13 @@ class Layouts(Generic[K]):
             return False
         table.add_later(layout.insertions, values, size)
         if len(block) > size:
-            table.settle()  # it would keep more than its limit
-        # What is added moves the older entries by one index each (2.3.3), or evicts them (4.4).
+            table.settle()  # the recorded block would take more memory than the table's limit
+        # An insertion shifts the indices of older entries by one (RFC 7541 2.3.3), or evicts them.
         if layout.oldest >= FIRST_INDEXED_DYNAMIC:
             added = len(layout.insertions)
             layout.oldest += added
             if layout.oldest >= 0xFF:
-                return True  # an index of two octets
+                return True  # with two octets, the index does not match this layout
             layout.references = layout.references.translate(_MOVED[added])
             layout.left_bytes -= size
         if layout.is_closed:
@@ -160,7 +164,7 @@ class Layouts(Generic[K]):
         return True
 
     def _renew(self, block: bytes) -> bool:
-        """Look up what the references of a block and the names of its layout mean now."""
+        """Resolve a block's references and its layout's names against the current table."""
         layout, table = self.layout, self._table
         assert layout is not None
         references = block[: layout.start]
@@ -195,10 +199,10 @@ class Layouts(Generic[K]):
         return True
 
     def note(self, kind: K, block: bytes, found: Sequence[Field]) -> None:
-        """Learn the layout of a block that had to be decoded, in the place of the older one.
+        """Learn the layout of a decoded block; it replaces the less recently used layout.
 
-        The next one is learned after twice as many, in all or in a row: a client whose blocks are
-        never of the same layout pays little for that.
+        This is done with exponential backoff, whenever the number of misses, in total or in a row,
+        is a power of two: blocks that never repeat a layout then cost little.
         """
         self._misses += 1
         self._in_a_row += 1

@@ -1,4 +1,4 @@
-"""Limits of what one client may ask of the server, in frames and bytes."""
+"""Limits per connection, in frames and bytes, and detection of abusive clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,59 +9,58 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
-"""Control frames that each frame of an answer allows beyond the limit: a client acknowledges
-what it receives."""
+"""Extra control frames allowed per answer frame sent: clients acknowledge what they receive."""
 MAX_REFUSALS = 10_000
-"""Requests that may get a status and nothing else in a window of time, beyond those that got an
-answer. Not a setting: a correct client is refused this often only by an overloaded server, which
-answers some of its requests; and no request is lost by it."""
+"""Maximum requests per time window that get only an error status, beyond the number answered. Not a
+setting: a correct client is refused this often only by an overloaded server, which also answers
+some requests, and exceeding the limit loses no request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http2Limits:
-    """The limits of each connection; every one is a setting."""
+    """The limits of each connection, from the settings."""
 
     max_message_bytes: int = 64 << 20
     max_streams: int = 256
     max_header_bytes: int = 16 << 10
     max_frame_bytes: int = 1 << 20
-    """Longest DATA frame that we ask for; other frames are never that long."""
+    """Maximum frame length that our SETTINGS announce; only DATA frames get that long."""
     stream_window_bytes: int = 1 << 20
-    """Window of a stream in bytes until the length of its message is known."""
+    """Receive window of a stream in bytes until the length of its message is known."""
     connection_window_bytes: int = 16 << 20
     max_resets: int = 200
-    """Streams that may end with a RST_STREAM, of either side, in a window of time."""
+    """Maximum streams per time window that client errors or the client's RST_STREAM end."""
     max_control_frames: int = 2000
-    """Frames that carry nothing, in a window of time."""
+    """Maximum control frames and empty frames per time window."""
     max_refusals: int = MAX_REFUSALS
-    """Requests that may be refused in a window of time beyond those answered."""
+    """Maximum refused requests per time window, beyond the number answered."""
     window_seconds: float = 30.0
     preface_seconds: float = 5.0
     message_seconds: float = 30.0
     answer_seconds: float = 120.0
-    """Seconds within which a client has to read some more of an answer that waits for it."""
+    """Seconds after which a stream is reset if its client reads nothing of a pending answer."""
     max_work: int = 1024
-    """Frames that are handled in one pass; a request counts as sixteen of them, and its header
-    block, where it has to be decoded, as one more for each sixteen bytes."""
+    """Maximum frames handled in one turn. A request counts as sixteen frames, plus one for every
+    sixteen bytes of its header block."""
     compress_answers: bool = True
-    """Whether answers are compressed for clients that compress their requests."""
+    """Whether to compress answers to clients that compress their requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts shared by a server's connections."""
+    """The objects shared by all connections of a server."""
 
     ledger: Ledger
-    """Account of what they hold: messages, pending answers, header blocks in progress."""
+    """Accounts for the memory of messages, pending answers and incomplete header blocks."""
     memory: MessageMemory
-    """Pool of memory for long messages."""
+    """Memory pool for long messages."""
 
 
 class Conduct:
-    """Counts what a well-behaved client does seldom, and ends the connection of one that is not.
+    """Counts events that are rare with well-behaved clients; ends abusive connections.
 
-    Counts start again with each window of time. They grow with the answers that the client got in
-    it: one that cancels a tenth of a million requests behaves.
+    The counts restart with each time window. The limits grow with the number of answer frames
+    sent in the window: cancelling a tenth of a million requests is acceptable.
     """
 
     __slots__ = (
@@ -87,26 +86,26 @@ class Conduct:
         self.on_refusals: Callable[[], None] | None = None
         """Called when too many requests were refused."""
         self.served = 0
-        """Frames of answers that were sent."""
+        """Number of answer frames sent."""
 
     def count_control(self) -> None:
-        """Count a frame that carries nothing; raises ConnectionFailure when there are too many."""
+        """Count a control frame or empty frame; raise ConnectionFailure if there are too many."""
         self.control += 1
         if self.control > self._limits.max_control_frames:
             allowed = self._limits.max_control_frames + FRAMES_FOR_AN_ANSWER * self._served_now()
             self._judge(self.control, allowed, "control frames (max_control_frames)")
 
     def count_reset(self) -> None:
-        """Count a stream that was reset; raises ConnectionFailure when there are too many."""
+        """Count a stream that was reset; raise ConnectionFailure if there are too many."""
         self.resets += 1
         if self.resets > self._limits.max_resets:
             allowed = self._limits.max_resets + self._served_now()
             self._judge(self.resets, allowed, "streams that were reset (max_stream_resets)")
 
     def count_refusal(self) -> None:
-        """Count a request that was answered with a status alone; tell when there are too many.
+        """Count a request answered with only an error status; call `on_refusals` if too many.
 
-        The client has done nothing wrong in terms of HTTP/2, so that no stream is cut off.
+        No ConnectionFailure is raised, because the client has not violated HTTP/2.
         """
         self.refusals += 1
         if (
@@ -128,7 +127,7 @@ class Conduct:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, text)
 
     def _begins_anew(self) -> bool:
-        """Count from the start where the window of time has passed; false where it has not."""
+        """Reset the counts and return true if the time window has passed."""
         now = self.now()
         if now - self._begun < self._limits.window_seconds:
             return False

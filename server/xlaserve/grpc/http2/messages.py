@@ -1,4 +1,4 @@
-"""Puts the messages of a request together (gRPC over HTTP/2, Length-Prefixed-Message)."""
+"""Reassembles the length-prefixed messages of a request (gRPC over HTTP/2)."""
 
 from collections.abc import Callable
 from enum import Enum, auto
@@ -9,40 +9,40 @@ from xlaserve.net.memory import Octets
 from xlaserve.tensors import ALIGNMENT
 
 PREFIX = Struct(">BL")
-"""In front of each message: whether it is compressed, and its length in bytes."""
+"""The prefix of a message: compressed flag (0 or 1), length in bytes."""
 PREFIX_BYTES = 5
 
 _IN_PLACE_BYTES = 1 << 16
-"""Messages that are longer are put where their tensor is aligned."""
+"""Messages of at least this length are placed in memory so that their tensor is aligned."""
 
 Allocate: TypeAlias = Callable[[int], Octets]
-"""Returns this many bytes, whatever is in them."""
+"""Returns this many bytes of uninitialized memory."""
 
 Placement: TypeAlias = Callable[[memoryview, int], int]
-"""Finds, in the first bytes of a message and from its length, where its large part begins."""
+"""Returns the offset of a message's large tensor, given its first bytes and its length."""
 
 
 class Problem(Enum):
-    """Why a request has no message that could be read."""
+    """Why a message of a request cannot be read."""
 
     NONE = auto()
-    """It ended without one."""
+    """The request ended without a message."""
     SECOND = auto()
-    """There is more behind the one that a unary method takes."""
+    """A unary request has more than one message."""
     TRUNCATED = auto()
-    """It ended within one."""
+    """The request ended within a message."""
     TOO_LARGE = auto()
-    """The prefix says more than the limit."""
+    """The length in the prefix exceeds the limit."""
     FLAG = auto()
-    """The first byte of the prefix is neither 0 nor 1."""
+    """The compressed flag of the prefix is neither 0 nor 1."""
     EXPIRED = auto()
-    """It did not come in time."""
+    """The message did not arrive in time."""
     NO_MEMORY = auto()
-    """Messages of other requests take all the memory that there is for them."""
+    """Other requests occupy the memory available for messages."""
 
 
 class UnaryReader:
-    """Receives the one message of a unary request into the memory that it stays in."""
+    """Receives the message of a unary request into its final buffer."""
 
     __slots__ = (
         "_allocate",
@@ -61,15 +61,15 @@ class UnaryReader:
         self._placement = placement
         self._prefix = b""
         self.whole: memoryview | None = None
-        """Buffer of the message; None until its first byte is there."""
+        """Buffer of the message; None until its first byte arrives."""
         self.filled = 0
-        """Bytes of the message that have come."""
+        """Bytes of the message received so far."""
         self.length = -1
-        """Bytes of the message; -1 until the prefix is there."""
+        """Length of the message in bytes; -1 until the prefix is complete."""
         self.compressed = False
 
     def feed(self, chunk: memoryview) -> Problem | None:
-        """Take what came; the chunk may be overwritten afterwards."""
+        """Copy a chunk of the request body into the message; return a problem, or None."""
         if self.length < 0:
             wanted = PREFIX_BYTES - len(self._prefix)
             self._prefix += chunk[:wanted]
@@ -103,47 +103,47 @@ class UnaryReader:
 
     @property
     def missing(self) -> int:
-        """Return how many bytes of the message have not come, as far as is known."""
+        """Return the number of missing bytes of the message; 0 while its length is unknown."""
         return max(0, self.length - self.filled)
 
     def space(self) -> memoryview | None:
-        """Return where the next bytes of a long message go, to be received there directly."""
+        """Return the rest of a long message's buffer, to receive into directly; None if short."""
         if self.whole is None or self.length < _IN_PLACE_BYTES:
             return None
         return self.whole[self.filled :]
 
     def end(self) -> Problem | None:
-        """Return the problem of a request that ends now, or None."""
+        """Return the problem of a request that ends at this point, or None if it is complete."""
         if self.length < 0:
             return Problem.TRUNCATED if self._prefix else Problem.NONE
         return Problem.TRUNCATED if self.filled < self.length else None
 
     def message(self) -> "memoryview | bytes":
-        """Return the message, which has come whole."""
+        """Return the message, which must be complete."""
         return b"" if self.whole is None else self.whole
 
 
 class StreamingReader:
-    """Keeps what came of the messages of a streaming request until they are asked for."""
+    """Buffers the messages of a streaming request until its method reads them."""
 
     __slots__ = ("_limit", "on_data", "received")
 
     def __init__(self, limit: int, on_data: Callable[[], None]) -> None:
         self._limit = limit
         self.received = bytearray()
-        """Bytes of messages that nobody has asked for yet."""
+        """Received bytes of messages that were not read yet."""
         self.on_data = on_data
-        """Called when there is more, or no more to come."""
+        """Called when bytes arrive and when the request ends."""
 
     def feed(self, chunk: memoryview) -> Problem | None:
-        """Take what came."""
+        """Append a chunk of the request body, and call `on_data`."""
         self.received += chunk
         self.on_data()
         return None
 
     @property
     def missing(self) -> int:
-        """Return how many bytes the message that comes next lacks, as far as is known."""
+        """Return the number of missing bytes of the next message; 0 while its length is unknown."""
         if len(self.received) < PREFIX_BYTES:
             return 0
         length: int = PREFIX.unpack_from(self.received)[1]
@@ -152,7 +152,7 @@ class StreamingReader:
         return max(0, PREFIX_BYTES + length - len(self.received))
 
     def next(self) -> "tuple[bool, bytes] | Problem | None":
-        """Take the next message, and whether it is compressed; None when it is not there yet."""
+        """Remove the next message; return its compressed flag and bytes, or None if incomplete."""
         if len(self.received) < PREFIX_BYTES:
             return None
         flag, length = PREFIX.unpack_from(self.received)
@@ -168,9 +168,9 @@ class StreamingReader:
         return flag == 1, message
 
     def declared(self) -> int:
-        """Return how long the next message says that it is; its prefix is there."""
+        """Return the length in the next message's prefix, which must be complete."""
         return int(PREFIX.unpack_from(self.received)[1])
 
     def end(self) -> Problem | None:
-        """Return the problem of a request that ends now, or None."""
+        """Return TRUNCATED if the request ends within a message, or None."""
         return Problem.TRUNCATED if self.received else None

@@ -1,4 +1,4 @@
-"""The shell of a connection: moves bytes between an asyncio transport and the core."""
+"""The asyncio protocol of a connection: moves bytes between transport and core."""
 
 import asyncio
 import time
@@ -10,32 +10,32 @@ from xlaserve.grpc.http2.frames import ErrorCode
 from xlaserve.net.stall import Stall
 
 _WRITE_BUFFER_BYTES = 1 << 18
-"""Bytes that the transport may hold for a client that does not read."""
+"""High watermark of the transport's write buffer."""
 _WRITES_OF_A_TURN = 8
-"""Most times a turn makes output ready and writes it: a client may read as quickly as that."""
+"""Maximum writes per turn: with a fast client, writing could otherwise go on without end."""
 _LETTING_GO_SECONDS = 0.001
 _LINGER_SECONDS = 1.0
-"""Seconds for which an ended connection is still read, so that its client comes to see why."""
+"""Seconds for which an ended connection is still read, so that the client receives the GOAWAY."""
 
 
 class Host(Protocol):
-    """The server, as its connections know it."""
+    """The server's interface for its connections."""
 
     def connect(self, protocol: "Http2Protocol", transport: asyncio.Transport) -> ServerConnection:
-        """Return the core of a new connection."""
+        """Create the protocol core of a new connection."""
         ...
 
     def admit(self, protocol: "Http2Protocol") -> bool:
-        """Tell whether there may be one more connection."""
+        """Register a new connection, or return false if there are too many."""
         ...
 
     def disconnected(self, protocol: "Http2Protocol") -> None:
-        """Record that a connection is gone."""
+        """Unregister a closed connection."""
         ...
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
-    """One connection over TCP, a unix socket or TLS."""
+    """The asyncio protocol of one connection over TCP, a unix socket or TLS."""
 
     core: ServerConnection
     transport: asyncio.Transport
@@ -48,13 +48,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._flush_due = False
         self._closing = False
         self._unread = False
-        """Whether the core has bytes that it left for another pass."""
+        """Whether the core has received bytes left to parse in the next turn."""
         self._greeting: asyncio.TimerHandle | None = None
-        """Ends the connection where its client has not greeted by then. A sweep would come up to an
-        interval later, and later still where there are many connections."""
+        """Ends the connection if the client's preface does not arrive in time. A separate timer,
+        because sweeps run at intervals and can be late if there are many connections."""
         self._stall = Stall()
 
-    # --- as asyncio calls it ---
+    # --- interface for asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)
@@ -63,8 +63,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         tls = transport.get_extra_info("ssl_object")
         is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
         if is_h2 and not self._host.admit(self):
-            # Without the SETTINGS that would come first (3.4): with them grpc-core takes the
-            # connection for one that works, and opens the next at once, some 400 a second.
+            # Send no SETTINGS first: after SETTINGS, grpc-core considers the connection working
+            # and reconnects without backoff, about 400 times a second.
             self.end(
                 ErrorCode.ENHANCE_YOUR_CALM,
                 "no more connections (max_connections, or the end is near)",
@@ -89,7 +89,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return
         self._poll.arrived()
         if not self.core.received(nbytes) and not self._unread:
-            # Others have their turn before the rest.
+            # Let other connections run before parsing the rest.
             self._unread = True
             self.transport.pause_reading()
             self._loop.call_soon(self._proceed)
@@ -98,7 +98,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._greeting = None
         self.flush()
         if self.core.streams:
-            # After the calls just begun: immediate answers leave in the same loop iteration.
+            # Flush after the calls just started, so that immediate answers are written together.
             self.wake()
 
     def eof_received(self) -> bool:
@@ -120,7 +120,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._host.disconnected(self)
 
     def _let_go(self) -> None:
-        """Release buffers that nobody reads: freeing hundreds of MB takes tens of ms."""
+        """Free unsent buffers in small steps: freeing hundreds of MB takes tens of ms."""
         unsent = self.core.unsent
         ends = time.perf_counter() + _LETTING_GO_SECONDS
         while unsent:
@@ -132,10 +132,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 self._loop.call_soon(self._let_go)
                 return
 
-    # --- bytes out ---
+    # --- writing ---
 
     def flush(self) -> None:
-        """Write pending output, as much as the transport takes."""
+        """Write pending output until the transport pauses writing or the turn ends."""
         self._flush_due = False
         core, transport = self.core, self.transport
         writes = 0
@@ -150,10 +150,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
                     self._poll.answered()
                 writes += 1
                 if writes == _WRITES_OF_A_TURN and core.output:
-                    self.wake()  # others have their turn before the rest
+                    self.wake()  # let other connections run before writing the rest
                     return
         except BaseException:
-            # As where asyncio hands over bytes: its clients are not to wait for ever.
+            # Abort, as asyncio does after an error in `buffer_updated`, or the client would hang.
             transport.abort()
             raise
         leaves = core.leaves or core.control.client_leaves
@@ -161,7 +161,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._close()
 
     def wake(self) -> None:
-        """Write once all that is ready has had its turn: its answers leave together."""
+        """Schedule a flush after the callbacks that are ready, so that answers are coalesced."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
@@ -184,27 +184,27 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- shutdown ---
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams, and close when all that it opened have ended."""
+        """Start a graceful shutdown: GOAWAY, then close when all streams have ended."""
         self.core.go_away()
         self.flush()
 
     def leave(self) -> None:
-        """Tell the client which streams are the last ones, whether it has answered or not."""
+        """Send the final GOAWAY without waiting for the client to acknowledge the first."""
         self.core.leave()
         self.flush()
 
     @property
     def leaves(self) -> bool:
-        """Tell whether the client was told which streams are the last ones."""
+        """Tell whether the final GOAWAY was sent."""
         return self.core.leaves
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Say which streams were served, and close."""
+        """Send a GOAWAY that names the last stream, and close."""
         self.core.end(code, reason)
         self.flush()
 
     def abort(self) -> None:
-        """Cut the connection off, whatever is still to be written."""
+        """Close the connection immediately, discarding unsent bytes."""
         self.transport.abort()
 
     def _close(self) -> None:
@@ -218,10 +218,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._unread:
             self.transport.resume_reading()
         try:
-            # To close with bytes unread would reset the connection, and the GOAWAY be lost.
+            # Closing with unread bytes would reset the connection, and the GOAWAY would be lost.
             self.transport.write_eof()
         except OSError:
-            self.transport.close()  # the client was quicker
+            self.transport.close()  # the client has already closed
         else:
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
@@ -231,9 +231,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
 
     def sweep(self, *, message_ticks: int, answer_ticks: int) -> None:
-        """Look for what takes too long; called at even intervals."""
+        """Enforce time limits; the server calls this at regular intervals, which are ticks."""
         if self._looks_without_progress() > answer_ticks:
-            # A GOAWAY would wait behind all that the client does not read.
+            # No GOAWAY: it would be queued after the bytes that the client does not read.
             self.abort()
             return
         if self._closing:

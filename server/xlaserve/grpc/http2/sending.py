@@ -1,4 +1,4 @@
-"""Answers out: frames within both windows, round robin, the rest parked (RFC 9113 5.2, 6.9)."""
+"""Sends answers within flow-control windows, round robin across streams (RFC 9113 6.9)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,54 +22,54 @@ from xlaserve.net.ledger import Account, Kind
 
 _LAST = END_HEADERS | END_STREAM
 FLUSH_BYTES = 1 << 18
-"""DATA that is made ready to be written at once; the rest follows when that has left."""
+"""Bytes of DATA after which no more frames are produced until the output has been written."""
 
 _JOINED_BYTES = SMALLEST_MAX_FRAME
-"""An answer that is not larger is joined, which is quicker than to write its parts. Each of them
-fits into a frame then, whatever the client takes (RFC 9113 4.2)."""
+"""Answers up to this length are joined into one buffer, which is faster than writing their parts.
+Each part then fits into one frame of any client (RFC 9113 4.2)."""
 
 _TABLE_OF_0 = b"\x20"
 """Dynamic Table Size Update to 0 (RFC 7541 6.3)."""
 
 _MOST_KEPT = 2
-"""Parked bytes are copied where they keep alive an array of more than so many times their size."""
+"""A pending buffer is copied if its base array is more than this many times as large."""
 
 
 class Sender:
-    """Turns answers into frames, as fast as the client takes them.
+    """Encodes answers as frames, as fast as flow control and the transport allow.
 
-    Invariant: `parked` of each stream is its `unsent`, and both are in the ledger, whenever a
-    method returns; `blocked` has the streams with unsent bytes, and no other.
+    Invariant, whenever a method returns: the ledger holds the `unsent` bytes of each stream, as
+    `parked` records, and `blocked` has exactly the streams with unsent bytes.
     """
 
     def __init__(self, account: Account, conduct: Conduct, on_output: Callable[[], None]) -> None:
-        """`on_output` is called when there is output though nothing was received."""
+        """`on_output` is called when output becomes available outside of a read."""
         self._on_output = on_output
         self.receives = False
-        """Whether frames are being handled: the output is written after that."""
+        """Whether received frames are being handled; the caller then writes the output itself."""
         self._account = account
         self._conduct = conduct
         self.blocked: dict[int, ServerStream] = {}
-        """The streams with unsent bytes, in the order of their next turn."""
+        """The streams with unsent bytes, in round-robin order."""
         self.output: list[Buffer] = []
-        """Frames to be written."""
+        """Encoded frames to be written to the transport."""
         self.output_bytes = 0
-        """DATA among them."""
+        """Bytes of DATA in `output`."""
         self.window = DEFAULT_WINDOW
         self.max_frame = SMALLEST_MAX_FRAME
         self.paused = False
-        """Whether the transport has asked for no more: backpressure of its client."""
+        """Whether the transport has paused writing (backpressure)."""
         self._has_table = True
-        """Whether the client may take the encoder's table, which is never used, for one of 4096."""
+        """Whether the client still assumes a dynamic table of 4096 bytes; the encoder uses none."""
         self._table_update = b""
-        """Instruction in front of the next header block."""
+        """Size update to send before the next header block, or empty."""
 
     # --- answers ---
 
     def answer(
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
-        """Send a whole answer; false, and nothing is sent, when it may not be parked."""
+        """Send a complete answer; false, with nothing sent, if too many bytes are pending."""
         if (
             len(head) + size + len(trailers) > _JOINED_BYTES
             or size > self.window
@@ -79,11 +79,12 @@ class Sender:
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
-            return True  # the stream is closed
+            return True  # drop the answer: the stream is closed
         self.window -= size
         number = stream.id
         output = self.output
-        # Output that waits has been announced, or leaves when all frames were handled.
+        # Request a write only for the first output: after that one is already scheduled, and
+        # during a read the caller writes anyway.
         is_first = not output and not self.receives
         output.append(
             b"".join(
@@ -119,18 +120,18 @@ class Sender:
         return True
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
-        """Tell whether this many bytes leave at once, or may be held."""
-        # However wide the windows are, more than a flush waits for the transport.
+        """Tell whether bytes can be sent immediately, or queued within the memory limit."""
+        # More than FLUSH_BYTES is queued even if the windows are large enough.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
 
     def wake(self) -> None:
-        """Have the output written, unless that happens anyway when all frames were handled."""
+        """Schedule a write, unless one follows anyway because received frames are being handled."""
         if not self.receives:
             self._on_output()
 
     def headers(self, stream: ServerStream, block: bytes, *, end: bool) -> None:
-        """Send a header block; trailers wait for the DATA in front of them (8.1)."""
+        """Send a header block; trailers are queued after pending DATA (RFC 9113 8.1)."""
         if not stream.open:
             return
         if end and stream.pending:
@@ -147,7 +148,7 @@ class Sender:
         self.wake()
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
-        """Write a block as HEADERS and as many CONTINUATION frames as it takes (6.10)."""
+        """Write a header block as HEADERS and CONTINUATION frames (RFC 9113 6.10)."""
         if self._table_update:
             block, self._table_update = self._table_update + block, b""
         first, rest = block[: self.max_frame], block[self.max_frame :]
@@ -159,7 +160,7 @@ class Sender:
             self.output += (frame_header(len(part), CONTINUATION, flags, stream_id), part)
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
-        """Send DATA; false, and nothing is sent, when it may not be parked."""
+        """Send DATA; false, with nothing sent, if too many bytes are pending."""
         if not end and self.short_data(stream, parts, size):
             return True
         if not stream.open:
@@ -172,9 +173,9 @@ class Sender:
         return True
 
     def short_data(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> bool:
-        """Send a frame that nothing holds back: what `_park` comes to, without parking.
+        """Fast path: send one DATA frame that is not blocked; same result as `_park`.
 
-        False, and nothing is sent, where a part of it might wait.
+        Return false, with nothing sent, if any part of it might have to be queued.
         """
         if (
             not 0 < size <= _JOINED_BYTES
@@ -190,7 +191,7 @@ class Sender:
         stream.send_window -= size
         stream.tick = stream.owner.tick
         output = self.output
-        is_first = not output and not self.receives  # as in `answer`
+        is_first = not output and not self.receives  # otherwise a write is scheduled already
         output.append(b"".join((HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
         self.output_bytes += size
         self._conduct.served += 1
@@ -198,12 +199,12 @@ class Sender:
             self._on_output()
         return True
 
-    # --- parking: `_count` alone changes the ledger ---
+    # --- pending data: `_count` alone changes the ledger ---
 
     def _park(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
         if stream.pending is None:
             stream.pending = deque()
-        # A slice of a view costs nothing, one of bytes copies them.
+        # Use memoryviews: slicing bytes would copy them.
         views = (memoryview(part) for part in parts if len(part))
         if self._is_blocked(stream):
             stream.pending.extend(map(_detached, views))
@@ -217,7 +218,7 @@ class Sender:
         self._keep(stream)
 
     def _is_blocked(self, stream: ServerStream) -> bool:
-        """Tell whether nothing of a stream leaves before its client does something."""
+        """Tell whether a stream can send nothing until its client reads or widens a window."""
         return self.paused or stream.send_window <= 0 or self.window <= 0
 
     def _keep(self, stream: ServerStream) -> None:
@@ -231,7 +232,7 @@ class Sender:
         self._count(stream, stream.unsent)
 
     def _count(self, stream: ServerStream, size: int) -> None:
-        """Charge the pending bytes of a stream."""
+        """Set the number of bytes held in the ledger for a stream's pending data."""
         change, stream.parked = size - stream.parked, size
         if change > 0:
             self._account.hold(change, Kind.ANSWERS)
@@ -239,7 +240,7 @@ class Sender:
             self._account.release(-change, Kind.ANSWERS)
 
     def _send(self, stream: ServerStream, most: int) -> None:
-        """Frame the pending data of a stream, while windows and its turn allow."""
+        """Encode up to `most` bytes of a stream's pending data, as far as the windows allow."""
         pending = stream.pending
         assert pending is not None
         output = self.output
@@ -272,12 +273,12 @@ class Sender:
             self._sent(stream, ended=flags == END_STREAM)
 
     def stalled(self, since: int) -> list[ServerStream]:
-        """Return the streams whose own window has held back the rest since a tick (5.2)."""
+        """Return the streams blocked by their own window since before a tick (RFC 9113 5.2)."""
         return [s for s in self.blocked.values() if s.send_window <= 0 and s.tick < since]
 
     @property
     def is_held_back(self) -> bool:
-        """Tell whether something waits for the window of the connection."""
+        """Tell whether the connection window blocks pending data."""
         return bool(self.blocked) and self.window <= 0
 
     def _sent(self, stream: ServerStream, *, ended: bool) -> None:
@@ -291,7 +292,7 @@ class Sender:
             stream.on_sent()
 
     def pump(self) -> None:
-        """Send pending data, stream by stream in turn, as far as the windows allow."""
+        """Encode pending data round robin across streams, as far as the windows allow."""
         moved = True
         while moved and self.blocked and self.window > 0 and not self._full:
             moved = False
@@ -300,16 +301,16 @@ class Sender:
                 if stream.send_window > 0 and stream.unsent:
                     if self._full or self.window <= 0:
                         return
-                    # Its next turn is after all others, also when the window ends this round.
+                    # Move the stream to the end, even if the window ends this round.
                     self.blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
                     moved = True
 
     def _pump_long(self) -> None:
-        """Send frames of long parts as `_send` and `_keep` would, up to the first other turn.
+        """Fast path of `pump`: send full frames of long buffers, as `_send` and `_keep` would.
 
-        Each leaves its stream more to send and both windows open: nothing ends, and nothing waits.
+        It stops at the first stream that could finish or block with its next frame.
         """
         blocked, output, size = self.blocked, self.output, self.max_frame
         high, low = size >> 8, size & 0xFF
@@ -348,16 +349,16 @@ class Sender:
         return self.paused or self.output_bytes >= FLUSH_BYTES
 
     def take(self) -> list[Buffer]:
-        """Return the pending output, and clear it."""
+        """Return the encoded output, and clear it."""
         output = self.output
         self.output = []
         self.output_bytes = 0
         return output
 
-    # --- the end of a stream ---
+    # --- closing streams ---
 
     def discard(self, stream: ServerStream) -> None:
-        """Drop the pending data of a closed stream, and notify the writer that waits for it."""
+        """Drop the pending data of a closed stream, and call its `on_sent`."""
         self.blocked.pop(stream.id, None)
         self._count(stream, 0)
         stream.unsent = 0
@@ -369,32 +370,32 @@ class Sender:
     # --- windows ---
 
     def widen(self, increment: int) -> bool:
-        """Widen the window of the connection; false when it gets too wide (6.9.1)."""
+        """Increase the connection's send window; false if it overflows (RFC 9113 6.9.1)."""
         self.window += increment
         return self.window <= MAX_WINDOW
 
     def give_up_table(self) -> None:
-        """Say in front of the next header block that the encoder's table is of 0 bytes (4.3.1).
+        """Announce an empty dynamic table before the next header block (RFC 9113 4.3.1).
 
-        A client that makes the table smaller than it was ends the connection for a block without
-        that. Once is enough: there is nothing smaller.
+        A client that reduces SETTINGS_HEADER_TABLE_SIZE ends the connection if the next block does
+        not announce the smaller table. Once is enough, because no table is smaller than 0.
         """
         if self._has_table:
             self._has_table = False
             self._table_update = _TABLE_OF_0
 
     def write(self, frame: bytes) -> None:
-        """Send a frame that no window holds back (6.9)."""
+        """Append a frame that is not subject to flow control (RFC 9113 6.9)."""
         self.output.append(frame)
 
 
 def _detached(part: Buffer) -> Buffer:
-    """Return a part that keeps no array alive which is much larger than itself.
+    """Copy a buffer if it keeps a much larger array alive; otherwise return it unchanged.
 
-    A row of a batch is a view of an array that has the rows of all the others.
+    One row of a batch, for example, is a view of the array with all rows.
     """
     array = part.obj if isinstance(part, memoryview) else None
     kept = getattr(getattr(array, "base", None), "nbytes", 0)
-    # Not the size of the part, which is what is left of it: the rest of a long answer is no row.
+    # Compare with the array of the view, not with `part`, from which sent bytes are sliced off.
     own = getattr(array, "nbytes", 0)
     return memoryview(bytes(part)) if kept > _MOST_KEPT * own else part

@@ -1,4 +1,4 @@
-"""One request and its answer, as the server sees them."""
+"""One HTTP/2 stream: a request and its answer."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,38 +15,38 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class Call(Protocol):
-    """Anything that answers a request and can be cancelled when its client gives up."""
+    """The call that answers a stream's request; the stream cancels it if the client goes away."""
 
     @property
     def awaits_client(self) -> bool:
-        """Tell whether nothing is done until the client sends something."""
+        """Tell whether the call is waiting for the client's next message."""
         ...
 
     def cancel(self, reason: str) -> None:
-        """Stop: the client has reset the stream, or its connection has ended."""
+        """Cancel the call: the client has reset the stream, or the connection has ended."""
         ...
 
 
 class Route(Protocol):
-    """The route of the requests of one kind."""
+    """Handles all requests of one kind."""
 
     @property
     def message_first(self) -> bool:
-        """Tell whether the request begins when its one message is there, not with its headers."""
+        """Tell whether to call `begin` after the complete message, not after the headers."""
         ...
 
     @property
     def placement(self) -> Placement | None:
-        """Return what finds the part of a long message that should be aligned."""
+        """Return the function that locates the tensor to align in a long message, or None."""
         ...
 
     def begin(self, stream: "ServerStream") -> None:
-        """Answer the request, now or later. `stream.problem` is to be looked at first."""
+        """Start to answer the request; if `stream.problem` is set, answer with an error."""
         ...
 
 
 class Output(Protocol):
-    """The sender of the connection, as its streams know it."""
+    """The interface of the connection's `Sender` for its streams."""
 
     def answer(
         self,
@@ -56,35 +56,35 @@ class Output(Protocol):
         size: int,
         trailers: bytes,
     ) -> bool:
-        """Send a whole answer."""
+        """Send a complete answer; false, with nothing sent, if too many bytes are pending."""
         ...
 
     def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
-        """Send headers or trailers."""
+        """Send headers, or trailers if `end` is set."""
         ...
 
     def data(
         self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
     ) -> bool:
-        """Send a part of an answer."""
+        """Send DATA; false, with nothing sent, if too many bytes are pending."""
         ...
 
     def short_data(self, stream: "ServerStream", parts: Sequence[Buffer], size: int) -> bool:
-        """Send a part of an answer that leaves at once; false, and nothing is sent, for others."""
+        """Send a short DATA frame; false, with nothing sent, if it would have to be queued."""
         ...
 
 
 class Owner(Protocol):
-    """The streams of a connection together, as each of them knows them."""
+    """The interface of a connection's `Streams` for each stream."""
 
     tick: int
-    """Counts the sweeps for what takes too long."""
+    """Number of sweeps so far; time limits of streams are measured in sweeps."""
 
     peer_window: int
-    """Client's window of a new stream, in bytes."""
+    """Initial send window of a stream in bytes, set by the client."""
 
     now: Callable[[], float]
-    """Returns the time by a clock that goes with that of the event loop."""
+    """Returns the current time, by the same clock as the event loop."""
 
     @property
     def sender(self) -> Output:
@@ -93,42 +93,42 @@ class Owner(Protocol):
 
     @property
     def stream_window(self) -> int:
-        """Return what the client may send of a new stream, in bytes."""
+        """Return the initial receive window of a stream in bytes."""
         ...
 
     @property
     def account(self) -> Account:
-        """Return the account of what the connection holds."""
+        """Return the connection's account in the memory ledger."""
         ...
 
     def hold(self, stream: "ServerStream", count: int) -> None:
-        """Count this many more bytes that are held for a stream, or fewer, until it is closed."""
+        """Add bytes to those held in the ledger for a stream; a negative count releases bytes."""
         ...
 
     def reserve(self, stream: "ServerStream", count: int) -> bool:
-        """Count this many bytes for a stream that are to come; false where there is no memory."""
+        """Reserve bytes in the ledger for a stream; false if there is no memory for them."""
         ...
 
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
-        """Close a stream at once with a RST_STREAM."""
+        """Send RST_STREAM, and close the stream."""
         ...
 
     def complete(self, stream: "ServerStream") -> None:
-        """Take the step of a frame with END_STREAM that was sent, and close the stream."""
+        """Close a stream after a frame with END_STREAM was sent on it."""
         ...
 
     def grant(self, stream: "ServerStream", wanted: int) -> None:
-        """Let the client send at least this many more bytes."""
+        """Let the client send at least `wanted` more bytes on a stream."""
         ...
 
 
 class ServerStream:
-    """One stream. What most requests never need are defaults of the class, to be made quickly."""
+    """One stream. Attributes that most requests never set are class defaults, to save time."""
 
     # --- the request ---
 
     fresh = True
-    """Whether it has only received its headers, and expects a message."""
+    """Whether only headers were received, and the request has not been passed to its route."""
     reader: UnaryReader | StreamingReader | None = None
     message: Buffer | None = None
     """The complete message of a unary request."""
@@ -137,19 +137,19 @@ class ServerStream:
     begun = False
     """Whether the request was passed to its route."""
     call: Call | None = None
-    """The call in flight that answers it."""
+    """The pending call that answers the request."""
     arriving = False
-    """Whether its last frame is incomplete: its state is half-closed already."""
+    """Whether the frame with END_STREAM is incomplete; `state` is already half-closed then."""
     deadline: float | None = None
-    """When its client stops waiting, by the clock of the event loop; None for never."""
+    """The client's deadline in event loop time, or None."""
     opened_ns = 0
-    """When its headers were there, by the clock of the engine."""
+    """Arrival of the headers, by `perf_counter_ns`."""
     received = 0
-    """Bytes of DATA, without padding."""
+    """Bytes of DATA received, without padding."""
     charged = 0
-    """Bytes of the ledger for its messages."""
+    """Bytes held in the ledger for the stream's messages."""
     reserved = 0
-    """Those of them not received yet; for streaming requests only."""
+    """Bytes of `charged` that were not received yet; only for streaming requests."""
 
     # --- the answer ---
 
@@ -157,21 +157,21 @@ class ServerStream:
     """Called when all pending data was sent."""
     headers_sent = False
     pending: "deque[Buffer] | None" = None
-    """DATA that waits for the client; its bytes are in `unsent`."""
+    """DATA blocked by flow control or backpressure; `unsent` is its length."""
     unsent = 0
     keeps_more = False
     """Whether pending data may be views of much larger arrays."""
     parked = 0
-    """Bytes of the ledger for its answer."""
+    """Bytes held in the ledger for the pending answer."""
     ending = False
     """Whether the last pending frame ends the stream."""
     trailers: bytes | None = None
     """The trailers to send after the pending data."""
 
     def __init__(self, owner: Owner, stream_id: int, head: Head[Any], happening: Input) -> None:
-        """Open it by its HEADERS or HEADERS_END."""
+        """Open the stream; `happening` is HEADERS or HEADERS_END."""
         self.state = OPENED[happening]
-        """Set from the table, here and by `advance`, and nowhere else."""
+        """Only set from the state table, here and in `advance`."""
         self.owner = owner
         self.output = owner.sender
         self.id = stream_id
@@ -180,15 +180,15 @@ class ServerStream:
         self.recv_window = owner.stream_window
         self.opened_ns = perf_counter_ns()
         self.tick = owner.tick
-        """Sweep in which it was opened, then in which bytes of its answer left last."""
+        """Sweep in which the stream was opened or, later, last sent bytes of the answer."""
         if head.timeout is not None:
-            # From now on, however long its message takes to come (gRPC over HTTP/2, Timeout).
+            # The timeout counts from the headers, not from the message.
             self.deadline = owner.now() + head.timeout
 
     def advance(self, happening: Input) -> State | Reaction:
-        """Take the step that the table has for an input; or return its reaction, and take none.
+        """Apply an input to the state table; return the new state, or the reaction if none.
 
-        Invariant: nothing else changes `state`, so that the table tells all that can happen.
+        Invariant: nothing else changes `state`, so the table shows all possible transitions.
         """
         following = NEXT[self.state][happening]
         if type(following) is State:
@@ -198,18 +198,18 @@ class ServerStream:
     # --- the request ---
 
     def begin(self, problem: Problem | None = None) -> None:
-        """Pass the request to its route, once, with its message or its problem."""
+        """Pass the request to its route, once, with its message or a problem."""
         self.begun = True
         self.fresh = False
         if problem is not None:
             self.problem = problem
             self.message = None
         route: Route | None = self.head.route
-        assert route is not None  # found before the stream was opened
+        assert route is not None  # a stream is opened only if the request has a route
         route.begin(self)
 
     def end_request(self) -> None:
-        """Begin the request that has come whole, if its route has not got it yet."""
+        """Handle the end of the request: pass it to its route if that was not done yet."""
         reader = self.reader
         if isinstance(reader, StreamingReader):
             reader.on_data()
@@ -222,11 +222,11 @@ class ServerStream:
             if problem is None:
                 self.message = reader.message()
                 self.compressed = reader.compressed
-                self.reader = None  # or the memory would be kept until the answer has left
+                self.reader = None  # otherwise it would keep the message until the answer is sent
             self.begin(problem)
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call that answers it, once, if there is one."""
+        """Cancel the pending call, if there is one."""
         call, self.call = self.call, None
         if call is not None:
             call.cancel(reason)
@@ -234,26 +234,26 @@ class ServerStream:
     # --- the answer ---
 
     def answer(self, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> bool:
-        """Send a whole answer; false when it had to wait and may not be parked.
+        """Send a complete answer; false, with nothing sent, if too many bytes are pending.
 
-        `parts` has `size` bytes, the prefix of the message among them. `head` and `trailers` are
-        header blocks. Nothing was sent before.
+        `head` and `trailers` are header blocks; `parts` have `size` bytes, including the length
+        prefix of the message. Nothing may have been sent on the stream before.
         """
         return self.output.answer(self, head, parts, size, trailers)
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
-        """Send headers, or trailers behind all that is pending."""
+        """Send headers, or, if `end` is set, trailers after all pending data."""
         self.output.headers(self, block, end=end)
 
     def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
-        """Send bytes of the answer; false as for `answer`."""
+        """Send bytes of the answer; false, with nothing sent, if too many bytes are pending."""
         return self.output.data(self, parts, size, end=end)
 
     def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """Close the stream at once, whatever is pending."""
+        """Send RST_STREAM, and drop pending data."""
         self.owner.reset_stream(self, code)
 
-    # --- what it is ---
+    # --- state ---
 
     @property
     def open(self) -> bool:
@@ -262,26 +262,29 @@ class ServerStream:
 
     @property
     def ended_by_client(self) -> bool:
-        """Tell whether all has come that the client will send."""
+        """Tell whether the client has sent its complete request."""
         return self.state is not State.OPEN and not self.arriving
 
     @property
     def awaits_client(self) -> bool:
-        """Tell whether nothing is done until the client sends something."""
+        """Tell whether the request waits for more data from the client."""
         if not self.begun:
             return True
         return self.call is not None and self.call.awaits_client
 
     def grant(self, wanted: int) -> None:
-        """Let the client send at least this many more bytes (RFC 9113 6.9)."""
+        """Let the client send at least `wanted` more bytes (RFC 9113 6.9)."""
         self.owner.grant(self, wanted)
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes for its messages that are to come; false where there is no memory."""
+        """Reserve bytes in the ledger for messages; false if there is no memory for them."""
         return self.owner.reserve(self, count)
 
     def expect(self, count: int) -> bool:
-        """Let the client send so many bytes more of a message; false where there is no memory."""
+        """Reserve memory for `count` more bytes of a message, and let the client send them.
+
+        Return false if there is no memory for them.
+        """
         more = count - self.reserved
         if more > 0:
             if not self.reserve(more):
@@ -289,9 +292,9 @@ class ServerStream:
             self.reserved = count
         owner = self.owner
         if self.recv_window < count or self.recv_window < owner.stream_window >> 1:
-            owner.grant(self, count)  # which looks closer: most requests end here
+            owner.grant(self, count)  # a cheap check first; `grant` repeats it in full
         return True
 
     def hold(self, count: int) -> None:
-        """Count this many bytes of its messages more, or fewer; what came is counted already."""
+        """Add bytes to those held in the ledger for messages; a negative count releases bytes."""
         self.owner.hold(self, count)

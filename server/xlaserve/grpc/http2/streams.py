@@ -14,28 +14,28 @@ from xlaserve.grpc.http2.stream import Buffer, Route, ServerStream
 from xlaserve.net.ledger import Account
 
 _REMEMBERED = 1024
-"""Streams that we reset, of which frames may still be on their way; and gaps between ids."""
+"""Maximum number of reset streams, and of gaps between stream ids, remembered per connection."""
 ANSWERED_SECONDS = 5.0
-"""Seconds that a client has to end a request that was answered before its end, until RST_STREAM
-tells it to (RFC 9113 8.1). HAProxy drops the answers that a RST_STREAM follows at once, and tells
-their client CANCELLED. Clients that have read the status end their request by themselves."""
+"""Delay before the server resets a stream that it answered before the end of the request (RFC 9113
+8.1). Most clients end the request themselves once they have read the status. An immediate
+RST_STREAM would lose answers: HAProxy discards an answer followed by one, and reports CANCELLED."""
 
 
 @dataclass(slots=True)
 class _Answered:
-    """A stream that was answered, and that its client has not ended."""
+    """A stream that was answered before the client ended its request."""
 
     until: float
-    """When it is reset."""
+    """Time at which the stream is reset."""
     window: int
-    """Bytes that the client may still send; it is granted no more."""
+    """Bytes that the client may still send; the window is not enlarged."""
 
 
 class Streams:
-    """Opens streams, takes their steps through the table, and keeps nothing of those closed.
+    """Opens streams, advances their states, and releases everything when they are closed.
 
-    Invariant: a stream is in `open` from its HEADERS until it was answered, is CLOSED or RESET, and
-    what it holds of the ledger is released as it leaves.
+    Invariant: a stream is in `open` from its HEADERS until it has been answered, closed or reset;
+    when it is removed, its bytes in the ledger are released.
     """
 
     def __init__(
@@ -50,31 +50,32 @@ class Streams:
         self.now = conduct.now
         self.open: dict[int, ServerStream] = {}
         self.highest = 0
-        """The highest stream that the client has opened."""
+        """The highest stream id that the client has used."""
         self.partial: ServerStream | None = None
-        """The stream of the DATA frame that has not come whole, unless it was closed meanwhile."""
+        """The stream of the incomplete DATA frame; None if there is none or it was closed."""
         self.tick = 0
         self.peer_window = DEFAULT_WINDOW
         self.stream_window = limits.stream_window_bytes
         self.max_streams = limits.max_streams
-        """Streams that the client may have open (5.1.2)."""
+        """Maximum number of open streams (RFC 9113 5.1.2)."""
         self._answered: dict[int, _Answered] = {}
-        """Those that are HALF_CLOSED_LOCAL, in the order in which they are reset."""
+        """The streams in HALF_CLOSED_LOCAL, in the order in which they will be reset."""
         self._most_answered = limits.max_streams
         self._conduct = conduct
         self.sender = sender
         self._windows = windows
         self._gaps: deque[tuple[int, int]] | None = None
-        """Ids that the client has skipped, from and to; None for none."""
+        """Ranges of stream ids that the client skipped, as (first, last); None if there are none.
+        """
         self._reset: dict[int, None] = {}
-        """The streams that we have reset lately."""
+        """The streams that the server reset recently."""
         self.uncounted = 0
-        """Bytes that were charged to streams in this read, and that `settle` has yet to hold."""
+        """Bytes charged to streams during this read; `settle` adds them to the ledger."""
 
     # --- opening ---
 
     def take_id(self, stream_id: int) -> None:
-        """Take an id above all others for a new stream: those below it are closed (5.1.1)."""
+        """Record the id of a new stream; lower unused ids count as closed (RFC 9113 5.1.1)."""
         if stream_id > self.highest + 2:
             if self._gaps is None:
                 self._gaps = deque(maxlen=_REMEMBERED)
@@ -82,17 +83,17 @@ class Streams:
         self.highest = stream_id
 
     def add(self, stream_id: int, head: Head[Route], happening: Input) -> ServerStream:
-        """Open a stream, whose id was taken, by its HEADERS or HEADERS_END."""
+        """Open a stream after `take_id`; `happening` is HEADERS or HEADERS_END."""
         stream = ServerStream(self, stream_id, head, happening)
         self.open[stream_id] = stream
         return stream
 
-    # --- steps ---
+    # --- state transitions ---
 
     def advance(self, stream_id: int, happening: Input) -> ServerStream | None:
-        """Take a step of a stream, and return it; None where the frame is to be ignored (5.1).
+        """Advance a stream's state and return the stream, or None to ignore the frame.
 
-        Raises what the table says of a frame that may not come.
+        Raises StreamFailure or ConnectionFailure for a frame that the state does not allow.
         """
         stream = self.open.get(stream_id)
         if stream is None:
@@ -110,16 +111,16 @@ class Streams:
             self._conduct.count_control()
             return None
         if state is State.CLOSED and happening <= Input.HEADERS_END and self._skipped(stream_id):
-            reaction = Reaction.CONNECTION_PROTOCOL_ERROR  # 5.1.1: ids only grow
+            reaction = Reaction.CONNECTION_PROTOCOL_ERROR  # RFC 9113 5.1.1: ids only grow
         assert reaction in REACTION_CODES, (state, happening)
         text = f"{happening.name} on stream {stream_id}, which is {state.name}"
         code = REACTION_CODES[reaction]  # type: ignore[index]
         if reaction in STREAM_ERRORS:
-            raise StreamFailure(stream_id, code, text)  # 5.4.2
-        raise ConnectionFailure(code, text)  # 5.4.1
+            raise StreamFailure(stream_id, code, text)  # RFC 9113 5.4.2
+        raise ConnectionFailure(code, text)  # RFC 9113 5.4.1
 
     def state_of(self, stream_id: int) -> State:
-        """Return the state of a stream that is not open (5.1, 5.1.1)."""
+        """Return the state of a stream that is not in `open` (RFC 9113 5.1, 5.1.1)."""
         if stream_id in self._reset:
             return State.RESET
         if stream_id in self._answered:
@@ -134,11 +135,12 @@ class Streams:
     # --- closing ---
 
     def fail(self, failure: StreamFailure) -> None:
-        """Reset a stream for an error of its client (5.4.2)."""
+        """Reset a stream because of a client error (RFC 9113 5.4.2)."""
         stream = self.open.get(failure.stream_id)
         if stream is None and self.state_of(failure.stream_id) is State.IDLE:
-            # 6.4: no RST_STREAM on an idle stream; its client would end the connection for it.
-            raise ConnectionFailure(failure.code, failure.reason)  # 5.4.1
+            # RST_STREAM is not allowed on an idle stream; clients treat it as a connection error
+            # (RFC 9113 6.4).
+            raise ConnectionFailure(failure.code, failure.reason)  # RFC 9113 5.4.1
         if stream is not None:
             stream.advance(Input.SEND_RST)
             self._discard(stream)
@@ -147,7 +149,7 @@ class Streams:
         self._conduct.count_reset()
 
     def write_reset(self, stream_id: int, code: ErrorCode) -> None:
-        """Send a RST_STREAM, and remember that what comes for the stream is ignored (5.1)."""
+        """Send RST_STREAM, and remember to ignore further frames of the stream (RFC 9113 5.1)."""
         self.sender.write(rst_stream(stream_id, code))
         self._answered.pop(stream_id, None)
         if len(self._reset) >= _REMEMBERED:
@@ -155,7 +157,7 @@ class Streams:
         self._reset[stream_id] = None
 
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
-        """Close a stream at once with a RST_STREAM, unless it was answered or is closed."""
+        """Send RST_STREAM and close the stream, unless it was answered or is closed."""
         if self.open.get(stream.id) is not stream:
             return
         stream.advance(Input.SEND_RST)
@@ -164,14 +166,14 @@ class Streams:
         self.sender.wake()
 
     def cut_off(self, stream: ServerStream, reason: str) -> None:
-        """Reset a stream whose client does not read, and cancel its call (7)."""
+        """Reset a stream whose client does not read the answer, and cancel its call."""
         self.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         stream.cancel(reason)
 
     def complete(self, stream: ServerStream) -> None:
-        """Take the step of a frame with END_STREAM that was sent, and keep nothing of the stream.
+        """Close a stream after a frame with END_STREAM was sent on it.
 
-        Where the client has yet to end its request, it has some time to do so.
+        If the client has not ended its request, it gets ANSWERED_SECONDS to do so.
         """
         reached = stream.advance(Input.SEND_END)
         if reached is not State.CLOSED:
@@ -182,29 +184,29 @@ class Streams:
             self._answered[stream.id] = _Answered(until, stream.recv_window)
         self._discard(stream)
 
-    # --- answered early: later DATA is dropped, within the window that the client has ---
+    # --- streams answered before the end of the request: further DATA is dropped ---
 
     def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
-        """Take a step of a stream that was answered."""
+        """Handle a frame for a stream that was already answered."""
         if reached is not State.HALF_CLOSED_LOCAL:
-            # Once for each stream, as its end would have come: it counts as none of the rest.
+            # The regular end of the request, once per stream; not counted as a control frame.
             del self._answered[stream_id]
         elif happening is not Input.DATA:
             self._conduct.count_control()
 
     def drop(self, stream_id: int, length: int, padding: int) -> None:
-        """Charge a DATA frame to a stream that was answered, if it is to one."""
+        """Drop a DATA frame of a stream that was already answered, but check its window."""
         answered = self._answered.get(stream_id)
         if answered is None:
             return
         answered.window -= length
-        if answered.window < 0:  # 6.9.1
+        if answered.window < 0:  # RFC 9113 6.9.1
             self.fail(StreamFailure(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "past the window"))
-        elif padding == length:  # 10.5
+        elif padding == length:  # RFC 9113 10.5
             self._conduct.count_control()
 
     def reset_answered(self) -> None:
-        """Have the clients stop that go on with requests which were answered a while ago (8.1)."""
+        """Reset streams whose requests were answered ANSWERED_SECONDS ago (RFC 9113 8.1)."""
         if not self._answered:
             return
         now = self.now()
@@ -212,7 +214,7 @@ class Streams:
             self.write_reset(stream_id, ErrorCode.NO_ERROR)
 
     def reset_by_client(self, stream_id: int, code: int) -> None:
-        """Close a stream that the client has reset, and cancel its call (5.4.2, 6.4)."""
+        """Close a stream that the client has reset, and cancel its call (RFC 9113 5.4.2, 6.4)."""
         stream = self.advance(stream_id, Input.RST_STREAM)
         if stream is not None:
             self._discard(stream)
@@ -220,9 +222,9 @@ class Streams:
             self._conduct.count_reset()
 
     def close_all(self, reason: str) -> list[deque[Buffer]]:
-        """Close every stream, and cancel its call: the connection ends.
+        """Close all streams and cancel their calls: the connection ends.
 
-        Return the unsent buffers: freeing them all at once may take long.
+        Return the unsent buffers, for the caller to free in small steps.
         """
         unsent = []
         self._answered.clear()
@@ -235,7 +237,7 @@ class Streams:
         return unsent
 
     def _discard(self, stream: ServerStream) -> None:
-        """Keep nothing of a stream that is closed: neither memory nor bytes of the ledger."""
+        """Release the memory of a closed stream, and its bytes in the ledger."""
         self.open.pop(stream.id, None)
         if stream.reader is not None:
             stream.reader = None
@@ -247,10 +249,10 @@ class Streams:
         if stream.pending is not None:
             self.sender.discard(stream)
 
-    # --- bytes of messages: `hold` and `reserve` charge all of them, `_discard` releases them ---
+    # --- ledger: `hold` and `reserve` charge all message bytes, `_discard` releases them ---
 
     def hold(self, stream: ServerStream, count: int) -> None:
-        """Count this many more bytes that are held for a stream, or fewer, until it is closed."""
+        """Add bytes to those held in the ledger for a stream; a negative count releases bytes."""
         if self.open.get(stream.id) is stream:
             stream.charged += count
             if count >= 0:
@@ -259,12 +261,12 @@ class Streams:
                 self.account.release(-count)
 
     def settle(self) -> None:
-        """Hold what short messages were charged with: once for all of a read."""
+        """Add the bytes of short messages to the ledger, in one step for a whole read."""
         count, self.uncounted = self.uncounted, 0
         self.account.hold(count)
 
     def reserve(self, stream: ServerStream, count: int) -> bool:
-        """Count this many bytes for a stream that are to come; false where there is no memory."""
+        """Reserve bytes in the ledger for a stream; false if there is no memory for them."""
         if self.open.get(stream.id) is not stream:
             return True
         if not self.account.reserve(count):
@@ -275,19 +277,19 @@ class Streams:
     # --- windows ---
 
     def grant(self, stream: ServerStream, wanted: int) -> None:
-        """Let the client send at least this many more bytes on a stream."""
+        """Let the client send at least `wanted` more bytes on a stream."""
         self._windows.grant(stream, wanted)
 
     def change_peer_window(self, window: int, widest: int) -> None:
-        """Change what the client takes of each stream, open or to come (6.9.2).
+        """Apply a new initial window size to open and future streams (RFC 9113 6.9.2).
 
-        `widest` is the largest window on the way to this one: a client may send thousands of
-        values in a frame, and the streams are gone through once.
+        A SETTINGS frame may contain thousands of values. To visit the streams only once, `window`
+        is the last of them and `widest` the largest, which must not overflow any stream's window.
         """
         change = window - self.peer_window
         most = MAX_WINDOW - (widest - self.peer_window)
         for stream in self.open.values():
-            if stream.send_window > most:  # 6.9.2
+            if stream.send_window > most:  # RFC 9113 6.9.2
                 raise ConnectionFailure(
                     ErrorCode.FLOW_CONTROL_ERROR, f"a window too wide on stream {stream.id}"
                 )

@@ -1,4 +1,4 @@
-"""The timeout of a request, as its header says it (gRPC over HTTP/2, Timeout)."""
+"""Parser of the `grpc-timeout` header (gRPC over HTTP/2, Timeout)."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ _MAX_TIMEOUT_DIGITS = 8
 
 
 def read_timeout(value: bytes) -> float | None:
-    """Return the seconds of a `grpc-timeout`, up to eight digits and a unit; None for others."""
+    """Parse a `grpc-timeout` (up to eight digits and a unit) to seconds; None if it is invalid."""
     digits, unit = value[:-1], _SECONDS.get(value[-1:])
     if unit is None or len(digits) > _MAX_TIMEOUT_DIGITS or not digits.isdigit():
         return None

@@ -1,1 +1,1 @@
-"""ModelInfer on the wire: fast path, general path, streams."""
+"""ModelInfer over gRPC: codec, fast path, and streams."""

@@ -1,4 +1,4 @@
-"""A ModelInfer request whose structure was read, and how its tensors are."""
+"""A ModelInfer request whose metadata was decoded, but not yet its tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,9 +32,10 @@ _LONG_BYTES = 16 << 10
 _LONG_ELEMENTS = 4096
 _LONG_ELEMENT_BYTES = 256 << 10
 _LONG_FLAG_BYTES = 1 << 20
-"""Elements of BYTES, and bytes of them and of BOOL, decoded on the event loop: 0.5 ms."""
+"""Up to this many bytes of BOOL are decoded on the event loop, in about 0.5 ms. The two constants
+above are the limits for BYTES: number of elements, and total bytes."""
 IN_SHARED_MEMORY = -2
-"""In place of a size: the elements of an input are in shared memory."""
+"""Value of `Head.plain_bytes` for an input whose elements are in shared memory."""
 
 
 class Head(NamedTuple):
@@ -46,38 +47,39 @@ class Head(NamedTuple):
     parameters: Mapping[str, Parameter]
     dtype: "np.dtype[Any]"
     plain_bytes: int
-    """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded, and
-    IN_SHARED_MEMORY where there are none."""
+    """Length of the raw contents if numpy can view them without decoding; -1 if they must be
+    decoded, IN_SHARED_MEMORY if the message does not contain them."""
 
     def shared(self) -> SharedInput:
-        """Return the input, whose elements are in shared memory."""
+        """Return the input without elements; they are read from shared memory later."""
         nothing = np.empty(0, self.dtype)
         return SharedInput(self.name, self.datatype, nothing, self.parameters, self.shape)
 
     @property
     def is_known_to_be_shared(self) -> bool:
-        """Tell whether its elements are in shared memory, and have the shape that it says."""
+        """Tell whether the elements are in shared memory and their size follows from the shape."""
         return self.plain_bytes == IN_SHARED_MEMORY and self.datatype is not BYTES
 
 
 @dataclass(slots=True)
 class Structure:
-    """A request without its names and its raw elements. Nobody changes it."""
+    """The decoded parts of a request that similar requests can share; immutable by convention."""
 
     heads: list[Head]
     contents: list[Contents]
     outputs: tuple[RequestedOutput, ...]
     parameters: Mapping[str, Parameter]
     typed: bool
-    """Whether it has no raw contents."""
+    """Whether the request has no raw contents, so that its answer may have typed contents."""
 
     def elements_bytes(self) -> int:
-        """Return the bytes of slowly decoded elements, or 0."""
+        """Return the bytes needed to decode elements in a thread; 0 if no thread is needed."""
         size = 0
         is_long = False
         for head, (start, stop, _) in zip(self.heads, self.contents, strict=True):
             if head.datatype is BYTES:
-                # Each has its length in front of it: there are no more, whatever the shape says.
+                # Each element has a four-byte length prefix, which bounds their number even if the
+                # shape claims more.
                 count = min(prod(head.shape), (stop - start) // _LENGTH_BYTES)
                 size += count * ELEMENT_BYTES + stop - start
                 is_long |= count > _LONG_ELEMENTS or stop - start > _LONG_ELEMENT_BYTES
@@ -106,7 +108,7 @@ class Structure:
 
 
 class DecodedInfer:
-    """A request whose structure was read, and whose tensors were not."""
+    """A request whose metadata was decoded; `request` decodes its tensors."""
 
     __slots__ = (
         "_codec",
@@ -134,24 +136,24 @@ class DecodedInfer:
 
     @property
     def elements_bytes(self) -> int:
-        """Return the bytes of its elements if a thread must decode them; else 0."""
+        """Return the bytes needed to decode elements in a thread; 0 if no thread is needed."""
         if len(self._data) <= _LONG_BYTES or self._structure is None:
             return 0
         return self._structure.elements_bytes()
 
     @property
     def ordinary(self) -> bool:
-        """Tell whether it was decoded without a message object: no unknown fields."""
+        """Tell whether the fast decoder read the request: it has no unknown fields."""
         return self._structure is not None
 
     def request(self) -> InferRequest:
-        """Read the tensors, as views of the message where possible; raises as `read_request`."""
+        """Decode the tensors, as views of the message if possible; raise as `read_request` does."""
         structure = self._structure
         if structure is not None:
             try:
                 inputs = structure.inputs(self._data)
             except TensorDataError:
-                pass  # the generic codec says what is wrong
+                pass  # decode it with the generic codec, which raises the proper error
             else:
                 return InferRequest(
                     self.model_name,

@@ -1,4 +1,4 @@
-"""ModelInfer between wire and numpy, ten times as fast as the generic codec."""
+"""Codec of ModelInfer messages for numpy, ten times as fast as the generic one."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ __all__ = ["DecodedInfer", "InferCodec", "tensor_offset"]
 
 
 class InferCodec:
-    """Reads requests and writes responses as the generic codec does, bounds included.
+    """Decodes requests and encodes responses like the generic codec, with the same limits.
 
-    `max_cached` is how many inputs, outputs and parameters it knows again by their bytes; `typed`
-    how requests with typed contents are answered.
+    `max_cached` is the number of inputs, outputs and parameters cached by their bytes; `typed`
+    encodes the answers to requests with typed contents.
     """
 
     def __init__(

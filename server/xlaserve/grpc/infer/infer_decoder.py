@@ -1,9 +1,9 @@
-"""Reads ModelInfer requests from the wire into numpy, without a message object on the way.
+"""Decodes ModelInfer requests directly to numpy, without message objects.
 
-Only what is ordinary is read here. Whatever is not, and whatever is wrong, is left to the generic
-codec, so that it has the last word on what a message is and on how a refusal reads. What repeats
-from request to request, like the name, the datatype and the shape of an input, is read by the
-generic codec too, once, and is known again by its bytes.
+Only ordinary requests are decoded here. Unusual or malformed ones go to the generic codec, which
+alone decides whether a message is valid and which error to report. The generic codec also decodes
+the parts that repeat between requests, such as an input's name, datatype and shape; the results
+are cached by their bytes.
 """
 
 from dataclasses import dataclass
@@ -34,37 +34,37 @@ from xlaserve.tensors import BYTES, Parameter, datatype_named, element_count
 from xlaserve_proto import inference as pb
 
 MAX_KEY_BYTES = 512
-"""Longest field that is looked up among the parsed ones."""
+"""Maximum length of a field that is looked up in the caches."""
 MAX_LAYOUT_BYTES = 1024
-"""Limit of bytes besides id and elements, for recognising a repeated request."""
+"""Maximum size of a cached request layout: the request without its id and elements."""
 BYTE_COST = 8
-"""Upper bound of what a byte of a message counts towards the field limit."""
+"""Maximum that one byte of a message counts towards the field limit."""
 
 _TAGS = range(1 << 3 | LENGTH, 8 << 3 | LENGTH, 1 << 3)
 _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CONTENTS = _TAGS
-"""The fields of ModelInferRequest."""
+"""The protobuf tags of ModelInferRequest's fields."""
 
 Span: TypeAlias = tuple[int, int]
-"""Start and stop of the bytes of a field."""
+"""Start and stop of a field's bytes in the message."""
 
 
 @dataclass(slots=True)
 class _Layout:
-    """A parsed request; repeats of its size may differ in id and raw elements."""
+    """A decoded request that matches requests of equal size and bytes, except id and elements."""
 
     model_name: str
     model_version: str
     id: Span
     fixed: list[tuple[int, bytes]]
-    """Start and bytes of each part around the id and the elements."""
+    """The constant parts of the message, all except id and elements, each with its position."""
     structure: Structure
     form: Form
     plain: list[tuple[Head, int]] | None
-    """Each input and the start of its elements; None if they must be decoded."""
+    """Each input with the start of its elements; None if any elements must be decoded."""
 
 
 class InferDecoder:
-    """Reads requests; keeps `max_cached` each of the requests and of the parts it has met."""
+    """Decodes requests; caches up to `max_cached` layouts, inputs, outputs and parameters each."""
 
     def __init__(self, *, max_fields: int, max_depth: int, max_cached: int) -> None:
         self._codec = WireCodec(max_fields=max_fields, max_depth=max_depth)
@@ -76,26 +76,26 @@ class InferDecoder:
         self._parameters = MakingCache(self._read_parameter, max_cached)
 
     def decode(self, message: bytes | memoryview) -> DecodedInfer:
-        """Return the request that all of the message is.
+        """Decode a request's metadata.
 
-        Raises MalformedMessage and TooManyFields, for the same messages as the generic codec.
+        Raises MalformedMessage and TooManyFields for the same messages as the generic codec.
         """
         try:
             if type(message) is bytes:
                 return self._recognise(message) or self._read(message)
             return self._read(memoryview(message).cast("B"))
         except (ValueError, LookupError, XlaserveError):
-            pass  # and out of here, so that a refusal has no other one behind it
+            pass  # leave this block, so that an error raised below has no exception context
         whole = self._codec.decode_message(pb.ModelInferRequest, message)
         names = whole.model_name, whole.model_version, whole.id
         return DecodedInfer(names, message, self._codec, None, whole)
 
-    # --- a request like one before ---
+    # --- requests with a cached layout ---
 
     def recognise(self, message: bytes | memoryview) -> InferRequest | None:
-        """Return a request like one before; else None, and where elements have to be decoded.
+        """Return the complete request if its layout is cached and no elements need decoding.
 
-        Its elements are as numpy has them in the message, or in shared memory.
+        Its tensors are views of the message, or in shared memory. Otherwise return None.
         """
         layout = self._find(message) if type(message) is bytes and len(message) > 1 else None
         if layout is None or layout.plain is None:
@@ -154,12 +154,12 @@ class InferDecoder:
                 size += start - pos
             pos = stop
         if size <= MAX_LAYOUT_BYTES:
-            # The name of the model comes first as a rule: so that models do not share a layout.
+            # The key includes the first field, usually the model name, to tell models apart.
             self._layouts.keep((end, message[: message[1] + 2]), layout)
 
-    # --- any request ---
+    # --- other requests ---
 
-    # One turn reads one field, as in the generic decoder, and for the same reason.
+    # Each iteration reads one field; inlined for speed, like the generic decoder.
     def _read(self, data: Data) -> DecodedInfer:  # noqa: C901, PLR0912
         model_name = model_version = ""
         id_start = id_stop = 0
@@ -188,7 +188,7 @@ class InferDecoder:
             elif tag == _MODEL_NAME:
                 model_name = str(data[pos:stop], "utf-8")
             elif tag == _ID:
-                str(data[id_start:id_stop], "utf-8")  # of the one that this one replaces
+                str(data[id_start:id_stop], "utf-8")  # validate the id that this one replaces
                 id_start, id_stop = pos, stop
             elif tag == _MODEL_VERSION:
                 model_version = str(data[pos:stop], "utf-8")
@@ -227,15 +227,15 @@ class InferDecoder:
         return DecodedInfer(names, data, self._codec, structure)
 
     def _count(self, end: int, raw: list[Contents], typed: list[Contents]) -> None:
-        """Raise NotOrdinary unless the message is surely within the field limit."""
+        """Raise NotOrdinary unless an upper bound of the fields is within the limit."""
         most = BYTE_COST * (end - sum(stop - start for start, stop, _ in raw))
         for start, stop, elements in typed:
-            if not isinstance(elements, list):  # which has a field for each of its elements
+            if not isinstance(elements, list):  # a packed field costs less than separate fields
                 most += PACKED_COST + (stop - start) // PACKED_BYTES - BYTE_COST * (stop - start)
         if most > self._max_fields:
             raise NotOrdinary
 
-    # --- the parts of a request ---
+    # --- parts of a request ---
 
     def _read_input(self, data: Data, start: int, stop: int, typed: list[Contents]) -> Head:
         at = find_contents(data, start, stop)
@@ -243,10 +243,11 @@ class InferDecoder:
         field = head.datatype.contents
         if at == stop:
             return head
-        is_shared = head.plain_bytes == IN_SHARED_MEMORY  # whose contents would be another's
+        # An input in shared memory must have no contents.
+        is_shared = head.plain_bytes == IN_SHARED_MEMORY
         if field is None or is_shared or self._max_depth < CONTENTS_DEPTH:
             raise NotOrdinary
-        # Reading them takes a time that nothing else bounds.
+        # Check the limit before decoding, which takes time proportional to the contents.
         cost = BYTE_COST * len(data) if head.datatype is BYTES else len(data) // PACKED_BYTES
         if cost > self._max_fields:
             raise NotOrdinary
@@ -280,7 +281,7 @@ class InferDecoder:
         return parameter
 
     def _alone(self, tag: int, body: bytes) -> pb.ModelInferRequest:
-        """Read a request of this one field."""
+        """Decode a field with the generic codec, as a request that has only this field."""
         message = bytes((tag,)) + write_varint(len(body)) + body
         return self._codec.decode_message(pb.ModelInferRequest, message)
 
@@ -292,7 +293,7 @@ def _key(data: Data, start: int, stop: int) -> bytes:
 
 
 def _paired(heads: list[Head], raw: list[Contents], typed: list[Contents]) -> list[Contents]:
-    """Return the contents of each input, or raise NotOrdinary."""
+    """Match contents with inputs by order; raise NotOrdinary if they do not match."""
     contents = raw or typed
     for head in heads:
         if head.plain_bytes == IN_SHARED_MEMORY:
@@ -304,7 +305,7 @@ def _paired(heads: list[Head], raw: list[Contents], typed: list[Contents]) -> li
 
 
 def _aligned(heads: list[Head], contents: list[Contents]) -> list[Contents]:
-    """Return the contents with an empty one for each input whose elements are in shared memory."""
+    """Insert empty contents for each input whose elements are in shared memory."""
     left = iter(contents)
     nothing: Contents = (0, 0, None)
     try:
@@ -319,10 +320,10 @@ def _aligned(heads: list[Head], contents: list[Contents]) -> list[Contents]:
 
 
 def tensor_offset(first_bytes: memoryview, message_bytes: int) -> int:
-    """Return where in a request of `message_bytes` its first raw tensor starts.
+    """Return the offset of the first raw tensor in a request of `message_bytes`, or 0 if unknown.
 
-    Returns 0 where the first bytes do not tell. The receiver of the request can place it so that
-    the tensor is aligned. Reads nothing but the heads of a few fields, and never raises.
+    The receiver uses it to place the message so that the tensor is aligned. Reads only the tags
+    and lengths of a few fields, and never raises.
     """
     pos = 0
     try:

@@ -1,4 +1,4 @@
-"""Writes the answers of ModelInfer, without a message object on the way."""
+"""Encodes ModelInfer responses directly from numpy, without message objects."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -16,12 +16,12 @@ from xlaserve_proto import inference as pb
 Parts: TypeAlias = list[bytes | memoryview]
 
 JOINED_BYTES = 16 << 10
-"""Limit of a tensor for which a copy is cheaper than another part to send."""
+"""Tensors up to this size are copied: that is cheaper than sending another buffer."""
 
 _ID = write_varint(3 << 3 | LENGTH)
 _OUTPUTS = write_varint(5 << 3 | LENGTH)
 _CONTENTS = write_varint(5 << 3 | LENGTH)
-"""Tag of an output's contents."""
+"""Tag of the field `contents` in an output."""
 _RAW_OUTPUT_CONTENTS = write_varint(6 << 3 | LENGTH)
 
 
@@ -35,17 +35,18 @@ class InferEncoder:
         self._outputs = MakingCache(self._write_output, max_cached)
         self._sizes = MakingCache(_write_size, max_cached)
         self._heads = MakingCache(self._write_head, max_cached)
-        """Encoded answers with one output and no id, without their elements."""
+        """Caches the encoded metadata of responses with one output and no id."""
 
     def encode_typed(self, response: InferResponse) -> tuple[Parts, int]:
-        """Do as `encode` does for a request with typed contents; raises TooLarge as well."""
+        """Encode the response to a request with typed contents, as `encode`; may raise TooLarge."""
         return self.encode(response, self._typed.write(response.outputs))
 
     def encode(self, response: InferResponse, form: Form | None = None) -> tuple[Parts, int]:
-        """Return the parts of a ModelInferResponse in their order, and their bytes together.
+        """Return a ModelInferResponse as a list of buffers, and their total size.
 
-        Without a form it is raw. A tensor of more than JOINED_BYTES is a part of its own, a view
-        of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
+        Without `form`, outputs are raw. A tensor longer than JOINED_BYTES is a separate buffer,
+        and a view of the array if that is contiguous. Raises ValueError for a name with characters
+        that UTF-8 cannot encode.
         """
         if type(response) is not InferResponse and not (form is None and _is_placed(response)):
             return self._encode_detailed(response, form)
@@ -142,7 +143,7 @@ def _described(name: str, datatype: str, shape: Shape) -> pb.ModelInferResponseI
 
 
 def _is_placed(response: InferResponse) -> bool:
-    """Tell whether it differs from a plain one in nothing but outputs in shared memory."""
+    """Tell whether the response has no parameters, only outputs in shared memory."""
     return (
         type(response) is DetailedResponse
         and not response.parameters
@@ -151,7 +152,7 @@ def _is_placed(response: InferResponse) -> bool:
 
 
 def _raw(output: InferOutput) -> bytes | memoryview:
-    """Return the raw contents of an output; those in shared memory have none."""
+    """Return the raw contents of an output; empty if the output is in shared memory."""
     if type(output) is not InferOutput:
         return b""
     data = output.data

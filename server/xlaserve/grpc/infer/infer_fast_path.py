@@ -1,4 +1,4 @@
-"""ModelInfer without grpclib: no task and no message objects."""
+"""The fast path of ModelInfer: no grpclib, no task, no message objects."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -59,16 +59,16 @@ _HEADS = {
         for encoding in ENCODINGS
     },
 }
-"""The header block of an answer to a client that compresses, by the encoding of the answer."""
+"""Encoding of the answer -> response header block, for clients that use compression."""
 _OK = encode_fields([("grpc-status", "0")])
 
 
 Written: TypeAlias = tuple[list[Buffer], int]
-"""The parts of a message with its prefix, and its bytes before it was compressed, without that."""
+"""The buffers of a length-prefixed message, and the message's uncompressed size."""
 
 
 class InferFastPath:
-    """Answers ModelInfer of one connection; unusual requests take the general path."""
+    """The route for ModelInfer on one connection; unusual requests take the general path."""
 
     message_first = True
 
@@ -88,13 +88,11 @@ class InferFastPath:
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
         repeats: Repeats | None = None,
     ) -> None:
-        """`decode`, `recognise` and `refusal` are the usual ones, unless they are given.
+        """`decode`, `recognise` and `refusal` replace the defaults if they are given.
 
-        With `compresses` messages may be compressed both ways, as the headers of each say; answers
-        are not without `compress_answers`.
-
-        `repeats` knows answers by the messages alone, so that it is not asked where `decode` makes
-        more of them.
+        With `compresses`, requests may be compressed, and so are answers if `compress_answers` is
+        set. `repeats` replays answers by request bytes alone, so it is not used with a custom
+        `decode`, which also depends on headers.
         """
         self._engine = engine
         self._gates = gates
@@ -113,7 +111,7 @@ class InferFastPath:
         self.placement = tensor_offset
 
     def begin(self, stream: ServerStream) -> None:
-        """Answer at once where the model is quick, else when its batch was executed."""
+        """Decode the request and start its inference; the answer may be sent immediately."""
         message = stream.message
         if message is None or (stream.compressed and not self._compresses):
             self._general.begin(stream)
@@ -124,7 +122,7 @@ class InferFastPath:
             self._gates.admit(call)
             record = call.record
             if record is not None:
-                # As `CallRecord.received`, for the one message; a method would double the cost.
+                # `CallRecord.received`, inlined because the call would double the cost.
                 record.bytes_in = len(message)
                 record.received_ns = perf_counter_ns()
             if stream.compressed:
@@ -134,14 +132,15 @@ class InferFastPath:
             if self.repeats is not None and self._repeat(call, stream, message):
                 return
             request = self._recognise(message)
-            # Or it is counted, which is the same from here on.
+            # Whether the decoded arrays need no further accounting: they are views of the message,
+            # or `_decoded` has reserved their bytes.
             is_view = request is not None or len(message) > SHORT_BYTES
             request = request or self._decoded(call, stream, message)
         except BaseException as error:
             _fail(call, error)
             return
         if request is None:
-            return  # a thread reads it
+            return  # a thread decodes the request and starts it
         self._engine.begin(call, request)
         if not call.has_ended:
             stream.call = call
@@ -153,7 +152,7 @@ class InferFastPath:
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
     ) -> InferRequest | None:
-        """Decode a request and charge its memory; return None if a thread has to decode it."""
+        """Decode a request and reserve its memory; return None if a thread decodes it instead."""
         if len(message) > LONG_BYTES and not is_read_quickly(message):
             self._read_later(call, stream, message)
             return None
@@ -176,7 +175,10 @@ class InferFastPath:
         *,
         is_reserved: bool = False,
     ) -> None:
-        """Decode a request in a thread, with memory possibly reserved already, and start it."""
+        """Decode a request in a thread, then start it.
+
+        `is_reserved` tells whether memory for the arrays is reserved already.
+        """
         stream.call = call
         begin = partial(self._begin_read, call, is_reserved=is_reserved)
         self._long.read(call, self._decode, message, begin)
@@ -193,14 +195,14 @@ class InferFastPath:
 
     def _checked(self, call: "FastPathCall", read: Read) -> InferRequest:
         if read.request is None:
-            # As in `_read`.
+            # A missing model takes precedence, as in `_read`.
             self._engine.find(call, read.decoded.model_name, read.decoded.model_version)
             assert read.problem is not None
             raise read.problem
         return read.request
 
     async def _inflate(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> None:
-        """Inflate a message, a long one in a thread, and start the request."""
+        """Decompress a message, in a thread if it is long, and start the request."""
         most, reserve = self._long.max_message_bytes, partial(_reserve, stream)
         try:
             inflated = await decompress(message, stream.head.fields, most, reserve)
@@ -209,7 +211,7 @@ class InferFastPath:
                 call.record.bytes_in = len(inflated)
             request = self._decoded(call, stream, inflated)
         except asyncio.CancelledError:
-            return  # a task that is cancelled would keep the error, whose frames hold the request
+            return  # a cancelled task would keep the exception, whose frames hold the request
         except ENDS:
             raise
         except BaseException as error:
@@ -220,7 +222,7 @@ class InferFastPath:
             self._engine.begin(call, request)
 
     def _repeat(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> bool:
-        """Send the answer to a request of the same bytes; false where none is known."""
+        """Replay the cached answer to a request with the same bytes; false if there is none."""
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:
@@ -234,7 +236,8 @@ class InferFastPath:
         try:
             return decoded.request()
         except InvalidRequest:
-            # That there is no such model matters more; and the request is counted as its failure.
+            # If the model does not exist, report that instead; otherwise this attributes the
+            # failure to the model.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
 
@@ -246,9 +249,10 @@ class InferFastPath:
         then: Callable[[list[Buffer], int], None],
         held: int = 0,
     ) -> None:
-        """Make the parts of an answer in a thread, unless the stream is closed; `then` gets them.
+        """Encode an answer in a thread, then pass its buffers to `then` on the event loop.
 
-        `held` bytes of the stream's account are released once the thread has ended.
+        `then` is not called if the call was cancelled. `held` bytes of the connection's account
+        are released once the thread has finished.
         """
 
         def written(found: Written | BaseException) -> None:
@@ -256,7 +260,7 @@ class InferFastPath:
             writing.end()
             stream.call = None
             if not call.is_told_later:
-                return  # cancelled, and told so
+                return  # the call was cancelled, and its observers were notified
             try:
                 if isinstance(found, BaseException):
                     self.refuse_instead(call, stream, found)
@@ -267,7 +271,7 @@ class InferFastPath:
             except BaseException as error:
                 stream.call, call.is_told_later = None, True
                 self.refuse_instead(call, stream, error)
-            # Not where `then` has begun another part of the work.
+            # `stream.call` is set again if `then` has started another thread, for compression.
             if stream.call is None:
                 call.end()
 
@@ -283,12 +287,12 @@ class InferFastPath:
     def send_written(
         self, call: InferCall, stream: ServerStream, head: bytes, parts: list[Buffer], size: int
     ) -> None:
-        """Send parts that are behind their prefix."""
+        """Send buffers that include the length prefix; `size` is the uncompressed size."""
         sent = self.send(call, stream, parts, sum(map(len, parts)), head)
         if sent and call.record is not None:
             call.record.sent(size)
 
-    # Positional, since a call by keywords takes twice as long.
+    # Called with positional arguments, because keywords would take twice as long.
     def send(
         self,
         call: InferCall,
@@ -297,19 +301,19 @@ class InferFastPath:
         size: int,
         head: bytes = _HEAD,
     ) -> bool:
-        """Send a message with its prefix; false, and an error is sent, for lack of memory."""
+        """Send a length-prefixed message; if there is no memory, send an error and return false."""
         if stream.output.answer(stream, head, parts, size, _OK):
             return True
         self.refuse_instead(call, stream, stream.owner.account.refusal("the answer", size))
         return False
 
     def refuse_instead(self, call: InferCall, stream: ServerStream, error: BaseException) -> None:
-        """Send an error in place of the answer that ended a call."""
+        """Record and send an error in place of the answer of a call that has already ended."""
         call.outcome = error
         self.refuse(stream, error)
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
-        """Send the status that the table has for an error."""
+        """Send the gRPC status for an error."""
         refusal = self._refusal(error)
         response = _ACCEPTING if self._compresses else _RESPONSE
         fields = [*response, ("grpc-status", str(refusal.status.value))]
@@ -319,7 +323,7 @@ class InferFastPath:
 
 
 def refusal_for(error: BaseException) -> GRPCError:
-    """Return the status and the text for whatever has kept a request from an answer."""
+    """Return the GRPCError to send for an exception that prevented an answer."""
     if isinstance(error, MalformedMessage | TooManyFields):
         return refusal_of(error, _MESSAGE)
     if isinstance(error, asyncio.CancelledError):
@@ -337,12 +341,12 @@ def _fail(call: InferCall, error: BaseException) -> None:
 
 
 class FastPathCall(InferCall):
-    """A ModelInfer whose answer is written without grpclib."""
+    """A ModelInfer call on the fast path."""
 
     awaits_client = False
     method = METHOD
     written: bytes | None = None
-    """Its prefixed message, if it may repeat."""
+    """The answer with its length prefix, if it may be cached for replay."""
 
     def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
         self._fast_path = fast_path
@@ -354,7 +358,7 @@ class FastPathCall(InferCall):
             self.deadline = stream.deadline
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, or its error."""
+        """Encode and send a response, or send an error if that fails."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
@@ -374,7 +378,7 @@ class FastPathCall(InferCall):
             self.written = b"".join(parts) if size <= JOINED_BYTES else None
         record = self.record
         if fast_path.send(self, stream, parts, size + PREFIX_BYTES) and record is not None:
-            # As `CallRecord.sent`, for the one answer; a method would double the cost.
+            # `CallRecord.sent`, inlined because the call would double the cost.
             record.bytes_out = size
             record.written_ns = perf_counter_ns()
 
@@ -387,16 +391,16 @@ class FastPathCall(InferCall):
         return [PREFIX.pack(0, size), *parts], size
 
     def refuse(self, error: BaseException) -> None:
-        """Send the status of an error."""
+        """Send the gRPC status for an error."""
         self._stream.call = None
         self._fast_path.refuse(self._stream, error)
 
 
 class CompressedCall(FastPathCall):
-    """A ModelInfer of a client that compresses its messages."""
+    """A ModelInfer call of a client that uses compression."""
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, compressed if its client accepts that, or its error."""
+        """Encode and send a response, compressed if the client accepts that, or an error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
@@ -412,7 +416,7 @@ class CompressedCall(FastPathCall):
             fast_path.refuse_instead(self, stream, error)
 
     def _compress(self, parts: list[Buffer], size: int) -> None:
-        """Compress the parts of a response, where that pays and there is memory, and send them."""
+        """Compress a response if that is worthwhile and there is memory for it, then send it."""
         stream, fast_path = self._stream, self._fast_path
         encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
         then = partial(fast_path.send_written, self, stream, _HEADS[encoding])
@@ -431,7 +435,10 @@ def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:
 
 
 def _reserve(stream: ServerStream, count: int) -> None:
-    """Reserve the size of a decoded message, or less if it shrank. Raises a refusal."""
+    """Reserve bytes for a decompressed message, or release them if `count` is negative.
+
+    Raises GRPCError if there is no memory.
+    """
     if count < 0:
         stream.hold(count)
     elif not stream.reserve(count):

@@ -1,4 +1,4 @@
-"""Chooses the fast path of a ModelInfer from its headers and its model."""
+"""Chooses the fast path of a ModelInfer request from its headers."""
 
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -26,12 +26,12 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.serving.repeats import Repeats
 
 _MAX_FAST_PATHS = 256
-"""Models, as the headers of a mesh name them, whose fast paths a connection keeps."""
+"""Maximum number of fast paths cached per connection, one for each model named in headers."""
 _MAX_KEY_CHARACTERS = 512
 
 
 class InferFastPaths:
-    """The fast paths of one connection, in front of the route of the general path."""
+    """The fast paths of one connection; some requests go to the general path instead."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class InferFastPaths:
         repeats: Repeats | None = None,
         compress_answers: bool = True,
     ) -> None:
-        """Without `splice` there is no mesh, and its headers are ignored."""
+        """`splice` is None if no mesh is used; ModelMesh's headers are then ignored."""
         self._general = general
         self._compress_answers = compress_answers
         self._codec = codec
@@ -54,10 +54,10 @@ class InferFastPaths:
         self._make = partial(InferFastPath, engine, gates, codec, general, long, peer=peer)
         self._plain = self._routes(repeats=repeats)
         self._compressing: tuple[Route, Route | None] | None = None
-        """Those of compressing clients; None before the first."""
+        """The routes for clients that use compression; created for the first such request."""
 
     def _routes(self, **options: Any) -> tuple[Route, Route | None]:
-        """Return the fast path, and that for models which the headers of a mesh name."""
+        """Return the fast path, and the one for requests with ModelMesh's headers, if any."""
         make = partial(self._make, **options)
         fast_path = make()
         if self._splice is None:
@@ -65,7 +65,7 @@ class InferFastPaths:
         return fast_path, _MeshFastPath(make, self._codec, self._splice, fast_path, self._general)
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
-        """Return the route of the requests with headers of these names."""
+        """Return the route for requests with the header names of `kind`."""
         route, mesh = self._plain
         if "grpc-encoding" in kind.places:
             if self._compressing is None:
@@ -75,15 +75,15 @@ class InferFastPaths:
             route, mesh = self._compressing
         if mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
-                return self._general  # says what is wrong with it
+                return self._general  # the general path rejects repeated id headers
             route = mesh
         return route
 
 
 class _MeshFastPath:
-    """Answers requests for the models that headers name, each in the fast path of its model.
+    """The route for requests whose headers name a model; delegates to one fast path per model.
 
-    A fast path is what headers of certain values are decoded to; no request has two of one name.
+    The fast paths are cached by the values of the headers, which must not be repeated.
     """
 
     message_first = True
@@ -96,7 +96,7 @@ class _MeshFastPath:
         fast_path: InferFastPath,
         general: Route,
     ) -> None:
-        """`make` makes a fast path with its own decoding and refusals."""
+        """`make` creates a fast path, given its decoder and its error translation."""
         self._make = make
         self._codec = codec
         self._splice = splice
@@ -108,7 +108,7 @@ class _MeshFastPath:
         self.placement = fast_path.placement
 
     def begin(self, stream: ServerStream) -> None:
-        """Begin as the fast path of the model does."""
+        """Pass the request to the fast path of its model."""
         key = tuple(map(stream.head.get, ID_HEADERS))
         fast_path = self._fast_paths.get(key)
         if fast_path is None:
@@ -122,7 +122,7 @@ class _MeshFastPath:
         try:
             name = model_id(metadata)
         except InvalidRequest:
-            return self._general  # says so
+            return self._general  # the general path reports invalid id headers
         if name is None:
             return self._fast_path
         context = copy_context()
@@ -130,7 +130,8 @@ class _MeshFastPath:
         decode = _NamedDecoder(self._codec, name, self._splice)
 
         def refusal(error: BaseException) -> GRPCError:
-            # In a copy: a request that is refused at once has begun in the context itself.
+            # A copy, because a context cannot be entered twice, and a request that fails
+            # immediately is still running in `context`.
             return context.copy().run(refusal_for, told_to_a_mesh(error))
 
         fast_path = self._make(decode=decode, recognise=decode.recognise, refusal=refusal)
@@ -138,7 +139,7 @@ class _MeshFastPath:
 
 
 class _NamedDecoder:
-    """Decodes requests for the model that a header names, whatever they say themselves."""
+    """Decodes requests, replacing their model name by the one from the header."""
 
     def __init__(self, codec: InferCodec, name: str, splice: Splice) -> None:
         self._decode = codec.decode
@@ -147,25 +148,25 @@ class _NamedDecoder:
         self._splice = splice
 
     def recognise(self, message: Buffer) -> InferRequest | None:
-        """Return a request with a known layout for this model; else None."""
+        """Return the request if its layout is cached and it names this model; otherwise None."""
         request = self._recognise(message)
         return request if request is not None and request.model_name == self._name else None
 
     def __call__(self, message: Buffer) -> DecodedInfer:
-        """Return the request. Raises as the codec does."""
+        """Decode a request; raise as the codec does."""
         try:
             decoded = self._decode(message)
         except (MalformedMessage, TooManyFields):
-            pass  # it may be the name
+            pass  # the invalid field may be the name, which is replaced below
         else:
-            # A mesh writes the id into the message too; then there is nothing to be put in.
+            # ModelMesh usually writes the id into the message too; then nothing is replaced.
             if decoded.ordinary and decoded.model_name == self._name:
                 return decoded
         return decode_with(self._name, self._splice, self._decode, message)
 
 
 class _FastPathInContext:
-    """A fast path whose requests are logged with their model headers."""
+    """Runs a fast path in a context that adds the model ids from the headers to log events."""
 
     message_first = True
 
@@ -175,5 +176,5 @@ class _FastPathInContext:
         self.placement = fast_path.placement
 
     def begin(self, stream: ServerStream) -> None:
-        """Begin as the fast path does."""
+        """Pass the request to the fast path, within the context."""
         self._context.run(self._fast_path.begin, stream)

@@ -1,6 +1,6 @@
-"""ModelStreamInfer: the requests of one stream, and their answers in the order of the requests.
+"""ModelStreamInfer: many requests on one stream, answered in request order.
 
-Those of models that give many answers are sent as they come, beside others.
+Answers of decoupled models are sent as they are produced, interleaved with others.
 """
 
 import asyncio
@@ -31,24 +31,23 @@ METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 """Request parameter that asks for a final answer without outputs."""
 _ERRORS_END = "triton_grpc_error"
-"""The header of a stream whose first error is its status."""
+"""Stream header that makes the first error end the stream with its gRPC status."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Memory and count limits of streams."""
+    """Limits for streams."""
 
     max_streams: int
-    """Limit of open streams."""
+    """Maximum number of open streams."""
     max_requests: int
-    """Limit of requests in flight on one stream; further ones are not read."""
+    """Maximum requests in flight per stream; reading pauses when it is reached."""
     max_bytes: int
-    """Bytes of answers of one of them that may wait for its client: from then on no request is
-    read, and a model that answers many times pauses."""
+    """Bytes of unsent answers per stream at which reading pauses, and so do decoupled models."""
 
 
 class InferStreams:
-    """Answers the streams of all connections."""
+    """Runs the streams of all connections."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class InferStreams:
         self._open: set[InferStream] = set()
 
     async def run(self, stream: RpcStream) -> None:
-        """Answer the requests of a stream until its client has sent the last one."""
+        """Answer all requests of a stream; raise RESOURCE_EXHAUSTED if too many are open."""
         if len(self._open) >= self.limits.max_streams:
             text = f"{len(self._open)} streams of inferences are open already (max_infer_streams)"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
@@ -81,44 +80,44 @@ class InferStreams:
             self._open.discard(answering)
 
     def close(self) -> None:
-        """Read no more requests; each stream ends once those in flight are answered."""
+        """Drain all streams: stop reading; each ends when its requests in flight are answered."""
         for stream in self._open:
             stream.close()
 
 
 class StreamedInfer(InferCall):
-    """One request of a stream; its answers wait for those of earlier requests."""
+    """One request of a stream; its answers are sent after those of earlier requests."""
 
     takes_many = True
     method = METHOD
     wants_empty_final = False
     is_decoupled = False
-    """Whether its answers wait for no other request."""
+    """Whether answers are sent without waiting for earlier requests."""
     failure: tuple[Status, str | None] | None = None
-    """The status that ends the stream instead of its answers."""
+    """The status that ends the stream when it is this request's turn, or None."""
 
     def __init__(self, stream: "InferStream", whole: Call, message_bytes: int) -> None:
-        """`whole` is the call of the stream, with its client."""
+        """`whole` is the call of the stream; it has the headers, peer, principal and deadline."""
         self._stream = stream
         self.headers, self.peer, self.principal = whole.headers, whole.peer, whole.principal
         self.deadline = whole.deadline
         self.message_bytes = message_bytes
-        """Bytes that the ledger counts for its message."""
+        """Bytes reserved in the ledger for the request message."""
         self.answers: deque[tuple[bytes, int]] = deque()
-        """Unsent messages, each with its size on the ledger."""
+        """Queued answers, each with its bytes reserved in the ledger."""
         self.answer_bytes = 0
-        """Bytes of unsent messages."""
+        """Total bytes of the queued answers."""
 
     def expire_in_time(self) -> None:
-        """Do nothing: the stream expires as a whole, and cancels its requests."""
+        """Do nothing: the deadline applies to the stream, which then cancels its requests."""
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client may be sent another answer besides a queued one."""
+        """Tell whether the model may produce another answer now."""
         return self._stream.takes_answer_of(self)
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send an answer in its turn."""
+        """Send an answer, or queue it until earlier requests are answered."""
         if last and not response.outputs and not self.wants_empty_final:
             self._stream.wake()
             return
@@ -138,12 +137,12 @@ class StreamedInfer(InferCall):
             self.record.sent(len(message))
 
     def refuse(self, error: BaseException) -> None:
-        """Send an error in its turn: in the stream, or as its end."""
+        """Queue an error, as a message or as the status that ends the stream."""
         refusal = refusal_for(error)
         if self._stream.errors_end:
             self.failure = refusal.status, refusal.message
         else:
-            # Small, and sent even without memory: it may report that memory is exhausted.
+            # Reserve no memory: the message is small, and may report that memory is exhausted.
             self._enqueue(self._stream.answers.refuse(self, refusal), 0)
         self._stream.wake()
 
@@ -161,12 +160,12 @@ class StreamedInfer(InferCall):
 
 
 class InferStream:
-    """One stream: a task reads and begins requests, another sends the answers."""
+    """One stream: one task reads and starts requests, another sends queued answers."""
 
     def __init__(self, streams: InferStreams, stream: RpcStream) -> None:
         self.answers = streams.answers
         self.errors_end = self.answers.is_bare or stream.call.headers.get(_ERRORS_END) == "true"
-        """Whether the first error is the status of the stream."""
+        """Whether the first error ends the stream with its gRPC status."""
         self._engine = streams.engine
         self._gates = streams.gates
         self._decode = streams.codec.decode
@@ -175,24 +174,24 @@ class InferStream:
         self._limits = streams.limits
         self._stream = stream
         self._calls: deque[StreamedInfer] = deque()
-        """Requests whose last answer was not sent yet, in their order."""
+        """Unfinished requests, in order; only the first may send answers."""
         self._decoupled: dict[StreamedInfer, None] = {}
-        """Decoupled requests, in rotation, whose answers wait for no other request."""
+        """Unfinished decoupled requests; all of them may send answers."""
         self._answer_bytes = 0
-        """Bytes of unsent answers of all requests."""
+        """Total bytes of queued answers."""
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_sending = False
-        """Whether the task that sends is in the middle of an answer."""
+        """Whether the sending task is sending an answer at the moment."""
         self._reading: asyncio.Task[None] | None = None
         self._is_read = False
-        """Whether no more requests will be read."""
+        """Whether reading has ended."""
         self._is_closing = False
         self._failure: tuple[Status, str | None] | None = None
-        """Why a message could not be read."""
+        """The status for a request message that could not be read, or None."""
 
     async def run(self) -> None:
-        """Return once all requests are answered; raises GRPCError for an unreadable one."""
+        """Run until all requests are answered; raise GRPCError if a message cannot be read."""
         self._reading = asyncio.ensure_future(self._read_all())
         try:
             await self._send_all()
@@ -210,9 +209,9 @@ class InferStream:
             raise ShuttingDown
 
     def close(self) -> None:
-        """Read no more requests, and end once those in flight are answered.
+        """Stop reading; the stream ends when its requests in flight are answered.
 
-        A client that has sent its last one is refused nothing: its stream ends as it would have.
+        It ends with an error only if the client might have sent more requests.
         """
         self._is_closing = not self._is_read
         assert self._reading is not None
@@ -230,14 +229,14 @@ class InferStream:
                 if message is None:
                     return
                 if (await self._begin(message)).has_ended:
-                    # It took the time of the event loop: others have their turn.
+                    # The request ran on the event loop; let other tasks run.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
-            return  # by `run` or `close`; a task that is cancelled would keep the error, see below
+            return  # suppressed: `run` or `close` cancelled the task, which would keep the error
         except ENDS:
             raise
         except BaseException as error:
-            # Not the error itself: it holds the frames that hold this stream.
+            # Keep the status, not the exception, whose frames hold this stream (reference cycle).
             refusal = refusal_for(error)
             self._failure = refusal.status, refusal.message
         finally:
@@ -252,8 +251,8 @@ class InferStream:
         )
 
     async def _begin(self, message: bytes) -> StreamedInfer:
-        """Begin a request; raises where its message cannot be read."""
-        # One that is like another is views of the message, which is counted.
+        """Decode and start a request; raise if its message is malformed."""
+        # A request with a cached layout is views of the message, which is already accounted for.
         decoded: InferRequest | DecodedInfer
         known = self._recognise(message)
         is_long = known is None and len(message) > LONG_BYTES and not is_read_quickly(message)
@@ -273,7 +272,7 @@ class InferStream:
             else:
                 request = await self._read(call, decoded, is_long=is_long)
         except asyncio.CancelledError:
-            call.fail(ShuttingDown())  # unless the stream has ended
+            call.fail(ShuttingDown())  # has no effect if the call was already cancelled
             raise
         except ENDS:
             raise
@@ -291,7 +290,7 @@ class InferStream:
     async def _read(
         self, call: StreamedInfer, decoded: DecodedInfer, *, is_long: bool
     ) -> InferRequest:
-        """Read the tensors, in a thread where that may take long, and count what is made."""
+        """Decode the tensors, in a thread if they are long, and reserve memory for new arrays."""
         size = decoded.elements_bytes
         reserve_made(call, size)
         try:
@@ -300,7 +299,8 @@ class InferStream:
             else:
                 request = decoded.request()
         except InvalidRequest:
-            # That there is no such model matters more; and the request is counted as its failure.
+            # If the model does not exist, report that instead; otherwise this attributes the
+            # failure to the model.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
         if not size:
@@ -310,27 +310,27 @@ class InferStream:
     # --- answers ---
 
     def takes_answer_of(self, call: StreamedInfer) -> bool:
-        """Tell whether a request may be answered once more."""
+        """Tell whether a request may produce another answer now (backpressure)."""
         if call.is_decoupled:
             return self._answer_bytes < self._limits.max_bytes
         if self._calls and self._calls[0] is call:
             return call.answer_bytes < self._limits.max_bytes
         return not call.answers
 
-    # Most answers come when nothing is to be sent before them. The fast path sends these without
-    # waking the task that sends, nor counting what does not wait; it only accepts.
+    # Fast path: most answers can be sent immediately, without waking the sending task and without
+    # reserving memory.
 
     def has_sent(self, call: StreamedInfer, message: bytes, *, last: bool) -> bool:
-        """Send an answer at once if it is its turn; false where it has to wait.
+        """Send an answer immediately; false if it has to be queued after others.
 
-        With the last one the request is forgotten.
+        After the last answer, the request is removed.
         """
         whole, calls = self._stream, self._calls
         if (
             self._is_sending
             or call.answers
             or not (call.is_decoupled or (calls and calls[0] is call))
-            or whole.call.record is not None  # notes all that `send_message` sends
+            or whole.call.record is not None  # `send_message` updates the record
             or not whole.accepted.send_now(message)
         ):
             return False
@@ -341,22 +341,22 @@ class InferStream:
                 calls.popleft()
             self._forget(call)
             if calls or self._is_read:
-                self.wake()  # the next one may be answered, or this was the end
+                self.wake()  # to send the answers of the next request, or to end the stream
         return True
 
     def reserve(self, count: int) -> bool:
-        """Charge bytes of a queued answer; false without memory."""
+        """Reserve memory for an answer to be queued; false if there is none."""
         if not self._stream.accepted.reserve(count):
             return False
         self._answer_bytes += count
         return True
 
     def refusal(self, count: int) -> BudgetExhausted:
-        """Return the error of an answer without memory."""
+        """Return the error for an answer of `count` bytes that does not fit into memory."""
         return self._stream.accepted.account.refusal("the answer", count)
 
     def wake(self) -> None:
-        """Have answers sent."""
+        """Wake the sending task."""
         self._changed.set()
 
     async def _send_all(self) -> None:
@@ -380,16 +380,17 @@ class InferStream:
         self._has_room.set()
 
     async def _is_answered(self, call: StreamedInfer) -> bool:
-        """Send the answers that a request has by now; tell whether the last one was sent."""
+        """Send the queued answers of a request; return whether its last one was sent."""
         for _ in range(len(call.answers)):
             message, counted = call.answers.popleft()
-            # The connection counts what waits from here on.
+            # From here on, the connection's sender accounts for the bytes.
             self._stream.accepted.release(counted)
             self._is_sending = True
             await self._stream.send_message(message)
             self._answer_bytes -= counted
             call.answer_bytes -= len(message)
-            # What is resumed may answer, and finds this task in the middle of its look at all.
+            # Resume while `_is_sending` is set: a resumed model may answer immediately, and its
+            # answer must be queued because this loop is still running.
             self._resume(call)
             self._is_sending = False
         if call.failure is not None:
@@ -397,7 +398,7 @@ class InferStream:
         return call.has_ended and not call.answers
 
     def _resume(self, sent: StreamedInfer) -> None:
-        """Resume requests after sent answers: a stream has one budget."""
+        """Resume paused requests after an answer was sent; decoupled ones share one byte limit."""
         self._has_room.set()
         if not sent.is_decoupled:
             sent.resume()

@@ -1,4 +1,4 @@
-"""Long messages of ModelInfer, decoded and encoded in threads."""
+"""Decodes and encodes long ModelInfer messages in threads."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,28 +21,28 @@ from xlaserve.tensors import BYTES
 T = TypeVar("T")
 
 LONG_BYTES = 16 << 10
-"""Messages of this size are inspected before they are decoded on the event loop."""
+"""Messages longer than this are decoded on the event loop only if `is_read_quickly`."""
 _LONG_FIELD_BYTES = 16 << 10
-"""Bytes of a field that a thread decodes; raw contents are not decoded."""
+"""Messages with a field longer than this are decoded in a thread, except for raw contents."""
 _RAW_INPUT_CONTENTS = 0x3A
 _WRITTEN_ELEMENTS = 4096
-"""Elements of BYTES encoded on the event loop: some 0.5 ms."""
+"""Maximum number of BYTES elements encoded on the event loop, in about 0.5 ms."""
 
 
 class Read(NamedTuple):
-    """A request that a thread has read."""
+    """The result of decoding a request in a thread."""
 
     decoded: DecodedInfer
     request: InferRequest | None
-    """None if its bytes do not match its tensors."""
+    """The request; None if it is invalid."""
     problem: InvalidRequest | None
-    """The reason, then."""
+    """Why the request is invalid, or None."""
     made: int
-    """Bytes of the decoded arrays."""
+    """Bytes of the arrays allocated by decoding."""
 
 
 def is_read_quickly(message: Buffer) -> bool:
-    """Tell whether raw contents are the only large part of a message."""
+    """Tell whether raw contents are the only large fields of a message."""
     pos, end = 0, len(message)
     try:
         for _ in range(MOST_FIELDS):
@@ -59,7 +59,7 @@ def is_read_quickly(message: Buffer) -> bool:
 
 
 def is_written_slowly(response: InferResponse) -> bool:
-    """Tell whether an answer has many elements of BYTES."""
+    """Tell whether a response has so many BYTES elements that a thread should encode it."""
     for output in response.outputs:
         if output.datatype is BYTES and output.data.size > _WRITTEN_ELEMENTS:
             return True
@@ -67,7 +67,7 @@ def is_written_slowly(response: InferResponse) -> bool:
 
 
 class LongMessages:
-    """Decodes requests in threads, and continues their calls."""
+    """Decodes requests in threads, then continues their calls on the event loop."""
 
     def __init__(self, threads: HostThreads, max_message_bytes: int) -> None:
         self.threads = threads
@@ -80,7 +80,7 @@ class LongMessages:
         message: Buffer,
         then: Callable[[Read], None],
     ) -> None:
-        """Decode a request in a thread; `then` gets it, unless the call has ended."""
+        """Decode a request in a thread, then pass it to `then` unless the call has ended."""
 
         def done(found: Read | BaseException) -> None:
             if call.has_ended:
@@ -95,13 +95,13 @@ class LongMessages:
         call.expire_in_time()
 
     def await_for(self, call: InferCall, work: Coroutine[Any, Any, None]) -> None:
-        """Have a coroutine work for a call, and cancel it when the call ends."""
+        """Run a coroutine for a call; it is cancelled if the call ends first."""
         call.wait_at(Working(asyncio.ensure_future(work)))
         call.expire_in_time()
 
 
 class Writing:
-    """An answer that a thread writes, for its stream to cancel."""
+    """Encoding of an answer in a thread; the stream's `call`, so that the stream can cancel it."""
 
     __slots__ = ("_call", "_job")
 
@@ -117,22 +117,22 @@ class Writing:
         write: Callable[[], T],
         written: Callable[[T | BaseException], None],
     ) -> None:
-        """Encode it in a thread; `written` must call `end`, to break a reference cycle."""
+        """Run `write` in a thread; its callback `written` must call `end`."""
         self._job = threads.start(write, written)
 
     def end(self) -> None:
-        """Keep the job no longer."""
+        """Drop the reference to the job, which would be a reference cycle."""
         self._job = None
 
     def cancel(self, reason: str) -> None:
-        """Cancel it, unless a thread has started: then its result is dropped."""
+        """Cancel the job, or drop its result if the thread has started, and end the call."""
         if self._job is not None:
             self._job.cancel()
         self._call.end(asyncio.CancelledError(reason))
 
 
 def read_long(decode: Callable[[Buffer], DecodedInfer], message: Buffer) -> Read:
-    """Decode a request, in any thread; raises like `decode`."""
+    """Decode a request completely; may run in any thread. Raises as `decode` does."""
     decoded = decode(message)
     try:
         request = decoded.request()

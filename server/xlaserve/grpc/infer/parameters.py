@@ -1,4 +1,4 @@
-"""Parameter maps: messages that hold one of several kinds of value."""
+"""Conversion between parameter maps of protobuf messages and plain values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _LARGEST_SIGNED = 2**63 - 1
 
 
 def write_parameters(parameters: Mapping[str, Parameter]) -> dict[str, pb.InferParameter]:
-    """Return the map of messages for plain values: integers of 64 bits, signed if they fit."""
+    """Convert plain values to InferParameter messages; integers are int64, or uint64 if larger."""
     return {name: _written(value) for name, value in parameters.items()}
 
 
@@ -31,13 +31,13 @@ def _written(value: Parameter) -> pb.InferParameter:
 
 
 def read_parameters(parameters: Mapping[str, betterproto.Message]) -> dict[str, Any]:
-    """Return an InferParameter or ModelRepositoryParameter map with plain values.
+    """Convert InferParameter or ModelRepositoryParameter messages to plain values.
 
-    Raises InvalidRequest for a parameter that holds nothing.
+    Raises InvalidRequest for a parameter without a value.
     """
     plain: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        # Past betterproto's own attribute access, which takes longer than the rest of the loop.
+        # Bypass betterproto's attribute access, which takes longer than the rest of the loop.
         fields = object.__getattribute__(parameter, "__dict__")
         value = fields.get(fields["_group_current"]["parameter_choice"])
         if value is None:

@@ -1,4 +1,4 @@
-"""The answers of ModelStreamInfer: those of ModelInfer in an envelope, the last one marked."""
+"""Encodes the answers of ModelStreamInfer, and marks the last one of each request."""
 
 from grpclib import GRPCError
 
@@ -10,28 +10,31 @@ from xlaserve.serving.inference import InferResponse
 from xlaserve_proto import inference as pb
 
 FINAL_RESPONSE = "triton_final_response"
-"""The parameter of an answer that says whether it is the last one to its request."""
+"""Boolean answer parameter: whether this is the last answer to its request."""
 
 _INFER_RESPONSE = write_varint(2 << 3 | LENGTH)
-"""Tag in a ModelStreamInferResponse."""
+"""Tag of the field `infer_response` in a ModelStreamInferResponse."""
 
 
 class StreamAnswers:
-    """Writes the messages of a stream."""
+    """Encodes the answer messages of streams."""
 
     def __init__(self, codec: InferCodec, *, bare: bool = False) -> None:
-        """With `bare` an answer is a ModelInferResponse, as MLServer's are; no error has a form."""
+        """With `bare`, an answer is a ModelInferResponse, as in MLServer's API.
+
+        That message cannot carry an error, so errors end the stream.
+        """
         self._codec = codec
         self.is_bare = bare
         self._messages = WireCodec()
-        # A parser takes the fields of a message in any order: the parameter comes last.
+        # Protobuf fields may come in any order, so the parameter is appended to the message.
         self._marks = {
             last: self._messages.encode_message(pb.ModelInferResponse(parameters=_mark(last)))
             for last in (False, True)
         }
 
     def write(self, response: InferResponse, *, typed: bool, last: bool) -> bytes:
-        """Return the message of an answer; raises if it cannot be encoded."""
+        """Encode an answer; raise if it cannot be encoded."""
         encode = self._codec.encode_typed if typed else self._codec.encode
         parts, size = encode(response)
         mark = self._marks[last]
@@ -40,10 +43,10 @@ class StreamAnswers:
         return b"".join((_INFER_RESPONSE, write_varint(size + len(mark)), *parts, mark))
 
     def refuse(self, call: InferCall, refusal: GRPCError) -> bytes:
-        """Return the message for an error.
+        """Encode an error.
 
-        It names the request by its id, and its model where there is one: it may be answered behind
-        others. The text is never empty, since clients know an error by it.
+        It has the request's id and, if found, the model, so that the client can match it with the
+        request. Its text is never empty, because clients detect errors by the text.
         """
         found = call.found if call.is_found else None
         return self._messages.encode_message(

@@ -1,4 +1,4 @@
-"""Tensors between protobuf messages and numpy: raw bytes and typed contents, both ways."""
+"""Converts tensors between protobuf messages (raw or typed contents) and numpy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from xlaserve.tensors import (
 from xlaserve_proto import inference as pb
 
 SHARED_MEMORY = "shared_memory_region"
-"""Parameter of an input whose elements are not in the request (shared memory extension)."""
+"""Input parameter that names the region with its elements (shared memory extension)."""
 
 _NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
 
@@ -40,7 +40,7 @@ CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
 
 
 def read_request(message: pb.ModelInferRequest) -> InferRequest:
-    """Return the request that a message is; raises as `read_inputs` and `read_parameters` do."""
+    """Convert a message to a request; raise as `read_inputs` and `read_parameters` do."""
     return InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
@@ -56,16 +56,16 @@ def read_request(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def is_typed(message: pb.ModelInferRequest) -> bool:
-    """Tell whether a request wants typed contents: none of it is raw."""
+    """Tell whether no input is raw or in shared memory; the answer may then be typed too."""
     return not (message.raw_input_contents or any(map(is_shared, message.inputs)))
 
 
 def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
-    """Return the inputs of a request as arrays, views of the received message where possible.
+    """Return the inputs of a request as arrays, which are views of the message if possible.
 
-    Raw contents pair with the inputs in their order. Raises InvalidTensor where bytes or elements
-    do not make up the tensor, InvalidRequest where raw and typed contents are mixed
-    (V2 protocol, ModelInferRequest).
+    Raw contents belong to the inputs in order (V2 protocol, ModelInferRequest). Raises
+    InvalidTensor if contents do not match an input's datatype and shape, or if raw and typed
+    contents are mixed; InvalidRequest if the number of raw contents is wrong.
     """
     raw = request.raw_input_contents
     shared = list(map(is_shared, request.inputs))
@@ -117,7 +117,7 @@ def _read_input(
 
 
 def _contents(tensor: pb.ModelInferRequestInferInputTensor) -> pb.InferTensorContents | None:
-    # Reading a message that was not sent would build one, at ten times the cost of the rest.
+    # Accessing an absent field would create an empty message, at ten times the cost of the rest.
     return tensor.contents if "contents" in vars(tensor) else None
 
 
@@ -158,12 +158,11 @@ def write_outputs(
     form: Form | None = None,
     parameters: Mapping[str, Mapping[str, Parameter]] = _NO_PARAMETERS,
 ) -> tuple[list[pb.ModelInferResponseInferOutputTensor], list[Any]]:
-    """Return the output tensors, and their raw contents in the same order, if there are any.
+    """Return the messages of outputs, and their raw contents, if any, in the same order.
 
-    Without a form they are raw: every client but one without these fields reads that, and no
-    element passes through Python. Clients pair raw contents with all outputs by their order: for
-    those that are in shared memory they are empty, as Triton has them. `parameters` are those of
-    outputs, by output.
+    Without `form`, outputs are raw: that is fast, and nearly every client can read it. Clients
+    match raw contents with outputs by order, so outputs in shared memory have empty ones, as with
+    Triton. `parameters` maps names of outputs to their parameters.
     """
     described = [_described(output) for output in outputs]
     for tensor in described:

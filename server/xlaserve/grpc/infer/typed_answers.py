@@ -1,4 +1,4 @@
-"""Typed contents in answers to requests with typed contents."""
+"""Builds typed contents for the answers to requests with typed contents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from xlaserve.tensors import BYTES, encoded_elements
 from xlaserve_proto import inference as pb
 
 _FEW = 32
-"""Size up to which a list is written faster than an array."""
+"""Up to this many elements, encoding a list is faster than encoding an array."""
 _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
     {
         "bool_contents": 1,
-        "int_contents": 10,  # a negative one has ten bytes, as in 64 bits
+        "int_contents": 10,  # negative values are sign-extended to 64 bits: ten bytes
         "int64_contents": 10,
         "uint_contents": 5,
         "uint64_contents": 10,
         "fp32_contents": 4,
         "fp64_contents": 8,
-        # And what it holds. It has fewer bytes around that, but is written by itself.
+        # In addition to the element's bytes. The encoding needs fewer, but takes more time.
         "bytes_contents": 64,
         None: 0,
     }
@@ -31,27 +31,27 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
 
 
 class Form(NamedTuple):
-    """The form of an answer."""
+    """How the outputs of an answer are encoded: typed contents, raw contents, or both."""
 
     contents: list[pb.InferTensorContents | None]
-    """The typed contents of each output; None for one without."""
+    """The typed contents of each output; None for an output without."""
     raw: bool
-    """Whether all outputs have raw contents, which pair with outputs by order."""
+    """Whether the answer has raw contents, which it then has for all outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedAnswers:
-    """Writes answers to typed requests as a setting says, within a limit."""
+    """Chooses how to encode the answers to requests with typed contents, from the settings."""
 
     form: TypedAnswerForm = TypedAnswerForm.BOTH
     max_bytes: int = 2 << 20
 
     def write(self, outputs: Sequence[InferOutput]) -> Form:
-        """Return how to write outputs.
+        """Return the form for outputs.
 
-        An output of a datatype without a typed field is raw, and then all of them are raw too.
-        Those that typed contents would make longer by more than the limit are raw alone; where
-        there may be no raw contents, this raises TooLarge.
+        If an output's datatype has no typed field, all outputs get raw contents as well. If typed
+        contents would add more than `max_bytes`, the answer has raw contents only, or TooLarge is
+        raised if the setting requires typed contents.
         """
         if self.form is TypedAnswerForm.RAW:
             return Form([None] * len(outputs), raw=True)

@@ -1,4 +1,4 @@
-"""Typed contents of an input in clients' usual form: one packed field at the end."""
+"""Decodes typed contents in the usual encoding: one packed field at the end."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,24 +19,24 @@ from xlaserve.tensors import Elements
 from xlaserve_proto import inference as pb
 
 Contents: TypeAlias = "tuple[int, int, Elements | None]"
-"""Start and stop of an input's elements, and the elements themselves if not just raw bytes."""
+"""Start and stop of an input's contents; the elements, or None if the bytes are raw contents."""
 
 MOST_FIELDS = 256
-"""Fields of a request, and of an input, beyond which the generic codec reads it."""
+"""Requests or inputs with more fields than this are left to the generic codec."""
 CONTENTS_DEPTH = 2
 """Nesting depth of typed contents in a request."""
 
 _CONTENTS = 5 << 3 | LENGTH
 _BEFORE_CONTENTS = frozenset(number << 3 | LENGTH for number in range(1, 5))
-"""Tags of an input."""
+"""Tags of the fields that precede an input's contents."""
 
 
 class NotOrdinary(ValueError):
-    """The generic codec has to read this."""
+    """The message is unusual or malformed, and has to be decoded by the generic codec."""
 
 
 def find_contents(data: Data, start: int, stop: int) -> int:
-    """Return the start of an input's possible typed contents; `stop` without any."""
+    """Return the position of an input's typed contents, or `stop` if there are none."""
     pos = start
     for _ in range(MOST_FIELDS):
         if pos >= stop or data[pos] not in _BEFORE_CONTENTS:
@@ -47,10 +47,10 @@ def find_contents(data: Data, start: int, stop: int) -> int:
 
 
 def read_contents(data: Data, at: int, stop: int, field: str) -> Contents:
-    """Read the contents that were found, in the time that it takes to look at each byte.
+    """Decode the typed contents at a position, in time linear in their length.
 
-    Raises NotOrdinary unless they are all in one go and of this field, IndexError or
-    MalformedMessage where they are none.
+    Raises NotOrdinary unless they are one packed field with the expected name; IndexError or
+    MalformedMessage if they are malformed.
     """
     tag, read = _READERS[field]
     pos = _last_field(data, at, stop)
@@ -60,7 +60,7 @@ def read_contents(data: Data, at: int, stop: int, field: str) -> Contents:
 
 
 def _last_field(data: Data, pos: int, stop: int) -> int:
-    """Return the start of the value of a message's last field."""
+    """Return the start of the value of the field at `pos`, which must be the last one."""
     size, pos = read_size(data, pos + 1)
     if pos + size != stop or not size:
         raise NotOrdinary
@@ -82,7 +82,7 @@ def _read_bytes(tag: int, data: Data, at: int, stop: int) -> Contents:
 
 
 def _read_fixed(itemsize: int, data: Data, at: int, stop: int) -> Contents:
-    """Packed floats have the form of raw contents."""
+    """Return packed floats, whose encoding is the same as raw contents."""
     pos = _last_field(data, at, stop)
     if (stop - pos) % itemsize:
         raise NotOrdinary
@@ -104,4 +104,4 @@ def _reader(row: Field) -> tuple[int, Callable[[Data, int, int], Contents]]:
 
 
 _READERS = MappingProxyType({row.name: _reader(row) for row in fields_of(pb.InferTensorContents)})
-"""Field of typed contents -> its tag, and its reader."""
+"""Name of a typed contents field -> its tag and its decoder."""

@@ -1,1 +1,1 @@
-"""Protobuf messages, read strictly and in bounded time, and written."""
+"""Strict protobuf codec with bounded decoding time."""

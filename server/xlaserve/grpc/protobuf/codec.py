@@ -1,4 +1,4 @@
-"""The codec of the server: betterproto's classes, without betterproto's parser and serializer."""
+"""Codec for betterproto's message classes, in place of betterproto's parser and serializer."""
 
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,21 +21,21 @@ VIEWS: Views = MappingProxyType(
         inference.ModelInferResponse: ("raw_output_contents",),
     }
 )
-"""The bytes fields whose values are views of the received message: the contents of tensors."""
+"""Bytes fields decoded as views of the received message: the raw contents of tensors."""
 
 
 class WireCodec(CodecBase):
-    """Reads and writes every message as protobuf itself does, within bounds.
+    """Decodes and encodes messages as protobuf does, within limits.
 
-    A message with more than `max_fields` fields is refused: it would keep the event loop busy.
-    One that is nested deeper than `max_depth` is malformed, as it is to protobuf.
+    A message with more than `max_fields` fields is rejected, because decoding it would block the
+    event loop. A message nested deeper than `max_depth` is malformed, as in protobuf.
     """
 
     def __init__(self, *, max_fields: int = 100_000, max_depth: int = 100) -> None:
         self._decoder = Decoder(max_fields=max_fields, max_depth=max_depth, views=VIEWS)
         self._encoder = Encoder()
 
-    # --- as grpclib calls it ---
+    # --- interface for grpclib ---
 
     @property
     def __content_subtype__(self) -> str:
@@ -43,41 +43,41 @@ class WireCodec(CodecBase):
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Return the bytes of a message. Raises TypeError when it has another type."""
+        """Encode a message. Raises TypeError if it is not a `message_type`."""
         if not isinstance(message, message_type):
             raise TypeError(f"expected {message_type.__name__}, got {type(message).__name__}")
         return self.encode_message(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the message; raises GRPCError without any of its contents."""
+        """Decode a message. Raises GRPCError whose text does not quote the message."""
         try:
             return self.decode_message(message_type, data)
         except (MalformedMessage, TooManyFields) as error:
             refusal = refusal_of(error, message_type.__name__)
-        # Out here, so that what is raised does not keep the cause, and with it the message, alive;
-        # and another one, so that no frame holds an error that holds the frame.
+        # Raise outside the `except` block, so that the error has no context that keeps the message
+        # alive; and raise a new one, so that no frame holds an exception that holds the frame.
         raise GRPCError(refusal.status, refusal.message)
 
-    # --- as everything else does ---
+    # --- interface for the server ---
 
     def encode_message(self, message: betterproto.Message) -> bytes:
-        """Return the bytes of a message; bytes fields may hold any contiguous buffer.
+        """Encode a message; bytes fields may hold any contiguous buffer.
 
-        Raises ValueError with the name of a field that holds what its type cannot.
+        Raises ValueError, naming the field, for a value that does not fit the field's type.
         """
         return self._encoder.encode(message)
 
     def decode_message(self, message_type: type[T], data: bytes | memoryview) -> T:
-        """Return the message that all of the data is.
+        """Decode all of `data` as one message.
 
-        Raises MalformedMessage where protobuf's own parser would refuse it, and TooManyFields.
+        Raises MalformedMessage if protobuf's own parser would reject it, and TooManyFields.
         """
         message: T = self._decoder.decode(message_type, data)
         return message
 
 
 def refusal_of(error: MalformedMessage | TooManyFields, message_name: str) -> GRPCError:
-    """Return the error text of a message that cannot be read, without anything it holds."""
+    """Return the GRPCError for a message that cannot be decoded; it does not quote the message."""
     if isinstance(error, TooManyFields):
         return GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
     return GRPCError(Status.INTERNAL, f"the request is not a valid {message_name} message")

@@ -1,4 +1,4 @@
-"""Reads the bytes of a message into its generated class, strictly and in bounded time."""
+"""Decodes messages into betterproto's generated classes, strictly and in bounded time."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -24,19 +24,20 @@ from xlaserve.grpc.protobuf.wire import (
 )
 
 Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
-"""Repeated bytes fields that are views of the received message instead of copies."""
+"""Message class -> repeated bytes fields decoded as views of the message instead of copies."""
 
-# Costs besides those of the fields, so that a bound on the count is a bound on the time.
+# Costs in units of fields, counted in addition to the fields themselves: `max_fields` then limits
+# the decoding time.
 VIEW_COST = 1
-"""A view, which is slower to make than a small copy, and one more object for the collector."""
+"""Cost of a view: slower than a small copy, and one more object for the garbage collector."""
 PACKED_COST = 64
-"""Maximum cost of a packed field; a short one counts two per byte."""
+"""Maximum base cost of a packed field; short ones cost two per byte."""
 PACKED_BYTES = 256
-"""Bytes of a packed field that count as one field, since each number becomes a Python object."""
+"""Bytes of a packed field that cost as much as one field: each number becomes an object."""
 
 
 class Decoder:
-    """Decodes messages; caches the plan of every class."""
+    """Decodes messages; caches a decoding plan per message class."""
 
     def __init__(self, *, max_fields: int, max_depth: int, views: Views) -> None:
         self._max_fields = max_fields
@@ -45,9 +46,9 @@ class Decoder:
         self._plans: dict[type[betterproto.Message], Plan] = {}
 
     def decode(self, message_type: type[betterproto.Message], data: bytes | memoryview) -> Any:
-        """Return the message that all of the data is.
+        """Decode all of `data` as one message.
 
-        Raises MalformedMessage where protobuf's own parser would refuse it, and TooManyFields.
+        Raises MalformedMessage if protobuf's own parser would reject it, and TooManyFields.
         """
         plan = self._plans.get(message_type) or self._learn(message_type)
         values = plan.blank()
@@ -69,7 +70,7 @@ class Decoder:
         return plan
 
 
-# --- making a plan -----------------------------------------------------------------------------
+# --- decoding plans ----------------------------------------------------------------------------
 
 
 def _make_plan(
@@ -78,7 +79,7 @@ def _make_plan(
     views: Views,
 ) -> Plan:
     known = plans.get(message_type)
-    if known is not None:  # also where a class contains itself
+    if known is not None:  # also ends the recursion for classes that contain themselves
         return known
     plan = plans[message_type] = Plan(message_type)
     plan.template |= {"_serialized_on_wire": True, "_unknown_fields": b"", "_group_current": {}}
@@ -133,7 +134,7 @@ def _store_span(row: Field, *, viewed: bool) -> StoreSpan:
     return (_add if row.repeated else _put)(row.name, span_converter(row))
 
 
-# --- values into the fields of a message -------------------------------------------------------
+# --- storing decoded values --------------------------------------------------------------------
 
 
 def _put_varint(name: str, convert: Callable[[int], Any]) -> StoreVarint:
@@ -174,7 +175,7 @@ def _add_view(name: str) -> StoreSpan:
 
 def _extend(row: Field, convert: Convert) -> StoreSpan:
     name = row.name
-    # An unknown number becomes a new enum member, which takes as long as reading a field.
+    # Each unknown number becomes a new enum member, which takes as long as decoding a field.
     per_field = 1 if row.type == ENUM else PACKED_BYTES
 
     def extend(reader: Reader, values: Values, start: int, stop: int) -> None:
@@ -195,7 +196,7 @@ def _put_message(name: str, plan: Plan) -> StoreSpan:
         if known is None:
             fields = plan.blank()
             values[name] = plan.message(fields)
-        else:  # given twice: the second is merged into the first
+        else:  # as in protobuf, a second occurrence of the field is merged into the first
             fields = object.__getattribute__(known, "__dict__")
         reader.nested(plan, fields, start, stop)
 
@@ -248,7 +249,7 @@ def _varint_in_group(row: Field, store: StoreVarint) -> StoreVarint:
 
 
 def _choose(values: Values, group: str, name: str) -> None:
-    """Set a member of a oneof, and clear the others."""
+    """Select a member of a oneof, and clear the previous one."""
     groups = values["_group_current"]
     current = groups[group]
     if current == name:

@@ -1,4 +1,4 @@
-"""The protobuf file of each symbol, from the compiler's descriptor sets."""
+"""Index of protobuf file descriptors by file name and symbol, for server reflection."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _UNBOUNDED = 1 << 62
 
 @dataclass(eq=False, repr=False)
 class _RawDescriptorSet(betterproto.Message):
-    """`google.protobuf.FileDescriptorSet`, whose files are left as they are."""
+    """`google.protobuf.FileDescriptorSet` with the files left serialized."""
 
     file: list[bytes] = betterproto.bytes_field(1)  # noqa: RUF009 - betterproto's way
 
@@ -32,14 +32,14 @@ class _File:
     imports: tuple[str, ...]
     messages: frozenset[str]
     symbols: frozenset[str]
-    """Its symbols, messages included."""
+    """All symbols defined in the file, including messages."""
 
 
 class DescriptorIndex:
-    """Finds the files of descriptor sets, serialized, by name and by what they describe.
+    """Finds serialized file descriptors by file name and by the symbols they define.
 
-    Of two files with one name the first counts. Raises ValueError where a set lacks the imports
-    of its files; protoc writes them with `--include_imports`.
+    If two files have the same name, the first one is used. Raises ValueError if an imported file
+    is missing from the sets; protoc includes imports with `--include_imports`.
     """
 
     def __init__(self, descriptor_sets: Iterable[bytes]) -> None:
@@ -53,12 +53,12 @@ class DescriptorIndex:
 
     @classmethod
     def of_contracts(cls, *further: bytes) -> Self:
-        """Index the contracts of this server, and further descriptor sets after them."""
+        """Return an index of the server's own services and further descriptor sets."""
         contracts = resources.files("xlaserve_proto").joinpath("descriptor_set.binpb").read_bytes()
         return cls([contracts, *further])
 
     def file_named(self, name: str) -> list[bytes]:
-        """Return a file, followed by its imports; [] for an unknown one."""
+        """Return a file, followed by its transitive imports; [] if the name is unknown."""
         found: dict[str, bytes] = {}
         wanted = [name] if name in self._files else []
         while wanted:
@@ -69,15 +69,15 @@ class DescriptorIndex:
         return list(found.values())
 
     def file_of(self, symbol: str) -> list[bytes]:
-        """Return the file that describes a symbol, and all that it imports; [] where none does.
+        """Return the file that defines a symbol, followed by its imports; [] if none does.
 
-        Symbols are services and their methods, messages with their fields and oneofs, enums with
-        their values, and extensions, by their full names.
+        Symbols are the full names of services, methods, messages, fields, oneofs, enums, enum
+        values and extensions.
         """
         return self.file_named(self._file_of.get(symbol, ""))
 
     def is_message(self, name: str) -> bool:
-        """Tell whether a message has this full name."""
+        """Tell whether `name` is the full name of a message."""
         return name in self._messages
 
     def _add(self, file: _File) -> None:
@@ -94,10 +94,10 @@ class DescriptorIndex:
                     raise ValueError(f"the descriptor set lacks {imported}, which {name} imports")
 
 
-# Most of a start without models, where one process starts servers again and again, as tests do.
+# Cached because parsing takes most of the startup time without models; tests start many servers.
 @lru_cache(maxsize=4)
 def _files_of(descriptor_set: bytes) -> tuple[_File, ...]:
-    """Return the files of a set in its order, read once in a process."""
+    """Return the files of a descriptor set, in order."""
     codec = WireCodec(max_fields=_UNBOUNDED)
     files = []
     for serialized in codec.decode_message(_RawDescriptorSet, descriptor_set).file:
@@ -142,7 +142,7 @@ def _message_symbols(scope: str, messages: Iterable[DescriptorProto]) -> Iterato
 
 
 def _enum_symbols(scope: str, enums: Iterable[EnumDescriptorProto]) -> Iterator[str]:
-    # The values of an enum are its siblings, not its children, as in C++.
+    # As in C++, enum values belong to the scope that contains the enum.
     for enum in enums:
         yield scope + enum.name
         yield from (scope + value.name for value in enum.value)

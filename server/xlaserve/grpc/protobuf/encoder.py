@@ -1,7 +1,7 @@
-"""Encodes a message of a generated class field by field, as protobuf's own encoder does.
+"""Encodes messages of betterproto's generated classes as protobuf's own encoder does.
 
-The parts of a message are gathered in one list and joined once, so that a large tensor is copied
-once, from its array into the message.
+All parts of a message are collected in one list and joined at the end, so that a large tensor is
+copied only once, from its array into the message.
 """
 
 import operator
@@ -35,17 +35,17 @@ from xlaserve.grpc.protobuf.wire import (
 Parts: TypeAlias = list[bytes | memoryview]
 
 Write: TypeAlias = Callable[[Parts, Any], int]
-"""Adds the parts of a field with this value, and returns how many bytes they are."""
+"""Appends the encoded field to a list of parts; returns the number of bytes added."""
 Dump: TypeAlias = Callable[[Any], bytes]
-"""Turns one value into the bytes that follow its tag."""
+"""Encodes one value, without the tag."""
 
 _FEW = 32
-"""Packed numbers up to which Python is faster than numpy."""
+"""Up to this many packed numbers, encoding in Python is faster than with numpy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The writer of one field."""
+    """The encoder of one field of a message class."""
 
     name: str
     group: str | None
@@ -60,7 +60,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
 
     def write(self, parts: Parts, message: object) -> int:
-        """Add the parts of a message, and return how many bytes they are."""
+        """Append an encoded message to a list of parts; return the number of bytes added."""
         if not isinstance(message, self.message_type):
             raise TypeError(f"expected {self.message_type.__name__}, got {type(message).__name__}")
         values = object.__getattribute__(message, "__dict__")
@@ -81,15 +81,15 @@ class Plan:
 
 
 class Encoder:
-    """Encodes messages; caches the plan of every class."""
+    """Encodes messages; caches an encoding plan per message class."""
 
     def __init__(self) -> None:
         self._plans: dict[type[betterproto.Message], Plan] = {}
 
     def encode(self, message: betterproto.Message) -> bytes:
-        """Return the bytes of a message.
+        """Encode a message.
 
-        Raises ValueError with the name of a field that holds what its type cannot.
+        Raises ValueError, naming the field, for a value that does not fit the field's type.
         """
         message_type = type(message)
         plan = self._plans.get(message_type) or self._learn(message_type)
@@ -104,14 +104,14 @@ class Encoder:
         return plan
 
 
-# --- making a plan -----------------------------------------------------------------------------
+# --- encoding plans ----------------------------------------------------------------------------
 
 
 def _make_plan(
     message_type: type[betterproto.Message], plans: dict[type[betterproto.Message], Plan]
 ) -> Plan:
     known = plans.get(message_type)
-    if known is not None:  # also where a class contains itself
+    if known is not None:  # also ends the recursion for classes that contain themselves
         return known
     plan = plans[message_type] = Plan(message_type)
     for row in fields_of(message_type):
@@ -131,7 +131,7 @@ def _write_field(row: Field, plans: dict[type[betterproto.Message], Plan]) -> Wr
 
 
 def _write_one(row: Field, plans: dict[type[betterproto.Message], Plan], *, always: bool) -> Write:
-    """Return how to write one value; a default is left out unless `always`."""
+    """Return the encoder of a single value; it omits the default value unless `always`."""
     if row.type == MESSAGE:
         return _message(row, _make_plan(row.target, plans), always=always)
     if row.type in _LOADS:
@@ -201,7 +201,7 @@ def _packed(row: Field) -> Write:
 
 
 def _dump_many(scalar: Scalar, values: Any) -> bytes | None:
-    """Encode many numbers with numpy; None if it cannot."""
+    """Encode packed numbers with numpy; None if their types or ranges need Python's checks."""
     array: Numbers = np.asarray(values)
     kind = scalar.dtype.kind
     if array.ndim != 1 or array.dtype.kind not in ("fiu" if kind == "f" else "biu"):

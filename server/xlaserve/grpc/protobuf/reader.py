@@ -1,7 +1,7 @@
-"""Reads the fields of any message strictly and in bounded time.
+"""The field loop of the protobuf decoder, strict and in bounded time.
 
-Nothing here looks ahead of a check: an index beyond the buffer raises IndexError, a field that
-ends beyond its message is found when the message ends, and both are malformed messages.
+To save checks in the loop, an index past the buffer simply raises IndexError, and a field that
+extends past its message is detected at the end of the message. Both mean a malformed message.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,17 @@ from xlaserve.grpc.protobuf.wire import (
 )
 
 Values: TypeAlias = dict[str, Any]
-"""The `__dict__` of a message: its fields by name, and three entries of betterproto's own."""
+"""The `__dict__` of a message: fields by name, and three entries that betterproto adds."""
 
 StoreVarint: TypeAlias = Callable[[Values, int], None]
-"""Stores a field's varint in the fields of a message."""
+"""Converts a varint, and stores it in the message's `__dict__`."""
 StoreSpan: TypeAlias = "Callable[[Reader, Values, int, int], None]"
-"""Stores the bounds of a field's bytes in the fields of a message."""
+"""Converts the bytes of a field between two positions, and stores the value in `__dict__`."""
 
-# Costs besides those of the fields, so that a bound on the count is a bound on the time.
+# In units of fields, counted in addition to the fields themselves: `max_fields` then limits the
+# decoding time.
 MESSAGE_COST = 5
-"""Cost of a nested message or a map entry, plus one for each list and map in it."""
+"""Cost of a nested message or map entry; each of its lists, maps and oneofs adds one."""
 
 
 @dataclass(slots=True)
@@ -43,18 +44,18 @@ class Plan:
 
     message_type: type[betterproto.Message]
     template: Values = field(default_factory=dict)
-    """Values that every message starts from, all of them immutable."""
+    """The immutable default values of a new message."""
     cost: int = MESSAGE_COST
     lists: list[str] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
     groups: dict[str, str | None] = field(default_factory=dict)
     varints: dict[int, StoreVarint] = field(default_factory=dict)
-    """Tag -> field that comes as a varint."""
+    """Tag -> how to store the field, for wire type VARINT."""
     spans: dict[int, StoreSpan] = field(default_factory=dict)
-    """Tag -> field that comes as bytes: four, eight, or as many as a size says."""
+    """Tag -> how to store the field, for the other wire types."""
 
     def blank(self) -> Values:
-        """Return the fields of an empty message."""
+        """Return the `__dict__` of an empty message."""
         values = self.template.copy()
         for name in self.lists:
             values[name] = []
@@ -65,14 +66,14 @@ class Plan:
         return values
 
     def message(self, values: Values) -> Any:
-        """Make the message of these fields, without the checks that cost `__init__` its time."""
+        """Create a message from its `__dict__`, bypassing betterproto's slow `__init__`."""
         message = object.__new__(self.message_type)
         object.__setattr__(message, "__dict__", values)
         return message
 
 
 class Reader:
-    """A message being read, and its remaining limits."""
+    """The buffer being decoded, with the remaining field count and depth."""
 
     __slots__ = ("data", "depth", "left", "limit", "view")
 
@@ -82,10 +83,10 @@ class Reader:
         self.limit = self.left = max_fields
         self.depth = max_depth
 
-    # The length of the next function buys the speed of everything that clients send: one turn
-    # reads one field, known or not, without a call but the one that stores it.
+    # The hot loop of decoding, inlined for speed: each iteration decodes one field with a single
+    # function call, the one that stores the value.
     def fill(self, plan: Plan, values: Values, pos: int, end: int) -> None:  # noqa: C901, PLR0912
-        """Read the fields from `pos` to `end` into the fields of a message."""
+        """Decode the fields between `pos` and `end` into the `__dict__` of a message."""
         data = self.data
         varints = plan.varints
         spans = plan.spans
@@ -135,7 +136,7 @@ class Reader:
             raise MalformedMessage("a field ends beyond its message")
 
     def nested(self, plan: Plan, values: Values, start: int, stop: int) -> None:
-        """Read a message within the message."""
+        """Decode a nested message between two positions."""
         self.left -= plan.cost
         self.depth -= 1
         if self.depth < 0:
@@ -144,7 +145,7 @@ class Reader:
         self.depth += 1
 
     def _skip_group(self, tag: int, pos: int) -> int:
-        """Return the position after a group, whose start tag ends at `pos`."""
+        """Return the position after a group; `pos` is just after its start tag."""
         if tag & 7 != START_GROUP:
             raise MalformedMessage("a field has an unknown wire type, or ends no group")
         groups = [tag >> 3]
@@ -169,7 +170,7 @@ class Reader:
         return pos
 
     def _skip(self, wire: int, pos: int) -> int:
-        """Return the position after a value, possibly beyond the data."""
+        """Return the position after a value, which may be past the end of the data."""
         if wire == VARINT:
             after = read_varint(self.data, pos)[1]
             self.left -= after - pos - 1

@@ -1,7 +1,7 @@
-"""Puts an id into a serialized message at a path of fields, without decoding.
+"""Replaces the id at a field path in a serialized message, without decoding the message.
 
-A mesh rewrites the first occurrence of the field on its way here, and a parser takes the last:
-a client that sends the field twice would choose the model itself. So every occurrence is replaced.
+ModelMesh only replaces the first occurrence of the field, but protobuf parsers use the last one, so
+a client that sends the field twice could choose the model. Every occurrence is replaced here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,28 +16,28 @@ from xlaserve.grpc.protobuf.reader import Plan, Reader, StoreSpan, Values
 from xlaserve.grpc.protobuf.wire import LENGTH, Data, write_varint
 
 MAX_PATH = 32
-"""Most numbers in a path; protobuf's own parsers go to a depth of 100."""
+"""Maximum length of a path; protobuf's own parsers allow a depth of 100."""
 SPAN_COST = 10
-"""Cost of an occurrence of a field of the path, in fields: bytes around it are moved."""
+"""Cost of each occurrence of a field on the path, in units of fields, for moving bytes."""
 VALUE_BYTES = 256
-"""Bytes of the value that count as a field, each time that the value is written."""
+"""Bytes of the value that count as one field, for each occurrence that is replaced."""
 
 _MAX_NUMBER = (1 << 29) - 1
 _SPANS = "spans"
 
 
 class Span(NamedTuple):
-    """The span of an occurrence of a field of the path."""
+    """The position of one occurrence of a field on the path."""
 
     level: int
-    """The index of the field in the path."""
+    """Index of the field in the path."""
     start: int
-    """Start of the value; its size stands just before."""
+    """Start of the value, just after its length."""
     stop: int
 
 
 class Edit(NamedTuple):
-    """New bytes for those between two positions."""
+    """Replacement of the bytes between two positions."""
 
     start: int
     stop: int
@@ -46,16 +46,16 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InjectionPath:
-    """The path to an id in a message: numbers of message fields, and last that of a string field.
+    """The path to an id in a message: the numbers of message fields, then of a string field.
 
-    A repeated field stands for each of its elements. No field on the path may be a map, whose
-    keys would become one, or a member of a oneof, since a later member would take its place.
-    Raises InvalidSettings where the numbers are none, too many or not those of fields.
+    A repeated field stands for all of its elements. The path must not contain a map, because all
+    its keys would become equal, or a member of a oneof, which a later member could override.
+    Raises InvalidSettings if there are no numbers, too many, or invalid ones.
     """
 
     numbers: tuple[int, ...]
     plan: Plan = field(init=False, repr=False, compare=False)
-    """Plan that finds the fields, made in advance."""
+    """Decoding plan that finds the fields on the path."""
 
     def __post_init__(self) -> None:
         in_range = all(0 < number <= _MAX_NUMBER for number in self.numbers)
@@ -68,16 +68,16 @@ class InjectionPath:
 def splice_string(
     message: Data, path: InjectionPath, value: str | bytes, *, max_fields: int, max_depth: int
 ) -> Data:
-    """Return the message with the value in every occurrence of the field at the path.
+    """Return the message with every occurrence of the field at `path` set to `value`.
 
-    Every occurrence of each enclosing message counts, since they may be the elements of a list.
-    One that lacks its next field of the path gets it at its end; a field of that number but
-    another wire type is not that field, here as in any parser. The rest stays as it is, in its
-    order. A message in which nothing has to change is returned itself.
+    This includes every occurrence of the enclosing messages, which may be repeated. If one lacks
+    the next field of the path, the field is appended. A field with the right number but another
+    wire type is ignored, as any parser does. All other bytes are unchanged; if nothing has to
+    change, the message itself is returned.
 
-    Takes time in proportion to the message and to the result, which is longer by at most the
-    value, or by VALUE_BYTES for each of `max_fields`. Raises MalformedMessage and TooManyFields
-    as a decoder with these limits does, but does not look into fields that are off the path.
+    Time is linear in the message and the result. The result is longer by at most the value, or by
+    VALUE_BYTES times `max_fields`. Raises MalformedMessage and TooManyFields as a decoder with
+    these limits does, but does not check the contents of other fields.
     """
     data = message if type(message) is bytes else memoryview(message).cast("B")
     octets = value.encode() if isinstance(value, str) else value
@@ -88,11 +88,11 @@ def splice_string(
     return _apply(reader.view, edits) if edits else message
 
 
-# --- finding -----------------------------------------------------------------------------------
+# --- finding the fields ------------------------------------------------------------------------
 
 
 def _make_plan(numbers: Sequence[int], level: int = 0) -> Plan:
-    """Make a plan for messages in which only the next field of the path is known."""
+    """Return a decoding plan that knows only the next field of the path, at each level."""
     within = _make_plan(numbers, level + 1) if level + 1 < len(numbers) else None
     tag = numbers[level] << 3 | LENGTH
     return Plan(betterproto.Message, spans={tag: _note(level, within)})
@@ -109,7 +109,7 @@ def _note(level: int, within: Plan | None) -> StoreSpan:
 
 
 def _find(reader: Reader, plan: Plan, cost: int) -> list[Span]:
-    """List the fields on the path, by their start; each has a cost."""
+    """Return the occurrences of fields on the path, in order; each adds `cost` to the limit."""
     spans: list[Span] = []
     try:
         reader.fill(plan, {_SPANS: spans}, 0, len(reader.data))
@@ -121,11 +121,11 @@ def _find(reader: Reader, plan: Plan, cost: int) -> list[Span]:
     return spans
 
 
-# --- writing -----------------------------------------------------------------------------------
+# --- building the result -----------------------------------------------------------------------
 
 
 def _missing_fields(numbers: Sequence[int], octets: bytes) -> list[bytes]:
-    """Write, for each level, the field that a message without it gets."""
+    """Return, for each level of the path, the encoded field to append to a message without it."""
     fields: list[bytes] = []
     for number in reversed(numbers):
         octets = write_varint(number << 3 | LENGTH) + write_varint(len(octets)) + octets
@@ -136,14 +136,14 @@ def _missing_fields(numbers: Sequence[int], octets: bytes) -> list[bytes]:
 def _edits(
     view: memoryview, spans: Sequence[Span], octets: bytes, missing: Sequence[bytes]
 ) -> list[Edit]:
-    """List what has to change, from the end of the message to its start.
+    """Return the replacements, from the end of the message to its start.
 
-    In this order the new size of a message is known when its size is met.
+    In this order, the new length of each nested message is known when its length field is reached.
     """
     leaf = len(missing) - 1
     edits: list[Edit] = []
-    # For each level of the message being read backwards: whether the field of the path was
-    # met in it, and by how much its fields have grown.
+    # For each level, within the current message: whether the field of the path was found, and the
+    # number of bytes by which its fields have grown.
     met = [False] * (leaf + 1)
     grown = [0] * (leaf + 1)
     for level, start, stop in reversed(spans):
@@ -169,7 +169,10 @@ def _edits(
 
 
 def _start_of_size(view: memoryview, stop: int) -> int:
-    """Return the start of the size that ends here; a tag ends before it, high bit off."""
+    """Return the start of the length varint that ends at `stop`.
+
+    The byte before it ends a tag, so its high bit is 0.
+    """
     at = stop - 1
     while view[at - 1] > 0x7F:
         at -= 1

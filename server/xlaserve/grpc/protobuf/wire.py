@@ -1,4 +1,4 @@
-"""The protobuf wire format: types, varints, and the fields of a class in its terms."""
+"""The protobuf wire format: scalar types, varints, and field metadata of generated classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ import numpy as np
 from xlaserve.errors.message import MalformedMessage
 
 VARINT, FIXED64, LENGTH, START_GROUP, END_GROUP, FIXED32 = range(6)
-"""The wire types: the low three bits of a tag (Encoding, Message Structure)."""
+"""The wire types, which are the low three bits of a tag (protobuf Encoding, Message Structure)."""
 
 STRING, BYTES, ENUM, MESSAGE, MAP = "string", "bytes", "enum", "message", "map"
-"""Types other than numbers."""
+"""betterproto's names of the field types other than numbers."""
 
 Data: TypeAlias = bytes | memoryview
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Varints: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Convert: TypeAlias = Callable[[Data], Any]
-"""Turns bytes into a value, or into the list of packed ones."""
+"""Converts the bytes of a field to a value, or those of a packed field to a list of values."""
 
 _LONGEST = 10
-"""Bytes of a varint; of the 70 bits that fit, protobuf keeps the low 64."""
+"""Maximum bytes of a varint; protobuf keeps the low 64 of its 70 bits."""
 _MASK = (1 << 64) - 1
 _MAX_TAG = (1 << 32) - 1
 _MAX_BYTES_OF_32_BITS = 5
 _SLAB = 1 << 16
 _FEW = 64
-"""Bytes of packed varints up to which Python is faster than numpy."""
+"""Up to this many bytes of packed varints, decoding in Python is faster than with numpy."""
 
 
 # --- types -------------------------------------------------------------------------------------
@@ -39,18 +39,18 @@ _FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One row of the table of scalar types."""
+    """The encoding of a scalar type."""
 
     wire: int
     """The wire type of a single value; LENGTH for string and bytes, which are never packed."""
     default: object
     dtype: "np.dtype[Any]"
-    """The type that a number is cut to, and its layout where its size is fixed."""
+    """The type that a varint is truncated to, or the encoding of a fixed-size number."""
     zigzag: bool = False
 
     @property
     def layout(self) -> Struct:
-        """Return how a number of a fixed size is packed."""
+        """Return the struct format of a fixed-size number."""
         return Struct(f"<{_LETTERS[self.dtype.str[1:]]}")
 
 
@@ -81,14 +81,14 @@ SCALARS = MappingProxyType(
         BYTES: _row(LENGTH, b"", "O"),
     }
 )
-"""The scalar types by the name that the metadata of a generated class gives them."""
+"""Name of a scalar type, as in the metadata of generated classes -> its encoding."""
 
 
 # --- varints -----------------------------------------------------------------------------------
 
 
 def read_varint(data: Data, pos: int) -> tuple[int, int]:
-    """Read a varint; return its low 64 bits and the position after it."""
+    """Decode a varint; return its low 64 bits and the position after it."""
     value = data[pos]
     if value < 0x80:
         return value, pos + 1
@@ -104,7 +104,7 @@ def read_varint(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_tag(data: Data, pos: int) -> tuple[int, int]:
-    """Read a tag: at most 32 bits, in at most five bytes."""
+    """Decode a tag of at most 32 bits in at most five bytes; return it and the position after."""
     tag, after = read_varint(data, pos)
     if tag > _MAX_TAG or after - pos > _MAX_BYTES_OF_32_BITS:
         raise MalformedMessage("a field number is out of range")
@@ -112,7 +112,7 @@ def read_tag(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_size(data: Data, pos: int) -> tuple[int, int]:
-    """Read a size, in at most five bytes; no message is as long as the largest would be."""
+    """Decode a length of at most five bytes; return it and the position after it."""
     size, after = read_varint(data, pos)
     if after - pos > _MAX_BYTES_OF_32_BITS:
         raise MalformedMessage("a size has more than five bytes")
@@ -120,7 +120,7 @@ def read_size(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_varints(run: Data) -> Iterator[Varints]:
-    """Read adjacent varints, slab by slab, to bound numpy's memory."""
+    """Decode adjacent varints; yield arrays of limited size, to bound numpy's memory."""
     octets = np.frombuffer(run, np.uint8)
     start = 0
     while start < len(run):
@@ -140,7 +140,7 @@ def _read_slab(octets: Numbers) -> Varints:
         return octets.astype(np.uint64)
     starts = np.concatenate(([0], ends[:-1] + 1))
     values: Varints = (octets[starts] & 0x7F).astype(np.uint64)
-    # Each turn goes on with only those varints that have another byte.
+    # Each iteration processes the next byte of all varints that have one.
     longer = np.flatnonzero(ends > starts)
     for index in range(1, _LONGEST):
         at = starts[longer] + index
@@ -152,7 +152,7 @@ def _read_slab(octets: Numbers) -> Varints:
 
 
 def write_varint(value: int) -> bytes:
-    """Write a number of 0 to 2^64-1."""
+    """Encode a number from 0 to 2^64-1 as a varint."""
     if value < 0x80:
         return _SINGLE[value]
     written = bytearray()
@@ -167,7 +167,7 @@ _SINGLE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def write_varints(values: Varints) -> bytes:
-    """Write varints end to end; the inverse of `read_varints`."""
+    """Encode numbers as adjacent varints; the inverse of `read_varints`."""
     sizes = np.ones(values.size, np.int64)
     for index in range(1, _LONGEST):
         sizes += values >= np.uint64(1 << 7 * index)
@@ -182,35 +182,35 @@ def write_varints(values: Varints) -> bytes:
     return written.tobytes()
 
 
-# --- the fields of a class ---------------------------------------------------------------------
+# --- field metadata ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a generated class."""
+    """The metadata of one field of a generated class."""
 
     name: str
     number: int
     type: str
-    """A key of SCALARS, MESSAGE or MAP."""
+    """A key of SCALARS, or MESSAGE or MAP."""
     repeated: bool
     optional: bool
-    """None is absent; an explicit default is written."""
+    """Whether the field is declared `optional`: None if absent, and a default is encoded."""
     group: str | None
-    """Its oneof."""
+    """The name of the field's oneof, or None."""
     target: Any
-    """The class of an enum or a message; the class of the entries of a map."""
+    """The class of an enum or message field, or of a map's entries."""
 
     def tag(self, wire: int) -> int:
-        """Return the tag that announces this field with a wire type."""
+        """Return the field's tag for a wire type."""
         return self.number << 3 | wire
 
 
 def fields_of(message_type: type[betterproto.Message]) -> Sequence[Field]:
-    """Read the metadata of a generated class; the fields are in the order of their numbers.
+    """Return the fields of a generated class, ordered by number.
 
-    Raises TypeError where a field stands for one of Google's wrapper or time messages, as in no
-    contract of this server.
+    Raises TypeError for a field of one of Google's wrapper or time messages, which the codec does
+    not support.
     """
     meta = cast("Any", message_type)._betterproto
     return tuple(_field(message_type, meta, name) for name in meta.sorted_field_names)
@@ -233,11 +233,11 @@ def _field(message_type: type[betterproto.Message], meta: Any, name: str) -> Fie
     )
 
 
-# --- from the wire to values -------------------------------------------------------------------
+# --- decoding values ---------------------------------------------------------------------------
 
 
 def varint_converter(row: Field) -> Callable[[int], Any]:
-    """Return the conversion of a varint, truncated to its type as protobuf does."""
+    """Return a function that converts a varint to a value, truncated as protobuf does."""
     number = _from_varint(SCALARS[row.type])
     if row.type != ENUM:
         return number
@@ -268,7 +268,7 @@ def _from_varints(scalar: Scalar, varints: Varints) -> Numbers:
 
 
 def span_converter(row: Field) -> Convert:
-    """Return the conversion of a single value's bytes."""
+    """Return a function that converts the bytes of a single value."""
     if row.type == STRING:
         return lambda run: str(run, "utf-8")
     if row.type == BYTES:
@@ -278,14 +278,14 @@ def span_converter(row: Field) -> Convert:
 
 
 def packed_converter(row: Field) -> Convert:
-    """Return the conversion of a non-empty packed field to a list."""
+    """Return a function that converts a non-empty packed field to a list."""
     return _packed_varints(row) if SCALARS[row.type].wire == VARINT else _packed_fixed(row)
 
 
 def packed_array(row: Field) -> Callable[[Data], Numbers]:
-    """Return what turns a packed field, which is not empty, into an array of its values.
+    """Return a function that converts a non-empty packed field to an array; not for enums.
 
-    Numbers of a fixed size are a view of the field. Not for enums.
+    For fixed-size numbers, the array is a view of the field.
     """
     scalar = SCALARS[row.type]
     return partial(_view_fixed if scalar.wire != VARINT else _array_of_varints, scalar)
@@ -317,7 +317,7 @@ def _packed_varints(row: Field) -> Convert:
     as_they_are = scalar.dtype.kind in "iu" and not scalar.zigzag and row.type != ENUM
 
     def few(run: bytes) -> list[Any]:
-        if as_they_are and run.isascii():  # of one byte each, as in most shapes
+        if as_they_are and run.isascii():  # all varints have one byte, as in most shapes
             return list(run)
         values = []
         pos = 0
@@ -337,18 +337,18 @@ def _packed_varints(row: Field) -> Convert:
     return convert
 
 
-# --- from values to the wire -------------------------------------------------------------------
+# --- encoding values ---------------------------------------------------------------------------
 
 
 def to_varint(scalar: Scalar, number: int) -> int:
-    """Return the varint of a number in the range of its type."""
+    """Return the 64-bit varint value for a number in the range of its type."""
     if scalar.zigzag:
         number = number << 1 ^ number >> 63
     return number & _MASK
 
 
 def to_varints(scalar: Scalar, numbers: Numbers) -> Varints:
-    """Convert many numbers, like `to_varint`."""
+    """Convert an array of numbers as `to_varint` does."""
     if numbers.dtype.kind == "u":
         return numbers.astype(np.uint64)
     signed = numbers.astype(np.int64)

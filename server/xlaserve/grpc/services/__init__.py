@@ -1,1 +1,1 @@
-"""The services: V2, ModelRuntime, health, reflection, and custom ones."""
+"""The gRPC services: V2, ModelRuntime, health, reflection, and custom ones."""

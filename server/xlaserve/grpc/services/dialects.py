@@ -1,4 +1,4 @@
-"""Forms of V2 over gRPC that other servers than Triton have."""
+"""Variants of V2 over gRPC in MLServer and the Open Inference Protocol."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from grpclib.const import Handler
 from xlaserve.grpc.methods import ALIASES
 from xlaserve_proto import inference as pb
 
-# Fields of a parent name them, and betterproto looks here.
+# betterproto resolves the types of inherited fields in this module.
 from xlaserve_proto.inference import (  # noqa: F401
     InferParameter,
     ModelMetadataResponseTensorMetadata,
@@ -19,22 +19,22 @@ from xlaserve_proto.inference import (  # noqa: F401
 
 
 class Aliases:
-    """A service whose methods are those of others by other names."""
+    """Serves methods of other services under the names in `ALIASES`."""
 
     def __init__(self, services: Iterable[IServable]) -> None:
         known = {path: one for each in services for path, one in each.__mapping__().items()}
         self._mapping = {path: known[other] for path, other in ALIASES.items()}
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the handlers of all methods."""
+        """Return a map from full method names to handlers, as grpclib requires."""
         return dict(self._mapping)
 
 
 @dataclass(eq=False, repr=False)
 class MetadataWithProperties(pb.ModelMetadataResponse):
-    """ModelMetadataResponse as the Open Inference Protocol has it.
+    """ModelMetadataResponse of the Open Inference Protocol.
 
-    There the values of the map 6 are texts, where MLServer and this server have messages.
+    Its field 6 maps to strings; in MLServer and by default in this server, it maps to messages.
     """
 
     parameters: dict[str, str] = betterproto.map_field(  # type: ignore[assignment]  # noqa: RUF009
@@ -43,7 +43,7 @@ class MetadataWithProperties(pb.ModelMetadataResponse):
 
     @classmethod
     def of(cls, said: pb.ModelMetadataResponse, properties: Mapping[str, str]) -> Self:
-        """Return metadata with these properties."""
+        """Return a copy of a response, with these properties."""
         return cls(
             name=said.name,
             versions=said.versions,
@@ -54,5 +54,5 @@ class MetadataWithProperties(pb.ModelMetadataResponse):
         )
 
 
-# Not that of its parent, which has another type for the map.
+# The inherited metadata has the parent's type for the map, so build it anew.
 MetadataWithProperties._betterproto_meta = betterproto.ProtoClassMetadata(MetadataWithProperties)

@@ -1,4 +1,4 @@
-"""The health service: readiness of the server and of models, once or as a watch."""
+"""The gRPC health service: readiness of the server and of models."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -15,25 +15,25 @@ from xlaserve_proto.grpc.health import v1
 from xlaserve_proto.grpc.health.v1 import HealthCheckResponseServingStatus as ServingStatus
 
 _MOST_LISTED = 100
-"""The protocol asks for an error beyond a limit, and names this one (grpc.health.v1, List)."""
+"""List fails if there are more names; the protocol suggests this limit (grpc.health.v1, List)."""
 _SHOWN_CHARACTERS = 80
-"""Characters of an unknown name in an error text."""
+"""Length to which an unknown name is truncated in error messages."""
 
 
 class ReadinessSource(Protocol):
-    """Reports readiness, and its changes."""
+    """Reports readiness and notifies about changes."""
 
     def server_ready(self) -> bool:
         """Tell whether the server is ready."""
         ...
 
     def model_ready(self, name: str) -> bool | None:
-        """Tell whether a model is ready; None for an unknown one."""
+        """Tell whether a model is ready; None if the name is unknown."""
         ...
 
     @property
     def is_settled(self) -> bool:
-        """Whether unknown names are final; earlier, a model may still appear."""
+        """Whether unknown names are final; false while models may still appear, during startup."""
         ...
 
     def model_names(self) -> Collection[str]:
@@ -41,12 +41,12 @@ class ReadinessSource(Protocol):
         ...
 
     def subscribe(self) -> AbstractContextManager[asyncio.Event]:
-        """Provide an event that is set at every change, during a block."""
+        """Return a context manager with an event that is set at every change."""
         ...
 
 
 class HealthService(v1.HealthBase):
-    """`grpc.health.v1.Health`. A name is a service of the server or a model; "" is the server."""
+    """`grpc.health.v1.Health`. A name is that of a service or a model; "" is the server."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class HealthService(v1.HealthBase):
         self._closed = False
 
     async def check(self, health_check_request: v1.HealthCheckRequest) -> v1.HealthCheckResponse:
-        """Return the status of a name; an unknown one is NOT_FOUND."""
+        """Return the status of a name; raise NOT_FOUND if it is unknown."""
         name = health_check_request.service
         status = self._status(name, self._sight())
         if status is ServingStatus.SERVICE_UNKNOWN:
@@ -73,7 +73,7 @@ class HealthService(v1.HealthBase):
         return v1.HealthCheckResponse(status)
 
     async def list(self, health_list_request: v1.HealthListRequest) -> v1.HealthListResponse:
-        """Return the status of every known name, as Check would, up to a limit."""
+        """Return the status of every known name; raise RESOURCE_EXHAUSTED if there are too many."""
         sees = self._sight()
         names = self._services.union(filter(sees, self._source.model_names()))
         if len(names) > _MOST_LISTED:
@@ -86,9 +86,9 @@ class HealthService(v1.HealthBase):
     async def watch(
         self, health_check_request: v1.HealthCheckRequest
     ) -> AsyncIterator[v1.HealthCheckResponse]:
-        """Send the status of a name now and at every change, until the service is closed.
+        """Send the status of a name now and after every change, until the service is closed.
 
-        A name that is not known is SERVICE_UNKNOWN, and may become known.
+        An unknown name has the status SERVICE_UNKNOWN until it becomes known.
         """
         if len(self._watchers) >= self._max_watchers:
             text = f"{self._max_watchers} health watches are open already (max_health_watchers)"
@@ -102,7 +102,7 @@ class HealthService(v1.HealthBase):
                 self._watchers.discard(changed)
 
     def close(self) -> None:
-        """End every watch, once it has sent the status of this moment."""
+        """End every watch after it has sent the current status."""
         self._closed = True
         for changed in self._watchers:
             changed.set()
@@ -111,10 +111,10 @@ class HealthService(v1.HealthBase):
         sent = None
         closed = False
         while not closed:
-            # Both are read before the status is, so that no change after it goes unseen.
+            # Read `_closed` and clear the event before reading the status, to miss no change.
             closed = self._closed
             changed.clear()
-            # Other rules may hold by now.
+            # Ask for the visible models every time: the access rules may have changed.
             status = self._status(name, self._sight())
             if status is not sent:
                 yield status
@@ -126,7 +126,7 @@ class HealthService(v1.HealthBase):
         if name in self._services:
             ready: bool | None = self._source.server_ready()
         else:
-            # Like a missing model, which is unknown while models may still come.
+            # Report a hidden model exactly like a missing one.
             hidden = None if self._source.is_settled else False
             ready = self._source.model_ready(name) if sees(name) else hidden
         return ServingStatus(_STATUSES[ready])
@@ -137,8 +137,8 @@ class HealthService(v1.HealthBase):
         stream: Stream[Any, Any],
         request: Any,
     ) -> None:
-        # betterproto leaves a generator whose client has gone to the garbage collector, and with
-        # it the watcher that is counted.
+        # Close the generator explicitly: if the client disconnects, betterproto leaves it to the
+        # garbage collector, and the watcher would remain counted until then.
         async with aclosing(handler(request)) as responses:  # type: ignore[type-var]
             async for response in responses:
                 await stream.send_message(response)
@@ -151,4 +151,4 @@ _STATUSES = MappingProxyType(
         None: ServingStatus.SERVICE_UNKNOWN,
     }
 )
-"""Readiness as the source reports it -> status; None for a service not known."""
+"""Readiness -> health status; None means an unknown name."""

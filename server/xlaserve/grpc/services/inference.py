@@ -1,4 +1,4 @@
-"""The V2 inference service: live, ready, metadata, infer, and the model repository."""
+"""The V2 inference service: health, metadata, inference, repository, shared memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         tracing: Tracing,
         has_properties: bool = False,
     ) -> None:
-        """With `has_properties` metadata is as the Open Inference Protocol has it."""
+        """With `has_properties`, model metadata has the Open Inference Protocol's `properties`."""
         self._description = description
         self._engine = engine
         self._cuda = CudaRegions(engine.regions)
@@ -53,25 +53,25 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self._has_properties = has_properties
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the handlers of all methods; streams of inferences have their own."""
+        """Return a map from methods to handlers; `InferStreams` handles ModelStreamInfer."""
         mapping: dict[str, Handler] = super().__mapping__()
         mapping[STREAM_METHOD] = mapping[STREAM_METHOD]._replace(func=self._streams.run)
         return mapping
 
     async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        """Answer true: a server that answers is live."""
+        """Return true: a server that answers is live."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(
         self, server_ready_request: pb.ServerReadyRequest
     ) -> pb.ServerReadyResponse:
-        """Tell whether the start is complete, as the readiness setting defines it."""
+        """Tell whether startup is complete, as defined by the readiness setting."""
         return pb.ServerReadyResponse(ready=self._control.follower.server_ready)
 
     async def server_metadata(
         self, server_metadata_request: pb.ServerMetadataRequest
     ) -> pb.ServerMetadataResponse:
-        """Return name, version and extensions."""
+        """Return the server's name, version and extensions."""
         return pb.ServerMetadataResponse(
             name=self._description.name,
             version=self._description.version,
@@ -79,7 +79,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         )
 
     async def model_ready(self, model_ready_request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Tell whether a model answers; an unknown one is NOT_FOUND."""
+        """Tell whether a model is ready; raise NOT_FOUND if it is unknown."""
         request = model_ready_request
         return pb.ModelReadyResponse(
             ready=await self._control.catalog.ready(request.name, request.version)
@@ -88,7 +88,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_metadata(
         self, model_metadata_request: pb.ModelMetadataRequest
     ) -> pb.ModelMetadataResponse:
-        """Return ready versions, platform, tensors and parameters."""
+        """Return a model's ready versions, platform, tensors and parameters."""
         request = model_metadata_request
         info, versions = self._control.catalog.describe(request.name, request.version)
         config = self._control.catalog.config(request.name, request.version).config
@@ -108,7 +108,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         return said
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        """Run one inference; `id` comes back, `model_version` is the version that answered."""
+        """Run one inference; the response has the request's id and the version that executed it."""
         message = model_infer_request
         with self._engine.require(message.model_name, message.model_version):
             request = read_request(message)
@@ -127,7 +127,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_config(
         self, model_config_request: pb.ModelConfigRequest
     ) -> pb.ModelConfigResponse:
-        """Return the configuration of a loaded model, completed by defaults."""
+        """Return the configuration of a loaded model, including defaults."""
         request = model_config_request
         config = self._control.catalog.config(request.name, request.version)
         return pb.ModelConfigResponse(config=config.message())
@@ -135,13 +135,13 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_statistics(
         self, model_statistics_request: pb.ModelStatisticsRequest
     ) -> pb.ModelStatisticsResponse:
-        """Return the statistics of every model, of one, or of one version of it."""
+        """Return the statistics of all models, of one model, or of one version."""
         request = model_statistics_request
         reports = await self._control.of_all.statistics(request.name, request.version)
         messages = []
         for report in reports:
             messages.append(write_statistics(report))
-            await asyncio.sleep(0)  # they take long to make: other requests have their turn
+            await asyncio.sleep(0)  # encoding takes long: let other requests run
         return pb.ModelStatisticsResponse(model_stats=messages)
 
     async def repository_index(
@@ -162,7 +162,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def repository_model_load(
         self, repository_model_load_request: pb.RepositoryModelLoadRequest
     ) -> pb.RepositoryModelLoadResponse:
-        """Load or reload a model, and answer once it is ready."""
+        """Load or reload a model, and return when it is ready."""
         request = repository_model_load_request
         _refuse_repository_name(request.repository_name)
         await self._control.load(request.model_name, read_parameters(request.parameters))
@@ -171,18 +171,18 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def repository_model_unload(
         self, repository_model_unload_request: pb.RepositoryModelUnloadRequest
     ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model, and answer once its memory is free."""
+        """Unload a model, and return when its memory is free."""
         request = repository_model_unload_request
         _refuse_repository_name(request.repository_name)
         await self._control.unload(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelUnloadResponse()
 
-    # --- settings that act at run time ---
+    # --- runtime settings ---
 
     async def trace_setting(
         self, trace_setting_request: pb.TraceSettingRequest
     ) -> pb.TraceSettingResponse:
-        """Change the trace settings of one model or of all, and return them."""
+        """Change the trace settings of one model or of all models, and return them."""
         request = trace_setting_request
         if request.model_name:
             self._engine.info(request.model_name)
@@ -192,7 +192,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def log_settings(
         self, log_settings_request: pb.LogSettingsRequest
     ) -> pb.LogSettingsResponse:
-        """Change which records the log has, and return that."""
+        """Change the log settings, and return them."""
         change = read_log(log_settings_request)
         if change:
             await change_log_settings(self._control.plane, change)
@@ -203,7 +203,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_status(
         self, system_shared_memory_status_request: pb.SystemSharedMemoryStatusRequest
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """List registered regions, or one by name."""
+        """Return all registered regions, or the one with a given name."""
         return pb.SystemSharedMemoryStatusResponse(
             regions={
                 region.name: pb.SystemSharedMemoryStatusResponseRegionStatus(
@@ -219,7 +219,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_register(
         self, system_shared_memory_register_request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a part of a shared memory file under a name."""
+        """Register part of a shared memory file under a name."""
         request = system_shared_memory_register_request
         await self._engine.regions.register_everywhere(
             _peer(), request.name, request.key, request.offset, request.byte_size
@@ -229,7 +229,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_unregister(
         self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Unregister a region, or all; an unknown one is no error."""
+        """Unregister one region or all; an unknown name is not an error."""
         name = system_shared_memory_unregister_request.name
         await self._engine.regions.unregister_everywhere(_peer(), name)
         return pb.SystemSharedMemoryUnregisterResponse()
@@ -237,7 +237,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_status(
         self, cuda_shared_memory_status_request: pb.CudaSharedMemoryStatusRequest
     ) -> pb.CudaSharedMemoryStatusResponse:
-        """List registered regions of CUDA memory, or one by name."""
+        """Return all registered CUDA memory regions, or the one with a given name."""
         return pb.CudaSharedMemoryStatusResponse(
             regions={
                 region.name: pb.CudaSharedMemoryStatusResponseRegionStatus(
@@ -250,7 +250,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_register(
         self, cuda_shared_memory_register_request: pb.CudaSharedMemoryRegisterRequest
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Open a handle of CUDA memory under a name."""
+        """Open a CUDA memory handle, and register the region under a name."""
         request = cuda_shared_memory_register_request
         self._cuda.register(
             _peer(), request.name, request.raw_handle, request.device_id, request.byte_size
@@ -260,17 +260,17 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_unregister(
         self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Unregister a region, or all; an unknown one is no error."""
+        """Unregister one region or all; an unknown name is not an error."""
         self._cuda.unregister(_peer(), cuda_shared_memory_unregister_request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
 _LISTED_BYTES = 40
-"""Memory of a number in a Python list, reference included."""
+"""Bytes of a number in a Python list, including the reference."""
 
 
 def _reserve(request: InferRequest) -> None:
-    """Charge a decoded message until its call ends; raises BudgetExhausted."""
+    """Reserve memory for a request's arrays until its call ends; may raise BudgetExhausted."""
     call = current_call.get()
     if call is not None:
         size = made_bytes(request.inputs)
@@ -280,7 +280,7 @@ def _reserve(request: InferRequest) -> None:
 
 
 def _peer() -> Peer:
-    """Return the current call's client."""
+    """Return the client of the current call."""
     call = current_call.get()
     return NOBODY if call is None else call.peer
 

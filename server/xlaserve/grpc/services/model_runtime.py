@@ -1,4 +1,4 @@
-"""`mmesh.ModelRuntime`: the interface to a ModelMesh sidecar."""
+"""`mmesh.ModelRuntime`: the service that ModelMesh's sidecar calls."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _MAX_KEY_CHARACTERS = 64 << 10
 
 
 class ModelRuntimeService(pb.ModelRuntimeBase):
-    """The five methods of the SPI; everything else is reported in errors."""
+    """Implements ModelMesh's SPI: status, load, unload and model sizes."""
 
     def __init__(
         self,
@@ -35,7 +35,10 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
     async def runtime_status(
         self, runtime_status_request: pb.RuntimeStatusRequest
     ) -> pb.RuntimeStatusResponse:
-        """Answer STARTING until devices are up; READY means that nothing is loaded."""
+        """Return STARTING until the devices are ready, then READY with the runtime's limits.
+
+        ModelMesh assumes that no model is loaded when it gets READY.
+        """
         limits = await self._runtime.status()
         if limits is None:
             return pb.RuntimeStatusResponse(status=Status.STARTING)  # type: ignore[arg-type]
@@ -58,7 +61,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
         )
 
     async def load_model(self, load_model_request: pb.LoadModelRequest) -> pb.LoadModelResponse:
-        """Load a model and answer when its first request will not compile."""
+        """Load a model, and return when its first request will not need compilation."""
         request = load_model_request
         _refuse_empty(request.model_id)
         loaded = await self._runtime.load(_model(request, read_model_key(request.model_key)))
@@ -76,7 +79,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
     async def predict_model_size(
         self, predict_model_size_request: pb.PredictModelSizeRequest
     ) -> pb.PredictModelSizeResponse:
-        """Predict within a fraction of a second; a key that cannot be read makes that worse."""
+        """Predict a model's size within a fraction of a second; an invalid key is ignored."""
         request = predict_model_size_request
         try:
             key = read_model_key(request.model_key)
@@ -86,7 +89,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
         return pb.PredictModelSizeResponse(size_in_bytes=size)
 
     async def model_size(self, model_size_request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
-        """Return the size of a loaded model; an unknown id is NOT_FOUND."""
+        """Return the size of a loaded model; raise NOT_FOUND if the id is unknown."""
         size = self._runtime.size_bytes(model_size_request.model_id)
         return pb.ModelSizeResponse(size_in_bytes=size)
 
@@ -100,10 +103,10 @@ class ModelKey:
 
 
 def read_model_key(text: str) -> ModelKey:
-    """Read a model key: empty, or a JSON object; keys that are not known are ignored.
+    """Parse a model key, which is empty or a JSON object; unknown entries are ignored.
 
-    `model_type`, an object or a string, says what the mesh has chosen us for and nothing more.
-    Raises InvalidParameter for what is not a JSON object.
+    `model_type` is ignored too: ModelMesh has used it to choose this runtime.
+    Raises InvalidParameter if the key is too long or not a JSON object.
     """
     if not text.strip():
         return ModelKey()

@@ -1,4 +1,4 @@
-"""Server reflection: describes services to clients without proto files."""
+"""gRPC server reflection: describes services to clients that have no proto files."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from types import MappingProxyType
@@ -12,19 +12,19 @@ from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
 from xlaserve_proto.grpc.reflection import v1
 
 Answer: TypeAlias = Callable[["Reflection", Any], v1.ServerReflectionResponse]
-"""Takes the question, a string except for extensions."""
+"""Answers one question; its argument is a string, or an ExtensionRequest for extensions."""
 
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The names under which a server lists reflection itself."""
+"""The names of the reflection services, which reflection also lists."""
 
 
 def reflection_services(
     index: DescriptorIndex, *, services: Collection[str], max_requests: int
 ) -> "tuple[Reflection, ReflectionAlpha]":
-    """Return reflection in both its versions, for the services of a server by their full names.
+    """Create both versions of the reflection service; `services` are the full names to list.
 
-    Every stream may ask so many questions.
+    `max_requests` is the limit of questions per stream.
     """
     reflection = Reflection(index, services=services, max_requests=max_requests)
     return reflection, ReflectionAlpha(reflection)
@@ -43,7 +43,7 @@ class Reflection(v1.ServerReflectionBase):
     async def server_reflection_info(
         self, server_reflection_request_iterator: AsyncIterator[v1.ServerReflectionRequest]
     ) -> AsyncIterator[v1.ServerReflectionResponse]:
-        """Answer the questions of a stream, in their order."""
+        """Answer the questions of a stream, in order."""
         asked = 0
         async for request in server_reflection_request_iterator:
             asked += 1
@@ -61,13 +61,13 @@ class Reflection(v1.ServerReflectionBase):
 
 
 class ReflectionAlpha:
-    """`grpc.reflection.v1alpha.ServerReflection`, whose messages are v1's, byte for byte."""
+    """`grpc.reflection.v1alpha.ServerReflection`, whose encoded messages are identical to v1's."""
 
     def __init__(self, current: Reflection) -> None:
         self._current = current
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the handlers of v1, under the name of its predecessor."""
+        """Return v1's handlers under the method names of v1alpha."""
         handlers = self._current.__mapping__()
         return {path.replace(".v1.", ".v1alpha."): handler for path, handler in handlers.items()}
 
@@ -101,7 +101,7 @@ def _files(files: list[bytes], missing: str) -> v1.ServerReflectionResponse:
 def _file_containing_extension(
     reflection: Reflection, _: v1.ExtensionRequest
 ) -> v1.ServerReflectionResponse:
-    # The messages of proto3 have no extensions.
+    # Messages defined in proto3 have no extensions.
     return _error(Status.NOT_FOUND, "Extension not found.")
 
 
@@ -133,4 +133,4 @@ _ANSWERS: Mapping[str, Answer] = MappingProxyType(
         "": _nothing_asked,
     }
 )
-"""Member set in the request -> its answer."""
+"""Name of the oneof member set in the request -> function that answers it."""

@@ -1,4 +1,4 @@
-"""The messages of the trace and logging extensions."""
+"""Conversion of the messages of Triton's trace and logging extensions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ _SHOWN_CHARACTERS = 80
 
 
 async def update_trace(tracing: Tracing, request: pb.TraceSettingRequest) -> None:
-    """Change trace settings; a setting without values is cleared."""
+    """Change trace settings; a setting without values is cleared (trace extension)."""
     change = {name: list(setting.value) for name, setting in request.settings.items()}
     if change:
         await tracing.change(request.model_name, change)
 
 
 def write_trace(tracing: Tracing, model: str) -> pb.TraceSettingResponse:
-    """Return the trace settings of a model, or of all."""
+    """Return the trace settings of a model, or the global ones if `model` is empty."""
     return pb.TraceSettingResponse(
         settings={
             name: pb.TraceSettingResponseSettingValue(
@@ -33,7 +33,7 @@ def write_trace(tracing: Tracing, model: str) -> pb.TraceSettingResponse:
 
 
 def read_log(request: pb.LogSettingsRequest) -> dict[str, Any]:
-    """Return the settings of a request; raises InvalidParameter for one without a value."""
+    """Return the settings in a request; raise InvalidParameter for a setting without a value."""
     found = {}
     for name, setting in request.settings.items():
         _, value = betterproto.which_one_of(setting, "parameter_choice")
@@ -44,7 +44,7 @@ def read_log(request: pb.LogSettingsRequest) -> dict[str, Any]:
 
 
 def write_log(settings: Mapping[str, Parameter]) -> pb.LogSettingsResponse:
-    """Return the settings of the log."""
+    """Convert log settings to the response message."""
     return pb.LogSettingsResponse(
         settings={name: _setting(value) for name, value in settings.items()}
     )

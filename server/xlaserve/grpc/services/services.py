@@ -1,4 +1,4 @@
-"""Custom gRPC services beside the server's: found, checked, decoded."""
+"""Custom gRPC services, loaded from the factories that `--service` names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,28 +18,28 @@ from xlaserve.serving.models_api import Models
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The result of a factory named by `--service`: a service, and its description.
+    """The result of a factory named by `--service`: a service and its description.
 
-    `handler` is an object of a generated service class, `descriptor_set` what protoc writes of it,
-    for reflection, and `id_paths` says of each method which fields lead to the model's id.
+    `handler` implements the service, `descriptor_set` describes it for reflection, and `id_paths`
+    locates the model id in requests.
     """
 
     handler: IServable
-    """The service: an object of a class that betterproto's or grpclib's plugin generated a base
-    for."""
+    """The service: an instance of a subclass of the base class that betterproto's or grpclib's
+    protoc plugin generated."""
     descriptor_set: bytes = b""
-    """`protoc --include_imports --descriptor_set_out`, for reflection; empty to leave it out."""
+    """Output of `protoc --include_imports --descriptor_set_out`; empty for no reflection."""
     id_paths: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Method (`package.Service/Method`) -> numbers of the fields that lead to the model's id. A
-    mesh lets only these methods through, and its id replaces the one in the message."""
+    """Method (`package.Service/Method`) -> field numbers that lead to the model id. ModelMesh
+    forwards only these methods, and its id replaces the one in the message."""
 
 
 Factory: TypeAlias = Callable[[Models], Service]
-"""Makes a service over the models of the server; called once, before the server listens."""
+"""Creates a service, given the server's models; called once, before the server listens."""
 
 
 def load_services(references: Iterable[str], models: Models) -> list[Service]:
-    """Call the factories that `--service` names; raises InvalidReference for what is no service."""
+    """Call the factories that `--service` names; raise InvalidReference if one is invalid."""
     return [_load(reference, models) for reference in references]
 
 
@@ -60,7 +60,7 @@ def _load(reference: str, models: Models) -> Service:
 
 
 def injection_paths(services: Iterable[Service]) -> dict[str, InjectionPath]:
-    """Return the paths of all services by full method name, `/package.Service/Method`."""
+    """Return a map from full method names (`/package.Service/Method`) to id paths."""
     return {
         f"/{method}": InjectionPath(tuple(numbers))
         for service in services
@@ -69,7 +69,7 @@ def injection_paths(services: Iterable[Service]) -> dict[str, InjectionPath]:
 
 
 class ServicesCodec(CodecBase):
-    """The wire codec, and protobuf's own classes for custom services."""
+    """The server's codec, which also supports protobuf's own classes for custom services."""
 
     def __init__(self, wire: CodecBase) -> None:
         self._wire = wire
@@ -80,18 +80,18 @@ class ServicesCodec(CodecBase):
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Return the bytes of a message."""
+        """Encode a message."""
         if issubclass(message_type, betterproto.Message):
             return self._wire.encode(message, message_type)
         return bytes(message.SerializeToString())
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the message; raises GRPCError without any of its contents."""
+        """Decode a message. Raises GRPCError whose text does not quote the message."""
         if issubclass(message_type, betterproto.Message):
             return self._wire.decode(data, message_type)
         try:
             return message_type.FromString(bytes(data))
         except Exception:
-            # google.protobuf may not be installed, so its DecodeError has no name here.
+            # Catch everything: google.protobuf, and thus its DecodeError, may not be installed.
             text = f"the request is not a valid {message_type.__name__} message"
             raise GRPCError(Status.INTERNAL, text) from None

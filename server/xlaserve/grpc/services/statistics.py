@@ -1,4 +1,4 @@
-"""Statistics of a model version as a ModelStatistics message."""
+"""Conversion of a model version's statistics to the ModelStatistics message."""
 
 from xlaserve.residence.reports.monitor import VersionReport
 from xlaserve.runtime.loaded import Bucket
@@ -7,7 +7,7 @@ from xlaserve_proto import inference as pb
 
 
 def write_statistics(report: VersionReport) -> pb.ModelStatistics:
-    """Return the message."""
+    """Convert the statistics of one model version."""
     totals = report.totals
     return pb.ModelStatistics(
         name=report.name,
