@@ -15,10 +15,10 @@ Sizes: TypeAlias = Mapping[str, int]
 class Capacity:
     """The reserved memory of each device, in bytes. Used from the event loop only.
 
-    Every load holds a reservation from its start until its memory is free again: first for the
-    predicted size, later for the measured one. `reserve` never lets the sum on a device exceed its
-    total; `correct` records measured memory even beyond the total, such as programs compiled after
-    a load.
+    Every load holds a reservation from before it starts until its memory is free again: first for
+    the predicted size, later for the measured one. `reserve` never lets the sum on a device exceed
+    its total; `correct` records measured memory even beyond the total, such as programs compiled
+    after a load.
     """
 
     def __init__(self, totals: Sizes | None = None, elsewhere_bytes: int | None = None) -> None:
@@ -28,7 +28,8 @@ class Capacity:
         """JAX's device kind; empty while unknown."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """One future per task waiting in `changed`: one per load or Finisher task."""
+        """One future per task waiting in `changed`. Their number is bounded: concurrent loads are
+        limited, and each model has one task that finishes it."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
         """Set the total memory of each device; until this call every reservation is accepted.

@@ -11,7 +11,7 @@ _Holder = TypeVar("_Holder")
 
 
 def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Version]:
-    """Return idle versions that together free the missing bytes; empty if there are none.
+    """Return idle versions that together free the missing bytes; empty if all are not enough.
 
     Least recently used first, skipping versions without memory on a device that lacks it. The model
     `sparing`, for which the memory is needed, is never chosen, nor is a step of a loaded ensemble,
@@ -22,7 +22,7 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
 
 
 def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> list[_Holder]:
-    """Return the first holders that together free the missing bytes; empty if there are none."""
+    """Return the first holders that together free the missing bytes; empty if all cannot."""
     chosen: list[_Holder] = []
     lacking = dict(missing)
     for holder, sizes in holders:

@@ -37,7 +37,7 @@ def cores() -> int:
 
 
 def load_threads(settings: Settings) -> int:
-    """Return how many models may load concurrently: the setting, or by default one per core."""
+    """Return how many models may load concurrently: the setting, or one per core, at most 8."""
     return settings.load_threads or min(_MOST_LOADS, cores())
 
 

@@ -77,6 +77,6 @@ class Lifecycle:
         self.reason = reason
 
     def follow(self, state: State, reason: str) -> None:
-        """Copy the state from the process that loads the model, without checking the table."""
+        """Copy the state from the process that loads the model, which has checked the table."""
         self.state = state
         self.reason = reason

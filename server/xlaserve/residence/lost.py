@@ -92,12 +92,12 @@ def check_lost(
     unloaded: Collection[str],
     strict: bool,
 ) -> None:
-    """Log the old server's models that this replacement lacks, or raise ChangesNotTaken.
+    """Log what this replacement lacks of the old server's models; raises ChangesNotTaken.
 
     `theirs` are the ready versions of the old server by model; if it is None, no model due at
     startup may fail. `gone` are clients' loads that found no files, by model, and `unloaded` the
     models that clients unloaded from the old server. With `strict`, no other model due at startup
-    may fail either.
+    may fail either. ChangesNotTaken names what blocks the replacement.
     """
     if not answers:
         raise ChangesNotTaken(str(NobodyAnswers()))

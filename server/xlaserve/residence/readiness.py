@@ -31,7 +31,7 @@ class Readiness:
         return self._registry.standing.row.is_settled
 
     def model_names(self) -> list[str]:
-        """Return the names of models that were loaded, or that failed to load."""
+        """Return the names of models for which a load was attempted."""
         return [model.name for model in self._registry.models()]
 
     @contextmanager

@@ -45,7 +45,7 @@ class Page:
 
     models: tuple[HostedModel, ...]
     last: str
-    """The last name on this page, where the next page starts; empty on the final page."""
+    """The last name on this page, after which the next page starts; empty on the final page."""
 
 
 class MultiModelContainer:

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.2
 prediction."""
 
 _TYPICAL = 0.9
-"""Percentile of earlier needs that is predicted for an unknown model. Too low a prediction costs a
+"""Quantile of earlier needs that is predicted for an unknown model. Too low a prediction costs a
 rejected load or an eviction; too high a one only reserves memory during the load."""
 
 

@@ -37,8 +37,8 @@ _COMPILED_BYTES = 8 << 20
 """Added for executables and buffers if only the size of the model file is known."""
 
 _LEAST_SLACK, _MOST_SLACK = 20, 4
-"""At least 1/20 and at most 1/4 of the memory is withheld from the mesh. A model larger than the
-capacity reported to the mesh is never loaded."""
+"""Without `mesh_slack_bytes`, at least 1/20 and at most 1/4 of the memory is withheld from the
+mesh. A model larger than the capacity reported to the mesh is never loaded."""
 
 _KEPT_FOR_UNLOADS = 10
 """A mesh keeps up to 1/10 of its capacity free for unloads, and evicts when models exceed the
@@ -339,7 +339,7 @@ class ModelRuntime:
         return predicted
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
-        """Read the headers of a model's files, if its path lies inside the allowed roots."""
+        """Read the headers of a model's files, if its path may lie inside the allowed roots."""
         if not self._repository.reaches(model.location.path):
             return None
         return await self._look(partial(self._look_at, model))

@@ -71,7 +71,7 @@ class _Taken(NamedTuple):
     reading: Reading
     known: Sequence[StatusRow]
     others: Sequence[StatusRow]
-    """Models that are not loaded."""
+    """Repository models for which no load was attempted."""
     until: float
     revision: int
 
@@ -102,7 +102,7 @@ class StatusBoard:
         self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
 
     async def read(self, search: str = "") -> Reading:
-        """Return a reading not older than TICK_SECONDS or the last state change of a model.
+        """Return a reading at most TICK_SECONDS old, taken after the last state change of a model.
 
         `search` selects the models whose names contain it.
         """
@@ -212,7 +212,7 @@ def _name(row: StatusRow) -> str:
 
 
 def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> Iterator[StatusRow]:
-    """Return the rows to show, sorted by name; loaded models have precedence if space is short."""
+    """Merge the rows by name; if there are more than MAX_ROWS, drop `others` first."""
     room = max(0, MAX_ROWS - len(known))
     return merge(islice(known, MAX_ROWS), islice(others, room), key=_name)
 
