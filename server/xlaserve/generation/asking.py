@@ -14,7 +14,7 @@ from xlaserve.tensors import Parameter
 MOST_LOGPROBS = 20
 """Maximum number of most likely tokens returned with each token (logprobs)."""
 MOST_GRAMMAR_CHARACTERS = 1 << 16
-"""Maximum length of a grammar."""
+"""Maximum length of a grammar, in characters."""
 
 _SHOWN_CHARACTERS = 64
 _MOST_LISTED = 1024

@@ -154,7 +154,7 @@ class Batch:
         """Dequeue and return the next request to get a slot, or None.
 
         If no slot is free, a request of lower priority may be preempted; it is put at the front of
-        the queue.
+        the queue of its priority level.
         """
         ready = _ready(waiting)
         if not ready:
@@ -383,8 +383,8 @@ MOST_PASSED = 8
 def choose(found: Sequence[Running], cost: Callable[[Running], int]) -> Running:
     """Choose a request by priority, then least cost, unless one was passed over too often.
 
-    Starvation-free: each of n requests is chosen within MOST_PASSED + n choices, because among
-    those passed over too often the longest waiting one is chosen, before any newcomer.
+    Starvation-free: each of n requests is chosen within MOST_PASSED + n choices. Among those passed
+    over too often, the one passed over most often is chosen, which is never a newcomer.
     """
     late = [running for running in found if running.passed >= MOST_PASSED]
     if late:

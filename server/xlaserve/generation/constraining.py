@@ -15,7 +15,8 @@ class Constraining:
     """Compiles grammars on a separate thread, with fair scheduling between callers.
 
     Compiling usually takes a millisecond, and up to a tenth of a second for grammars that are then
-    refused as too large. The thread keeps that off the event loop and the generation thread.
+    refused as too large. The thread keeps that off the event loop and the generation thread. The
+    number of queued requests is bounded, since a model is handed only a few more than its slots.
     """
 
     def __init__(
@@ -30,7 +31,10 @@ class Constraining:
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
-        """Compile a request's grammar, if any, then queue the request. Raises InvalidParameter."""
+        """Queue a request for a slot, after compiling its grammar, if any. Does not wait for that.
+
+        Raises InvalidParameter, or ModelFailed while the model is being unloaded.
+        """
         grammar = running.asked.grammar
         if grammar is None:
             self._add(running)

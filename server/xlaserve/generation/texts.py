@@ -132,7 +132,7 @@ class Prompts:
 
 
 def check_prompt(model: str, request: ModelRequest) -> None:
-    """Raise an InvalidRequest unless a request has either text or tokens."""
+    """Raise an InvalidRequest unless a request has exactly one of text and tokens."""
     count = sum(name in request.inputs for name in (TEXT, TOKENS))
     if count != 1:
         got = "both" if count else "neither"

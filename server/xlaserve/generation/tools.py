@@ -14,7 +14,8 @@ _NONE = "none"
 def family(config: ModelConfig, text: LanguageText | None, model: str) -> str:
     """Return the name of the tool call format, empty if there is none; log the choice.
 
-    Raises InvalidModel if the parameter `tool_calls` is unknown or the model has no chat template.
+    Raises InvalidModel if the parameter `tool_calls` names an unknown format, or names a format
+    although the model has no chat template.
     """
     log = structlog.get_logger("generation")
     template = None if text is None else text.tools_template
