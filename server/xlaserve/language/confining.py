@@ -63,7 +63,7 @@ def confine(memory_bytes: int) -> None:
 
 
 _ATTEMPTS = 2
-"""Attempts per message, each in a new fork, in case the first fork is killed from outside."""
+"""Attempts per message: if a fork is killed from outside, a new one gets the message once more."""
 FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -79,7 +79,7 @@ Answer = Callable[[Any], Mapping[str, Any]]
 
 
 def serve(begin: Callable[[Any], Answer]) -> None:
-    """Call `begin` with the first message, then answer the others in a fork.
+    """Call `begin` with the first message, then answer the others in a fork until the input ends.
 
     A fork that exceeds a limit dies, and the next message gets a new one, without repeating
     `begin`. An exception is answered as `failed`, a dead fork as `over`. If a fork is killed from

@@ -36,7 +36,7 @@ s for its first step; with these 0.3 s. Later steps take a fraction of a millise
 """
 
 STEP_SECONDS = 0.002
-"""Average CPU time of a step in a grammar, during which other requests wait."""
+"""Limit of the average CPU time of a step in a grammar, during which other requests wait."""
 
 MOST_STEPS_SECONDS = 0.1
 """CPU time by which the steps of one answer may exceed that average in total."""

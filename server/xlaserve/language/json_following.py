@@ -40,7 +40,7 @@ class JsonFollower:
 
     @property
     def is_before_value(self) -> bool:
-        """Tell whether the position is between a key and its value."""
+        """Tell whether a value comes next, or the colon before it."""
         return self._expects in ("colon", "value")
 
     @property

@@ -1,7 +1,8 @@
 """Finds `multipleOf` values that a JSON schema would compile, without compiling it.
 
-Only reports certain cases: numbers that other keywords may limit, and unreferenced schemas, are
-left to llguidance. Imports nothing from the server, like `grammar_process.py`.
+Only reports values that are certain to be compiled: numbers that other keywords may limit, and
+unreferenced schemas, are left to llguidance. Imports nothing from the server, like
+`grammar_process.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -42,7 +42,7 @@ class LanguageText:
         self.chat_thread = tokens.thread or CallerThread("chats", model, limits.waiting)
         """Thread for chat templates, which render one prompt at a time."""
         self.digest = digest
-        """SHA-256 of the tokenizer files: equal digests mean equal behavior."""
+        """SHA-256 of all files that were read: equal digests mean equal behavior."""
 
     @classmethod
     def read(

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Charged(Generic[T]):
     """A fair queue: first in, first out per caller, least usage first between callers. Thread-safe.
 
-    However much one caller enqueues, others only wait for the item being executed. A new caller
-    starts with the usage of the least active waiting one.
+    However much one caller enqueues, others only wait for the item being executed. A caller that
+    begins to wait has at least the usage of the least active waiting one.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class CallerThread:
     def __init__(
         self, name: str, model: str = "", waiting: int = DEFAULT_TEXT_LIMITS.waiting
     ) -> None:
-        """`name` describes the thread's work for a model.
+        """`name` describes the thread's work for `model`, which errors name.
 
         `waiting` limits the queued calls per caller.
         """
