@@ -80,7 +80,7 @@ class _Asked:
         """The workers currently making the change, by the number of their Do message."""
 
     def give_up(self) -> None:
-        """Cancel the change in the workers that are making it, unless it cannot be undone."""
+        """Cancel a load where it is being made, unless it cannot be undone. Ignores other kinds."""
         if self.change.kind not in OF_LOADS or self.has_no_way_back:
             return
         self.is_given_up = True
@@ -139,7 +139,7 @@ class Control:
         return made()
 
     def give_up(self, origin: WorkerProcess, number: int) -> None:
-        """Cancel a change that a worker requested."""
+        """Cancel a load that a worker requested, in all workers that are making it."""
         asked = self._asked.get((origin, number))
         if asked is not None:
             asked.give_up()
@@ -314,7 +314,7 @@ class Control:
     ) -> None:
         kind = _UNDONE.get(change.kind)
         if was_loaded or kind is None:
-            # The replaced model is gone in the workers that made the change, so it cannot be
+            # The state before the change is gone in the workers that made it, so it cannot be
             # undone. Restart the workers that failed, so that they replay it.
             self._remember(change)
             # During shutdown, workers reject every change but still have clients to answer.

@@ -74,7 +74,8 @@ class HandedConnections:
     async def next(self) -> socket.socket:
         """Return the next connection; raises EOFError once the parent is gone.
 
-        Raises ConnectionAbortedError if a connection was lost because this process is out of files.
+        Raises ConnectionAbortedError if a connection was lost: this process is out of files, or the
+        client has disconnected.
         """
         while True:
             await readable(self)

@@ -70,7 +70,8 @@ _ENDING_SECONDS = 10.0
 """How long a worker may take to exit, in addition to `grace_seconds`."""
 
 _MOST_BETWEEN = 8
-"""Workers steal from up to eight neighbors on each side: each bridge costs files and memory."""
+"""Workers exchange batches with up to eight neighbors on each side: a bridge costs files and
+memory."""
 
 _log = structlog.get_logger("processes")
 

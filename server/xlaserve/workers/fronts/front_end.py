@@ -165,7 +165,8 @@ class FrontEnd:
         call.wait_at(_Passed(self, number))
         if call.takes_many and model.info.is_decoupled:
             self._streams[number] = Taking(call, partial(self._taken, number))
-            # Also called if the call ends before the model is finished.
+            # If the client finishes the call before the model does, the call has left its place by
+            # then, so `_Passed.leave` is not called.
             call.hold(partial(self.leave, number, call))
 
     def leave(self, number: int, call: InferCall) -> None:

@@ -39,8 +39,8 @@ class Kind:
     """Kinds of records, as plain integers: enum members would double the time per record."""
 
     REQUEST = 0
-    """Number, model handle, id, slab offset, inputs, rows, batching key, selected outputs, start
-    time (ns), client, and Extra as a map or None."""
+    """Number, model handle, id, slab offset, inputs, rows, batching key, selected outputs, time at
+    which its model was found (ns), client, and Extra as a map or None."""
     CANCEL = 1
     """Number of an abandoned request, and whether its client had all the responses it wanted."""
     MIRRORED = 2

@@ -94,7 +94,10 @@ class Offloading:
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Send a batch to the least recently used idle worker; False if there is none."""
+        """Send a batch to the least recently used idle worker.
+
+        Returns False if no worker is idle, or if the instance cannot be described to others.
+        """
         identity = self._offers.identity(instance)
         peer = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if peer is None or not identity:

@@ -103,7 +103,8 @@ class Peer:
         self._given: dict[int, _Given] = {}
         self._withdrawn: set[int] = set()
         """Batches that were sent to the peer, but are executed here after all."""
-        # Continue numbering after the last batch that a predecessor of this worker sent.
+        # Continue numbering after the last batch that the peer began for a predecessor of this
+        # worker.
         self._last = home.board.begun(worker, home.worker)
 
     @property
