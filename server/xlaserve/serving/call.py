@@ -222,10 +222,7 @@ class Call:
     uses: "set[tuple[str, str, weakref.ref[object] | None]] | None" = None
     """Models used for the answer, if the answer may be cached; else None."""
     companions: "Sequence[weakref.ref[Call]]" = ()
-    """Calls answered by the same run of Python code, including this one; empty if there is only
-    one.
-
-
+    """Calls that one run of Python code answers together, including this one; empty if it is alone.
     """
     opened_ns = 0
     """Arrival time of the headers by the engine's clock, if the transport creates the call only
@@ -248,11 +245,7 @@ class Call:
     holds_anything = False
     """Whether `release` has work to do; false for most calls, which are answered immediately."""
     on_writable: Callable[[], None] | None = None
-    """Called once when the stream is writable or the call ends; set by a station under
-    backpressure.
-
-
-    """
+    """Called once when the stream is writable or the call ends; set by a station that waits."""
     _observers: Sequence[Observer] = ()
     _holds: list[Callable[[], None]] | None = None
     _timer: asyncio.TimerHandle | None = None

@@ -95,8 +95,9 @@ class EnsemblePlan:
     def fitted(self, models: Models) -> "EnsemblePlan":
         """Return a plan that fits models that may have been reloaded.
 
-        Raises InvalidModel if a model is missing or its interface has changed. The caller must use
-        the returned plan, since the steps' optional outputs may have changed.
+        Raises InvalidModel if a model is missing or no longer fits the other steps, or if the
+        ensemble's own interface would change. The caller must use the returned plan, since it may
+        differ in which outputs of steps may be absent.
         """
         if self.is_for(models):
             return self
@@ -264,7 +265,10 @@ def _planned(
 
 
 def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> None:
-    """Raise InvalidModel if a required input of a step is unmapped or optional."""
+    """Raise InvalidModel if a required input of a step is unmapped or may be absent.
+
+    It may be absent if it is an optional input of the ensemble without a default.
+    """
     if tensor is None:
         raise InvalidModel(f"ensemble step '{model}' leaves out input '{name}'")
     if tensor in info.optional and info.optional[tensor] is None:

@@ -153,11 +153,7 @@ class InferCall(Call):
     is_volatile = False
     """Whether the client can change the inputs during execution: they are in shared memory."""
     reads_memory = False
-    """Whether inputs are read from outside the message; equal messages may then be different
-    requests.
-
-
-    """
+    """Whether inputs are read from outside the message; equal messages may then differ in them."""
     takes_many = False
     """Whether the client accepts several answers."""
     wants_whole = False

@@ -266,7 +266,7 @@ class Section:
         self._cache.add(Entry(self, key, copies, size, uses))
 
     def close(self) -> None:
-        """Remove all entries and accept no more, because the instance is unloaded."""
+        """Remove all entries and accept no more, because the instance is unloaded or replaced."""
         self._is_closed = True
         self._cache.remove(tuple(self.entries.values()))
 

@@ -15,7 +15,9 @@ LOOK_SECONDS = 1.0
 EXCESS_BYTES = 16 << 20
 """Growth since the last trim that makes another one worthwhile."""
 _QUIET_BYTES = 1 << 20
-"""The server counts as quiet if client memory grew by at most this much between two checks."""
+"""The server is quiet if the peak of client memory since the last check exceeds the current amount
+by at most this.
+"""
 _BUSY_LOOKS = 10
 """Number of checks after which the heap is trimmed even if the server is not quiet."""
 _LOG_SECONDS = 30.0

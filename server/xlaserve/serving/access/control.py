@@ -247,7 +247,10 @@ class AccessControl:
         return _Files(rules, self._keys_of(rules))
 
     def _keys_of(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys of signed tokens, or the previous ones if their URL does not answer."""
+        """Return the keys of signed tokens; if their URL does not answer, the previous ones.
+
+        `follow_keys` reads the keys of such a URL again later.
+        """
         signed = rules.signed
         if signed is None:
             return ()

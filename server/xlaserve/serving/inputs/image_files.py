@@ -82,7 +82,7 @@ class Picture:
         return self.file.size[1]
 
     def seen(self, fit: Fit) -> tuple[int, int]:
-        """Return width and height after applying the EXIF orientation."""
+        """Return width and height, after applying the EXIF orientation if `fit` does."""
         return (self.height, self.width) if self._is_sideways(fit) else (self.width, self.height)
 
     def _is_sideways(self, fit: Fit) -> bool:

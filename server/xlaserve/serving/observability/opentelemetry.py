@@ -93,7 +93,7 @@ class OpenTelemetry:
             self._thread.put(spans[:free])
 
     def drop(self, calls: Sequence[CallSpan]) -> None:
-        """Count calls whose spans are lost."""
+        """Count the spans of calls as lost, nested ones included."""
         self._losses.add(sum(map(_spans_of, calls)))
 
     def close(self, seconds: float) -> bool:

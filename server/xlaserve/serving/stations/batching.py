@@ -25,7 +25,7 @@ APART_NS = 50_000
 """Gap between completion and next request above which they belong to different iterations."""
 
 ALONE_IN_A_ROW = 3
-"""Consecutive single-request batches after which the next request is expected to be alone too."""
+"""Batches of a single request in a row after which the next request is expected to be alone too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class Batcher:
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
         """Whether a request may bypass the queue."""
         self.in_a_row = 0
-        """Consecutive single-request batches."""
+        """Batches of a single request in a row, each begun APART_NS after the last completion."""
         self._ended_ns = 0
         """Time of the last completion."""
         self._looking = False

@@ -132,7 +132,7 @@ class Dispatcher:
         """Submit an execution. A batch passes `freed`, called when the next batch may be submitted.
 
         `since_ns` is the submission time of its oldest request; 0 for now. Raises ExecutionStalled
-        while an execution on the device is stalled.
+        while an execution of the model is stalled.
         """
         self._watch.check()
         job = Job(self, dispatch, ended, freed, since_ns or self._now_ns())

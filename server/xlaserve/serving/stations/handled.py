@@ -250,7 +250,7 @@ def exchanges(
 
 
 def accompany(calls: Sequence[InferCall], *, is_shared: bool) -> None:
-    """Make calls that are executed together each other's companions."""
+    """Make calls companions of each other if they share an execution; else clear companions."""
     companions = tuple([weakref.ref[Call](call) for call in calls]) if is_shared else ()
     for call in calls:
         call.companions = companions

@@ -48,8 +48,8 @@ class Helpers(Protocol):
     ) -> bool:
         """Offload a batch to an idle worker; return False if there is none.
 
-        Later either `ended` is called with the outcome, or `refused` if the worker has not begun
-        it.
+        Either `ended` is called with the outcome, or `refused` if the worker has not begun it; both
+        only after this has returned.
         """
         ...
 

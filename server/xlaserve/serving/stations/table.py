@@ -176,8 +176,9 @@ class Candidate:
     def gains(self) -> bool:
         """Tell whether a row alone takes longer than its share of the largest batch.
 
-        Always true for models configured to wait for more requests, and for those that cannot run
-        on the event loop, where a thread costs more than batching.
+        False for models that cannot be batched. Of the others, always True for those configured to
+        wait for more requests, and for those that cannot run on the event loop: a thread costs more
+        than batching.
         """
         model, policy = self.model, self.stations.policy
         most = model.batch_limit
