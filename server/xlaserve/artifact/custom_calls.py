@@ -68,7 +68,7 @@ _FOREIGN = re.compile(r"lapack_\w+|\w+_ffi|(cu|hip)(hybrid)?_\w+")
 _CUSTOM_CALL = b"\x12\x0bcustom-call"
 """Serialized opcode (field 2) of a custom call in an HloInstructionProto."""
 _PARAMETER = b"\x12\x09parameter"
-"""Serialized opcode of a parameter. Every program has one, unless its encoding differs."""
+"""Serialized opcode of a parameter. A program that lacks it is encoded in an unknown way."""
 _TARGET = 28
 """Number of the field with the call target; fields are sorted by number."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -28,7 +28,7 @@ MAX_CHARACTERS = 4096
 """Maximum length of a shape's text."""
 
 MAX_DEPTH = 32
-"""Limit of nested parentheses."""
+"""Maximum nesting of operations such as `max`."""
 
 MAX_TERMS = 512
 """Maximum number of terms in a dimension, after expansion."""

@@ -127,7 +127,7 @@ def _is_of(place: Path, current: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of a version directory's manifest."""
+    """Return the hash of a file, or of the manifests in a version directory."""
     found = [path / name for name in _DESCRIPTIONS if (path / name).exists()]
     digest = hashlib.sha256()
     for one in found or [path]:

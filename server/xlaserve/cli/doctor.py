@@ -1,4 +1,4 @@
-"""`xlaserve doctor`: quick checks of whether a server could start on this machine."""
+"""`xlaserve doctor`: checks whether a server could start here, and what would slow it down."""
 
 import json
 import os

@@ -97,7 +97,7 @@ class EnsembleStep:
 
     model_name: str
     model_version: str
-    """An empty string resolves like a request without a version."""
+    """Version of the step's model; an empty string resolves like a request without a version."""
     input_map: Mapping[str, str]
     """The ensemble's tensor for each input of the step's model."""
     output_map: Mapping[str, str]

@@ -45,8 +45,8 @@ class Row:
     """Reason for refusing the field, and what to do."""
     asks: _Asks = lambda value, message: True
     files: _Files | None = None
-    """Returns the file names in the value. A configuration from a client may only name its own
-    files."""
+    """Returns the file names in the value. A client's configuration may only name files of its own
+    model."""
 
 
 _OBEYED = Row(Effect.OBEYED)

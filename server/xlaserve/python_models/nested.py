@@ -166,7 +166,7 @@ class NestedCalls:
         return found
 
     def change(self, change: Change, within: object) -> "Future[None]":
-        """Load or unload a model; cancelled when the request that asked for it ends."""
+        """Load or unload a model; cancelled once all requests that wait for it have ended."""
         answer: Future[None] = Future()
 
         def begin() -> None:

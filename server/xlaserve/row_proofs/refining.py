@@ -63,7 +63,7 @@ class Refinery:
 
     @staticmethod
     def with_sizes(module: Any) -> bytes:
-        """Make all shapes of any module static."""
+        """Make all shapes of a module static, and return it serialized."""
         found = extended.refine_polymorphic_shapes(
             mlir_module=mlir.module_to_bytecode(module),
             enable_shape_assertions=True,

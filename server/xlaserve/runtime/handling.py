@@ -95,7 +95,7 @@ class ModelRequest(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether the client cancelled the request."""
+        """Tell whether the client has cancelled or abandoned the request."""
         ...
 
     @property
@@ -147,8 +147,8 @@ class ModelRequest(Protocol):
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """End the request with an error.
 
-        `whole` means that the whole batch failed: the server executes each request that has no
-        answer yet again, by itself.
+        `whole` means that the whole batch failed: the server then executes each unanswered request
+        again, alone.
         """
         ...
 

@@ -215,7 +215,7 @@ class Executable(Protocol):
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """Return the interface for asynchronous dispatch; None for models that run on the CPU."""
+        """Return the interface for asynchronous dispatch, or None if the host computes."""
         ...
 
     def execute(
@@ -358,9 +358,9 @@ class LoadedModel(Executable, Protocol):
         """Compile and warm the programs that `background_compile` deferred. Blocks.
 
         Requests may execute meanwhile. Each bucket is used once it is warm, and `info` then
-        includes its memory. Returns early, without an error, after `close`. Calls `check_cancelled`
-        before each step and raises its exception, OutOfMemory or InvalidModel; programs compiled
-        before the error remain usable.
+        includes its memory. Returns early, without an error, after `stop` or `close`. Calls
+        `check_cancelled` before each step and raises its exception, OutOfMemory or InvalidModel;
+        programs compiled before the error remain usable.
         """
         ...
 

@@ -45,7 +45,7 @@ class Metric:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def increment(self, by: float = 1) -> None:
-        """Add an amount; counters accept only positive amounts."""
+        """Add an amount; raises MetricError if it is negative and this is a counter."""
         if self.kind == "histogram" or (self.kind == "counter" and not by >= 0):
             raise MetricError(f"a {self.kind} cannot be incremented by {by}")
         with self._lock:
@@ -107,7 +107,7 @@ class ModelMetrics:
             ]
 
     def check(self, described: Described) -> None:
-        """Raise MetricError for an invalid metric name, or one that is used with another kind."""
+        """Raise MetricError for an invalid or reserved name, or one that has another kind."""
         name = described.name
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise MetricError(f"metric {name[:_LONGEST]!r}: expected a name of letters and digits")

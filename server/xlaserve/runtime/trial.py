@@ -169,7 +169,10 @@ def _starved(had: OwnTime, seconds: float) -> str:
 
 
 def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
-    """Load a version directory on the CPU for one row, and print its error as JSON."""
+    """Load a version directory on the CPU for one row; print the error if that fails.
+
+    Returns the exit status of the process.
+    """
     from xlaserve.runtime.devices import jax_runtime
 
     try:

@@ -47,7 +47,7 @@ class Settings(Derived):
     models, the others serve clients; auto: front-ends if device names an accelerator."""
     front_end_shared_bytes: int = 128 << 20
     """Shared memory between each front end and the engine in bytes, half for each direction, for
-    tensors of 64 KiB and more; other tensors use a socket."""
+    tensors of 64 KiB and more that fit; other tensors use a socket."""
     max_front_end_requests: int = 16_384
     """Maximum number of unanswered requests that one front end may have forwarded to the engine."""
     process_answer_seconds: float = 8.0
@@ -55,7 +55,7 @@ class Settings(Derived):
     fifth of it the server is not ready, and the process gets no requests."""
     spare_engine: bool = True
     """With front ends: keep a standby process that has imported JAX and replaces the engine if it
-    dies, because inference stops meanwhile. It uses 128 MiB of the memory for models."""
+    dies, because inference stops until then. It uses 128 MiB of the memory for models."""
     offload_seconds: float = 0.002
     """Seconds of expected execution from which an idle worker may take over a batch; 0: never."""
     offload_shared_bytes: int = 32 << 20
@@ -219,7 +219,7 @@ class Settings(Derived):
     """Memory mappings up to which the process may compile further programs; 0 is 80 % of the
     system's limit (sysctl vm.max_map_count), which would crash the process."""
     max_abandoned: int = 8
-    """Maximum number of abandoned calls, which may occupy a core each; then loads fail."""
+    """Maximum abandoned loads and compilations, up to a core each; beyond it none is started."""
     background_compile: bool = True
     """Become ready with the smallest and largest batch size compiled, and compile the others in the
     background. Not with modelmesh, which requests a model's size only once."""
@@ -271,8 +271,8 @@ class Settings(Derived):
     """Threads for executions on the CPU outside of the event loop; 0: one less than the cores, at
     least two. Each GPU has two further threads."""
     spare_execute_threads: int = 8
-    """Additional threads, each for a model without a computing thread, so that a few slow models
-    that occupy the other threads do not block as many further models."""
+    """Additional threads, each only for a model that no thread is executing: if slow models occupy
+    all other threads, this many further models need not wait."""
     inline_execution_seconds: float = 200e-6
     """Execute a CPU model on the event loop if its warm-up took less than this; a batch, if it is
     as fast as single requests and takes at most four times as long. Models that take longer there,
@@ -353,7 +353,7 @@ class Settings(Derived):
     """Time in seconds that the event loop polls for the next gRPC request without sleeping, while
     requests arrive in quick succession; 0: never poll."""
     max_stream_resets: int = 200
-    """Requests a connection may cancel per control_window_seconds beyond answers; mesh: 8 times."""
+    """Requests a connection may cancel per control_window_seconds, plus 1 per answer; mesh: 8x."""
     max_control_frames: int = 2000
     """HTTP/2 frames without content a connection may send per control_window_seconds, beyond four
     per frame of its answers; eight times as many with modelmesh."""
@@ -365,7 +365,7 @@ class Settings(Derived):
     stream_window_bytes: int = 1 << 20
     """Flow-control window of a gRPC request in bytes, until its message's length is known."""
     connection_window_bytes: int = 16 << 20
-    """Flow-control window of a gRPC connection in bytes."""
+    """Flow-control window of a gRPC connection in bytes that were received but not read."""
     max_frame_bytes: int = 1 << 20
     """Maximum HTTP/2 frame size in bytes that clients may use for messages."""
     preface_seconds: float = 5.0
@@ -384,8 +384,8 @@ class Settings(Derived):
     max_http_chunks: int = 65536
     """Maximum number of chunks of a chunked HTTP body."""
     strict_json: bool = False
-    """Answer 406 to JSON with NaN, Infinity and -Infinity in outputs, instead of writing these
-    literals, which only some parsers such as Python's accept."""
+    """Answer 406 if outputs contain NaN, Infinity or -Infinity, instead of writing these literals
+    to JSON, which only some parsers such as Python's accept."""
     json_surrogates: bool = False
     """Write bytes that are not UTF-8 as surrogates in JSON, which Python's json reads but most
     parsers do not, instead of answering 400."""
@@ -419,7 +419,7 @@ class Settings(Derived):
     max_embedding_inputs: int = 2048
     """Maximum number of inputs per embeddings request."""
     max_waiting_texts: int = 256
-    """Maximum texts (prompts, chats, grammars) per caller that wait for a model."""
+    """Maximum texts (prompts, chats, grammars) per caller waiting for a model; more are refused."""
     template_seconds: float = 2.0
     """Processor time in seconds that a chat template may take for one text."""
     tokenizer_seconds: float = 1.0

@@ -72,7 +72,10 @@ def read_values(
 
 
 def _with_repository(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the first of `model_repository` to `repository`, if that is absent."""
+    """Move the first `model_repository` to `repository` if that is absent; raises InvalidSettings.
+
+    The error means that no repository is given.
+    """
     if "repository" in values:
         return values
     if not values.get("model_repository"):

@@ -69,7 +69,7 @@ class ModelCache:
             return len(self._open)
 
     def prepare(self) -> None:
-        """Create the directory, and remove incomplete units that cannot be resumed.
+        """Create the directory; remove incomplete units of killed processes that cannot be resumed.
 
         Raises InvalidSettings if other users may write to the directory, because the server loads
         its contents.

@@ -212,7 +212,7 @@ class _Download:
         self._rehash()
 
     def _rehash(self) -> None:
-        """Hash the existing contents of the file; truncates it if it is larger than the object."""
+        """Hash the file's contents; empties the file first if it is larger than the object."""
         checksum = self._found.checksum
         algorithms = ["sha256", *([checksum.algorithm] if checksum else [])]
         self._hashes = [hashlib.new(name, usedforsecurity=False) for name in algorithms]

@@ -162,7 +162,7 @@ class Unit:
             return 0.0
 
     def remove(self) -> None:
-        """Remove the unit. The caller holds its exclusive lock."""
+        """Remove the unit. The caller holds its exclusive lock, or the cache's lock for claims."""
         # Remove the record first: without it, remaining files count as incomplete.
         (self.path / RECORD).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)

@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
     """(token, expert) pairs, sorted by expert."""
 
     order: jax.Array
-    """[pairs]: indices of the pairs in token order; pairs of padding come last."""
+    """[pairs]: the pairs, numbered by token, sorted by expert; those of padding come last."""
     starts: jax.Array
     """[experts]: index of each expert's first pair."""
     counts: jax.Array

@@ -293,7 +293,7 @@ def _random(random: np.random.Generator, spec: TensorSpec, rows: int, below: int
 
 
 def _integers_below(graph: Graph, spec: TensorSpec) -> int:
-    """Return an exclusive bound for random integers: the size of the table they index, or 2."""
+    """Return an exclusive bound for integers: 256 (UINT8), the indexed table's size, or 2."""
     if spec.datatype.name == "UINT8":
         return 256
     tables = [_table(graph, node) for node in graph.nodes if _looks_up(graph, node, spec.name)]

@@ -47,9 +47,9 @@ class Body:
         return self.run(self.graph, arguments, self.values, self.allowance)
 
     def unrolled(self, trips: int) -> "Body":
-        """Return the body with its allowance divided by `trips`.
+        """Return the body for each of this many unrolled trips, with its part of the allowance.
 
-        Raises InvalidModel if unrolling exceeds the allowance.
+        Raises InvalidModel if all trips together exceed the allowance.
         """
         cost = trips * max(1, self.graph.size())
         if cost > self.allowance:

@@ -62,7 +62,8 @@ def refuse(graph: Graph) -> None:
 def without_casts(graph: Graph) -> tuple[Graph, Texts]:
     """Remove casts of text inputs and outputs; return the graph and the tensors that were text.
 
-    Raises InvalidModel unless each text input is only cast, and to one datatype.
+    Raises InvalidModel unless each text input is only cast, and to one datatype, and no node reads
+    a text output.
     """
     read = {item.name: _read_as(graph, item) for item in graph.inputs if item.datatype is BYTES}
     written = frozenset(

@@ -82,7 +82,11 @@ class ZipFile:
         return data
 
     def _checked_starts(self, entries: list[Entry]) -> dict[str, int]:
-        """Return the offset of each entry's data; raises InvalidModel if entries overlap."""
+        """Return the offset of each entry's data.
+
+        Raises InvalidModel if entries overlap, or if an entry's own header contradicts the central
+        directory.
+        """
         starts: dict[str, int] = {}
         free = 0
         for entry in sorted(entries, key=lambda entry: entry.start):

@@ -89,7 +89,7 @@ class ProcessCopy:
         self.resident_bytes = 0
         """Last measured memory of the process; 0 if unknown."""
         self.on_memory: Callable[[], None] = lambda: None
-        """Called in the reader thread when `resident_bytes` changes."""
+        """Called in the reader thread when a measurement has changed `resident_bytes`."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         title = f"python {self._name} {beginning.said['replica']}"
         # This thread must outlive the process: the kernel kills a child when the thread that

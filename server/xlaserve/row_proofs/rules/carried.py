@@ -57,7 +57,7 @@ class Loop:
         return step if step and self._stays_in_bits(number, step, made) else 0
 
     def _added(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return the constant added to a carried integer in each trip; 0 if it is unknown."""
+        """Return the positive constant added to a carried integer in each trip; 0 if none is."""
         operation = made.get(self.body.returned[number])
         argument = self.body.arguments[number]
         if operation is None or operation.name != "stablehlo.add":

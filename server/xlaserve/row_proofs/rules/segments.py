@@ -32,7 +32,7 @@ def each(
     operation: Operation,
     operands: Sequence[Value],
 ) -> Value | None:
-    """Apply an elementwise operation to each block; None if the operands' blocks differ."""
+    """Apply an elementwise operation block by block; None if the operands do not allow that."""
     found = [value for value in operands if isinstance(value.fact, Segments)]
     if not found:
         return None

@@ -307,7 +307,10 @@ def _restricted(found: Place | None, within: Range | None) -> Place | None:
 
 
 def _fitting(found: Place, dtype: str, *, is_modular: bool) -> Place | None:
-    """Account for overflow: mark the trace as cut, or widen its bounds to the datatype's."""
+    """Account for overflow: mark the trace as cut, or widen its bounds to the datatype's.
+
+    Returns None if neither is possible.
+    """
     whole = found.sum
     if whole is not None and ranges.fits(whole, dtype):
         return replace(found, is_cut=False)
@@ -339,7 +342,10 @@ class Trace:
         return self.operation.types[self.result].dtype in ranges.EXACT_BITS
 
     def operand(self, place: int, assumed: Assumed | None = None) -> Place | None:
-        """Trace an operand elementwise; a scalar is broadcast. None if it may have overflowed."""
+        """Trace an operand elementwise; a scalar is broadcast.
+
+        Returns None if nothing is known about the operand, or if it may have overflowed.
+        """
         found = self.modular(place, assumed)
         return None if found is None or found.is_cut else found
 

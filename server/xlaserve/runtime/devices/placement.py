@@ -130,7 +130,7 @@ class Placement:
     sharding: Sharding | None = None
 
     def seats(self, present: int) -> Iterator[int]:
-        """Yield the device of each replica, round-robin over the devices."""
+        """Yield the device of each replica, group by group, round-robin over a group's devices."""
         for group in self.groups:
             for _ in range(group.count):
                 yield from group.indexes(self.platform, present)

@@ -31,13 +31,17 @@ class EmbeddingInfo:
     pad: int = 0
     """Token id used as padding; the mask hides it."""
     cuts: tuple[int, ...] | None = None
-    """Sizes to which an embedding may be truncated, ascending (Matryoshka); None for any size."""
+    """Sizes to which an embedding may be truncated, ascending (Matryoshka); None for any size, and
+    empty for none.
+    """
     prompt: str = ""
     """Prefix that is added to every text."""
     text: Tokens | None = None
     """The tokenizer; None if the model only accepts token ids."""
     no_text: str = ""
-    """Why the model does not accept text, as the end of a sentence that starts with its name."""
+    """Why the model does not accept text, as the end of a sentence that starts with its name; empty
+    if it has no tokenizer file.
+    """
     written_at: int = 0
     """Modification time of its version directory, in seconds since the epoch."""
     files: TextFiles | None = None

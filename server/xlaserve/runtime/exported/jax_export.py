@@ -237,7 +237,7 @@ class JaxExportModel:
         return sum(piece.seconds for piece in self._copies[0].table.pieces_for(rows))
 
     def padded_rows(self, rows: int) -> int:
-        """Return the bucket size for this many rows, or `rows` if batches are split."""
+        """Return the bucket size for this many rows, or `rows` if batches are split or unpadded."""
         if not self._batched:
             return rows
         first, *more = self._copies[0].table.pieces_for(rows)
@@ -429,7 +429,7 @@ def _compiled(
     *,
     refuse: Callable[[Verdict], Verdict] | None = None,
 ) -> JaxExportModel:
-    """Compile a model; raises ContradictionError if measurements contradict its proof."""
+    """Compile a model; `refuse` changes the proof's verdict. Raises ContradictionError."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(

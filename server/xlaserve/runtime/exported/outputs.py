@@ -88,7 +88,10 @@ class JaxInFlight:
 def left_there(
     model: str, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
 ) -> Sequence[DeviceTensor]:
-    """Return the outputs as device arrays. The caller may modify the arguments afterwards."""
+    """Return the outputs as device arrays. May block.
+
+    The caller may modify the arguments afterwards.
+    """
     if any(isinstance(argument, np.ndarray) for argument in arguments):
         # XLA may read host arrays in place, and the caller may modify them after this returns.
         jax.block_until_ready(outputs)

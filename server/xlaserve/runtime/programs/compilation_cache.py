@@ -142,7 +142,7 @@ class CompilationCache:
         """Create the directory for a target's programs, evict down to the limit, and return it.
 
         Evicts the least recently used programs first. Raises InvalidSettings if the directory
-        cannot be created or other users can write to it.
+        cannot be created, or is not private to this user.
         """
         path = self.directory / target
         try:

@@ -30,14 +30,14 @@ class Footprint:
     """Size of outputs that share memory with arguments."""
     temporaries_bytes: int = 0
     constants_bytes: int = 0
-    """Size of constants."""
+    """Permanent memory besides parameters and code: constants."""
     code_bytes: int = 0
     """Size of the code; 0 if unknown, as on the CPU."""
     workspace_bytes: int = 0
     """The part of the temporaries that library calls use as workspace; accelerators only."""
     spared_bytes: int = 0
-    """Difference in scratch memory to other kernels that the device may choose; 0 if unknown or
-    none.
+    """How much less scratch memory is needed with other kernels, which the device may choose; 0 if
+    that is unknown or makes no difference.
     """
 
     @staticmethod

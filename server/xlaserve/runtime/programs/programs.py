@@ -168,7 +168,10 @@ class Compiler:
     def _shared(
         self, place: Place, keys: Sequence[Hashable], check_cancelled: Callable[[], None]
     ) -> tuple[SharedProgram, bool]:
-        """Return a shared program; the first caller compiles it, with the first of these keys."""
+        """Return the shared program of the first key, compiling it unless another model has.
+
+        `keys` also contains the programs that this load needs next.
+        """
 
         def make(program: SharedProgram) -> None:
             # Check for all missing programs, so that a load fails before it compiles any.

@@ -115,7 +115,7 @@ class Net:
     def _executed(self, programs: Sequence[Program]) -> Outcome:
         batches = [program for program in programs if program.rows >= neighbours.SUBJECTS]
         if all(program.seconds == inf for program in batches):
-            return Outcome()  # not warmed up, so not served from here
+            return Outcome()  # without a warm-up, this process does not serve the model
         chosen = within(programs, MAX_SECONDS)
         if not chosen:
             return Outcome(unfinished=f"its executions take more than {MAX_SECONDS:g} seconds")

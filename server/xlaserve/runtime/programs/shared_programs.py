@@ -165,8 +165,8 @@ class Lease:
             with self._pool.changed:
                 found = self._of.programs.setdefault(key, SharedProgram())
                 is_ours = not found.users and not found.is_compiled
-                # Register as a user already now, so that the program survives if its maker is
-                # unloaded.
+                # Register as a user before the program is made, so that it survives if the model
+                # that makes it is unloaded.
                 found.users[self] = None
                 self._used[key] = found
                 if found.is_compiled:

@@ -154,7 +154,7 @@ class Stock:
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
         """Compile and warm one more program for every copy.
 
-        Raises OutOfMemory or InvalidModel, or LoadCancelled after `close`.
+        Raises OutOfMemory or InvalidModel, or LoadCancelled after `stop` or `close`.
         """
         with self._compiling, invalid_model(self._model, manifest.ARTIFACT):
             if self._compiler is None:
@@ -241,7 +241,7 @@ class Stock:
         self._lease.stop_compiling()
 
     def stop(self) -> None:
-        """Stop background compilation; compilations that a request waits for continue."""
+        """Stop compiling: running and later compilations raise LoadCancelled at the next check."""
         self._closed = True
         self._lease.leave()
 
@@ -259,9 +259,9 @@ class Stock:
                     self._on_demand.clear()
 
     def _handed_on(self) -> None:
-        """Remove memory that another model accounts for from now on from this model's accounts.
+        """Remove shared memory from this model's total, because another model now accounts for it.
 
-        Memory that is not shared remains accounted for until it is free.
+        Memory that is not shared is counted until it is free.
         """
         with self._changing:
             self._set(replace(self.info, memory=self._memory()))

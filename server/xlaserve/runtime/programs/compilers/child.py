@@ -182,7 +182,7 @@ def _done(child: Child, job: Job, artifact: bytes, parameters: bytes) -> tuple[A
         if artifact:
             child.take(job.computation, artifact)
         return child.done(job) if job.trial is None else child.tried(job, parameters)
-    # The server compiles jobs that this process cannot decode.
+    # After any other error the server compiles the program itself.
     except Exception as error:
         return Answer(refused=_text(error)), b""
 

@@ -101,7 +101,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job: an error, or a line followed by a program or verdict."""
+    """The result of a job; the bytes of a program or verdict follow it, unless it is an error."""
 
     program: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

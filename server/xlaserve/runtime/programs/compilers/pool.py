@@ -408,7 +408,7 @@ class _Task:
                 return True
             is_too_large = self._is_too_large
         if self.job.trial is not None and (is_too_large or is_last or not ended.is_foreign):
-            # Another attempt would reach the same limit.
+            # Another attempt would end in the same way.
             reason = self.excess(most_bytes) or reason
             self.fail(TrialEndedError(reason, ended.doing, ended))
             return True
