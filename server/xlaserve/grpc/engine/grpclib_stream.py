@@ -112,7 +112,7 @@ class GrpclibStream:
 
     @property
     def account(self) -> Account:
-        """Return the account of its connection."""
+        """Return the connection's account in the memory ledger."""
         return self._stream.owner.account
 
     def keep(self) -> int:
