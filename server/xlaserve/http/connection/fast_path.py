@@ -48,7 +48,7 @@ class Owner(Protocol):
 
     @property
     def server(self) -> Draining:
-        """Return its server."""
+        """Return the server that accepted the connection."""
         ...
 
     def take_over(self, data: bytes) -> None:
