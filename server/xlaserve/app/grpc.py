@@ -42,7 +42,8 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import IdInjection, TlsEndpoint, V2Dialect
 
 _CLIENTS_OF_A_MESH = 8
-"""Factor for per-connection limits with ModelMesh, which uses one connection for all clients."""
+"""Factor for per-connection limits with ModelMesh, which uses one connection for all clients, and
+may leave some streams open without sending a request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Report:
 async def run(job: Job, on_step: Callable[[Step, int, int], None]) -> Report:
     """Measure all steps; `on_step` is called before each, with its index and their number.
 
-    Raises XlaserveError if the server cannot be reached or the probe request fails.
+    Raises XlaserveError if the server cannot be reached, the given shapes do not match the model's
+    inputs, or the probe request fails.
     """
     specs = await job.target.specs()
     if not specs:

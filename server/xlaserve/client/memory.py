@@ -69,7 +69,7 @@ class SharedInputs:
     async def placed(self, request: InferRequest) -> tuple[InferRequest, Region | None]:
         """Move a request's large inputs to a region; return the request unchanged if it has none.
 
-        The caller has to call `give_back` once the request is answered.
+        The caller has to call `give_back` once the request is answered, unless the region is lost.
         """
         if self.problem:
             return request, None

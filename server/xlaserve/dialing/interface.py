@@ -45,7 +45,10 @@ class InferenceResult:
 
 
 def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]) -> InferRequest:
-    """Build an inference request from arrays; an array of objects has the input's datatype."""
+    """Build an inference request from arrays.
+
+    If an array's dtype has no datatype, as for objects, the input's datatype is used.
+    """
     return InferRequest(
         model,
         version,

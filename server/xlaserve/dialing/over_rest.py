@@ -242,7 +242,7 @@ class RestClient:
         *,
         binary: bool,
     ) -> tuple[str | None, bytes]:
-        """Run one inference; return the body, and the length header of its JSON part, if any."""
+        """Run one inference; return the header with the JSON's length, if any, and the body."""
         path = f"{model_path(model, version)}/infer"
         return await self._answer(path, *infer_body(inputs, binary=binary))
 

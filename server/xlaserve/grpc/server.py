@@ -180,9 +180,10 @@ class GrpcServer:
 
         Each connection gets two GOAWAYs (RFC 9113 6.8). The first allows all streams, so that
         requests already sent are served, including those of connections in the accept queue. The
-        second, one round trip later, names the last stream; the connection is closed when that has
-        ended. Requests still running after `grace_seconds` are cancelled; requests that wait for
-        their client are cancelled as soon as all others have ended.
+        second, one round trip later, names the last stream; the connection is closed when all of
+        its streams have ended. Requests still running after `grace_seconds` are cancelled.
+        Requests that wait for their client get _ARRIVAL_SECONDS, and are then cancelled as soon as
+        all others have ended.
         """
         until = self._loop.time() + grace_seconds
         for acceptor in self._acceptors:

@@ -34,7 +34,7 @@ class AlertingContext(ssl.SSLContext):
 
     sslobject_class = _AlertingObject
     agreed = ""
-    """The ALPN protocol that the server requires."""
+    """The only ALPN protocol that the server accepts; clients without ALPN are accepted too."""
 
     def wrap_bio(
         self,
@@ -51,7 +51,7 @@ class AlertingContext(ssl.SSLContext):
         return made
 
     def refuses(self, hello: bytes) -> bool:
-        """Tell whether a ClientHello offers ALPN protocols, but not the required one.
+        """Tell whether a ClientHello offers ALPN protocols, but not the accepted one.
 
         An incomplete or unparsable ClientHello is not refused here, but left to OpenSSL.
         """

@@ -124,7 +124,10 @@ class Ledger:
                 call()
 
     def relieve(self) -> None:
-        """Grant memory to waiting requests, in order; end memory pressure if `held` is low."""
+        """Grant memory to waiting requests, in order.
+
+        Ends memory pressure if no request is left waiting and `held` is at or below `low`.
+        """
         waiting = self._waiting
         while waiting and waiting[0].account.admits(waiting[0].count):
             waiting[0].grant()
@@ -197,7 +200,7 @@ class Account:
             self.release(count, kind)
 
     def admits(self, count: int) -> bool:
-        """Tell whether `count` more bytes are within the connection's fair share."""
+        """Tell whether `count` more bytes are within the limit and the connection's fair share."""
         ledger = self.ledger
         wanted = self.held + count
         left = ledger.limit - ledger.held + self.held

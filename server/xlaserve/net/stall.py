@@ -13,8 +13,8 @@ class Stall:
     def look(self, seen: object, *, waits: bool) -> int:
         """Return the number of checks since the last progress, or since nothing was pending.
 
-        `seen` is a value that changes whenever bytes are sent; `waits` tells whether any are
-        pending.
+        `seen` is a value that changes whenever bytes are sent, and seldom otherwise; `waits` tells
+        whether any are pending.
         """
         if not waits or seen != self._seen:
             self._seen = seen

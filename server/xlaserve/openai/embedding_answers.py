@@ -38,7 +38,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[Embedding]
-    """In the order of the inputs."""
+    """The embeddings, in the order of the inputs."""
     model: str
     usage: EmbeddingUsage
 

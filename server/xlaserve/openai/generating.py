@@ -146,7 +146,7 @@ class Generations:
         return calls
 
     async def _echoes(self, request: HttpRequest, asked: Asked, text: ModelText) -> Sequence[str]:
-        """Return the texts of the prompts, after reserving memory for a copy in each response."""
+        """Return the texts of the prompts, after reserving memory for a copy in each choice."""
         given = asked.prompts
         if isinstance(given[0], str):
             found = cast(Sequence[str], given)

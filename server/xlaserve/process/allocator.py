@@ -20,8 +20,8 @@ KEPT_BYTES = 12 << 20
 """Free memory kept at the top of each arena, which `malloc_trim` releases only for the first one.
 """
 _LEAST_ARENAS = 2
-"""Minimum number of arenas. The limit is one per core instead of glibc's eight: no more threads
-allocate concurrently, and each arena retains memory."""
+"""Minimum number of arenas. The limit is one per core instead of glibc's eight per core: no more
+threads allocate concurrently, and each arena retains memory."""
 _SETTINGS = (
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
@@ -42,7 +42,7 @@ def arenas() -> int:
 def give_back_large_blocks(
     environment: Mapping[str, str] = os.environ, *, kept_bytes: int = 0
 ) -> bool:
-    """Make glibc return large blocks when they are freed; return whether it accepted the settings.
+    """Make glibc return large blocks when they are freed; return whether that is in effect.
 
     With `kept_bytes`, freed blocks below that size are kept for reuse until a trim. All threads
     then share the main arena: others cannot keep blocks above 32 MiB, which would be mapped anew.

@@ -42,7 +42,7 @@ def end_session_with_this() -> None:
     try:
         ended = os.pidfd_open(leader)
     except (AttributeError, OSError):
-        return  # pidfd_open is missing: only the server kills this session
+        return  # without pidfd_open, only the server kills this session
     with warnings.catch_warnings():
         # Imported libraries may have started threads; the forked code calls none of them.
         warnings.simplefilter("ignore", DeprecationWarning)

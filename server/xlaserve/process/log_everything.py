@@ -99,8 +99,9 @@ class StderrLines(io.TextIOBase):
 def taken_stderr() -> Iterator[None]:
     """Within this context, log this process's stderr, warnings and uncaught exceptions.
 
-    The hooks for uncaught exceptions remain after the context. If stderr is a terminal, nothing
-    changes. Output of native code and of faulthandler bypasses Python and is not logged.
+    The hooks for warnings and uncaught exceptions remain after the context. If stderr is a
+    terminal, nothing changes. Output of native code and of faulthandler bypasses Python and is not
+    logged.
     """
     before = sys.stderr
     if before is None or before.isatty():

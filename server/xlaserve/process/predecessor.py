@@ -52,7 +52,10 @@ class SharedSocket:
         self.listening.setblocking(flag)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its peer's address, or raise BlockingIOError if none waits."""
+        """Return a connection and its peer's address.
+
+        Raises BlockingIOError if none waits, or if this process may not accept now.
+        """
         if not self.may_accept:
             raise BlockingIOError
         return self.listening.accept()

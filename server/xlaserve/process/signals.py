@@ -37,7 +37,7 @@ class Replacing(Protocol):
         """Start the replacement."""
 
     def close(self) -> None:
-        """Kill the replacement, unless it has taken over."""
+        """Terminate the replacement, unless it has taken over."""
 
 
 @contextmanager

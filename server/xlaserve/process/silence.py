@@ -10,7 +10,8 @@ LOOKS = 20
 _SILENT_PART = 5
 """After a fifth of that time the process counts as unready and gets no work."""
 STOPPED_SECONDS = 2.0
-"""Seconds that a process may be stopped (SIGSTOP) before it is replaced."""
+"""Seconds that a process may be stopped (SIGSTOP) before it is replaced; a shorter stop may be
+accidental."""
 
 
 class Silence:

@@ -112,7 +112,7 @@ class GrpclibStream:
 
     @property
     def account(self) -> Account:
-        """Return the account of its connection."""
+        """Return the connection's account in the memory ledger."""
         return self._stream.owner.account
 
     def keep(self) -> int:
@@ -237,7 +237,7 @@ class GrpclibStream:
         """Send a message and return once all of it has been written.
 
         `data` is one message with its length prefix, as grpclib passes it.
-        Raises RESOURCE_EXHAUSTED if too many bytes of answers are pending.
+        Raises BudgetExhausted if the ledger has no memory to queue it.
         """
         stream = self._stream
         sent: Buffer = data

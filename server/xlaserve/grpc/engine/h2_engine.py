@@ -304,7 +304,7 @@ class _Stream(Stream):
 
     @property
     def account(self) -> Account:
-        """Return the account of its connection."""
+        """Return the connection's account in the memory ledger."""
         return self.connection.account
 
     def keep(self) -> int:

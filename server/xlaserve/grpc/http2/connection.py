@@ -101,7 +101,8 @@ class ServerConnection:
     def received(self, count: int) -> bool:
         """Parse `count` bytes of the receive buffer.
 
-        Return false if the time limit of a turn was reached; the caller then schedules `proceed`.
+        Return false if the limit of a turn, in time or in work, was reached; the caller then
+        schedules `proceed`.
         """
         if self.failed is not None:
             return True
@@ -198,7 +199,7 @@ class ServerConnection:
         GOAWAY are known, and `leave` sends the final GOAWAY (RFC 9113 6.8).
         """
         if self.leaves or self.failed is not None:
-            return  # a later GOAWAY must not name a later stream (6.8)
+            return  # a later GOAWAY must not name a later stream (RFC 9113 6.8)
         self.control.on_round_trip = self.leave
         self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
 

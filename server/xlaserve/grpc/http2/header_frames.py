@@ -22,7 +22,7 @@ from xlaserve.net.ledger import Kind
 
 RequestHead = Head[Route]
 RequestRouter = Callable[[RequestKind[Route]], Route]
-"""Returns the route for a kind of request; called once per kind and connection."""
+"""Returns the route for a kind of request; each connection caches the routes of its kinds."""
 
 _ON_ITSELF = 0x100
 """Internal flag, added to those of HEADERS: the stream depends on itself (RFC 7540 5.3.1)."""

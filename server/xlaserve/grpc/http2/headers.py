@@ -231,7 +231,7 @@ class HeaderReader(Generic[R]):
     def __init__(
         self, max_bytes: int, router: Callable[[RequestKind[R]], R | None] = lambda kind: None
     ) -> None:
-        """`router` is called once per kind; it returns the route and may set `check`."""
+        """`router` is called for a kind not cached yet; it returns the route, may set `check`."""
         self._decoder = Decoder(max_bytes * HARD_FACTOR)
         self._table = self._decoder.table
         self._layouts: Layouts[RequestKind[R]] = Layouts(self._decoder, max_bytes)

@@ -143,7 +143,10 @@ class StreamingReader:
 
     @property
     def missing(self) -> int:
-        """Return the number of missing bytes of the next message; 0 while its length is unknown."""
+        """Return the number of missing bytes of the next message.
+
+        Return 0 while its length is unknown, or if it is above the limit.
+        """
         if len(self.received) < PREFIX_BYTES:
             return 0
         length: int = PREFIX.unpack_from(self.received)[1]

@@ -69,7 +69,7 @@ class Sender:
     def answer(
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
-        """Send a complete answer; false, with nothing sent, if too many bytes are pending."""
+        """Send a complete answer; false, with nothing sent, if there is no memory to queue it."""
         if (
             len(head) + size + len(trailers) > _JOINED_BYTES
             or size > self.window
@@ -160,7 +160,7 @@ class Sender:
             self.output += (frame_header(len(part), CONTINUATION, flags, stream_id), part)
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
-        """Send DATA; false, with nothing sent, if too many bytes are pending."""
+        """Send DATA; false, with nothing sent, if there is no memory to queue it."""
         if not end and self.short_data(stream, parts, size):
             return True
         if not stream.open:
@@ -175,7 +175,8 @@ class Sender:
     def short_data(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> bool:
         """Fast path: send one DATA frame that is not blocked; same result as `_park`.
 
-        Return false, with nothing sent, if any part of it might have to be queued.
+        Return false, with nothing sent, if any part of it might have to be queued, or if the
+        stream is closed.
         """
         if (
             not 0 < size <= _JOINED_BYTES

@@ -252,7 +252,10 @@ class Streams:
     # --- ledger: `hold` and `reserve` charge all message bytes, `_discard` releases them ---
 
     def hold(self, stream: ServerStream, count: int) -> None:
-        """Add bytes to those held in the ledger for a stream; a negative count releases bytes."""
+        """Add bytes to those held in the ledger for a stream; a negative count releases bytes.
+
+        This has no effect once the stream is closed: its bytes are released already.
+        """
         if self.open.get(stream.id) is stream:
             stream.charged += count
             if count >= 0:

@@ -32,8 +32,8 @@ _LONG_BYTES = 16 << 10
 _LONG_ELEMENTS = 4096
 _LONG_ELEMENT_BYTES = 256 << 10
 _LONG_FLAG_BYTES = 1 << 20
-"""Up to this many bytes of BOOL are decoded on the event loop, in about 0.5 ms. The two constants
-above are the limits for BYTES: number of elements, and total bytes."""
+"""Up to this many bytes of BOOL are decoded on the event loop, in about 0.5 ms. For BYTES,
+`_LONG_ELEMENTS` limits the elements and `_LONG_ELEMENT_BYTES` the total bytes."""
 IN_SHARED_MEMORY = -2
 """Value of `Head.plain_bytes` for an input whose elements are in shared memory."""
 

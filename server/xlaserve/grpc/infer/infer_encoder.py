@@ -143,7 +143,7 @@ def _described(name: str, datatype: str, shape: Shape) -> pb.ModelInferResponseI
 
 
 def _is_placed(response: InferResponse) -> bool:
-    """Tell whether the response has no parameters, only outputs in shared memory."""
+    """Tell whether the response differs from a plain one only by outputs in shared memory."""
     return (
         type(response) is DetailedResponse
         and not response.parameters

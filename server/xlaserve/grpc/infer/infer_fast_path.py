@@ -251,8 +251,9 @@ class InferFastPath:
     ) -> None:
         """Encode an answer in a thread, then pass its buffers to `then` on the event loop.
 
-        `then` is not called if the call was cancelled. `held` bytes of the connection's account
-        are released once the thread has finished.
+        `then` is not called if the call was cancelled, or if encoding fails: the client then gets
+        the error. `held` bytes of the connection's account are released once the thread has
+        finished.
         """
 
         def written(found: Written | BaseException) -> None:

@@ -174,7 +174,7 @@ class InferStream:
         self._limits = streams.limits
         self._stream = stream
         self._calls: deque[StreamedInfer] = deque()
-        """Unfinished requests, in order; only the first may send answers."""
+        """Unfinished requests, except decoupled ones, in order; only the first may send answers."""
         self._decoupled: dict[StreamedInfer, None] = {}
         """Unfinished decoupled requests; all of them may send answers."""
         self._answer_bytes = 0

@@ -22,7 +22,7 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         "uint64_contents": 10,
         "fp32_contents": 4,
         "fp64_contents": 8,
-        # In addition to the element's bytes. The encoding needs fewer, but takes more time.
+        # Besides the element's own bytes: more than its overhead, because each takes extra time.
         "bytes_contents": 64,
         None: 0,
     }

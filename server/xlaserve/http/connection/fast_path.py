@@ -48,7 +48,7 @@ class Owner(Protocol):
 
     @property
     def server(self) -> Draining:
-        """Return its server."""
+        """Return the server that accepted the connection."""
         ...
 
     def take_over(self, data: bytes) -> None:
@@ -197,7 +197,7 @@ class FastPath(Lifecycle):
         return waited
 
     def take_opened_ns(self) -> int:
-        """Return and reset the arrival time of the header block; 0 if the body came with it."""
+        """Return and reset the arrival time of a handed-over request's header block, or 0."""
         opened, self._opened_ns = self._opened_ns, 0
         return opened
 

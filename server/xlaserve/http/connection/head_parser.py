@@ -51,7 +51,8 @@ class HeadParser:
         """The received bytes; once the block is complete, exactly the block."""
         self.method = ""
         self.target = ""
-        """The target in origin form; other forms are unchanged."""
+        """The target in origin form, also if the client sent it in absolute form; `*` and the
+        authority form are unchanged."""
         self.written_target = ""
         """The target exactly as in the request line."""
         self.is_1_1 = True

@@ -43,7 +43,7 @@ class _Shape(NamedTuple):
     key: bytes
     """Essence of the matching header blocks."""
     varies: bool
-    """Whether they have idle headers."""
+    """Whether the matching header blocks have idle headers."""
 
 
 class ShapedPlans:

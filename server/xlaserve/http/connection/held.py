@@ -60,7 +60,8 @@ class Held:
     async def reserve(self, count: int) -> None:
         """Reserve memory for a body before reading it, and wait for memory if necessary.
 
-        Raises BudgetExhausted if waiting is pointless.
+        Raises BudgetExhausted if the request may not wait: it needs more than a connection may
+        hold, or waiting requests hold too much already.
         """
         account = self.account
         if account.admits(count) and not account.ledger.is_behind(count):

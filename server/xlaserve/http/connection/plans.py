@@ -177,9 +177,10 @@ class Plans:
 def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
     """Return the essence of a header block, the body length, and whether it has idle headers.
 
-    The essence is the block without idle headers and length. The length is None unless there is
-    exactly one. Returns None for a block that is not plain: non-ASCII or control characters, too
-    many lines, or a repeated idle header, which the general path may refuse.
+    The essence is the block without idle headers and length. The length is that of the first
+    Content-Length in supported notation, or None; any other Content-Length stays in the essence.
+    Returns None for a block that is not plain: non-ASCII or control characters, too many lines, or
+    a repeated idle header, which the general path may refuse.
     """
     first, *lines = head.split(b"\r\n")
     count = len(lines)

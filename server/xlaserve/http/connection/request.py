@@ -49,7 +49,7 @@ class Request:
 
     @property
     def transport(self) -> asyncio.Transport:
-        """Return the transport of its connection."""
+        """Return the transport of the connection."""
         return self.connection.transport
 
     @property

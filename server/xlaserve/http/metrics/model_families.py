@@ -8,7 +8,7 @@ from xlaserve.runtime.metrics import Metric, MetricFamily, ModelMetrics
 
 
 def written(metrics: ModelMetrics) -> str:
-    """Return all of them in the text format."""
+    """Return the metrics that model code reports, in Prometheus' text format."""
     return "".join(line for family in metrics.families() for line in _lines(family))
 
 

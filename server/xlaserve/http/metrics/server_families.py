@@ -19,11 +19,11 @@ class ServerReading:
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]
     watch: RepositoryWatches | None
-    """None if the repository is not watched."""
+    """None if nothing is known of the repository; its metrics then have no rows."""
     abandoned: AbandonedWork | None = None
     """None if no work can be abandoned."""
     mappings: Mappings = UNLIMITED
-    """Not counted if the system has no limit."""
+    """Not counted if the system does not report mappings or has no limit."""
     stores: Callable[[], Mapping[str, str]] = dict
     """Returns the error of each store by its URL; empty if the store answers."""
 
@@ -146,4 +146,4 @@ OF_SHARED: tuple[Family[Shared], ...] = (
         lambda shared: one(shared.ledger.waited),
     ),
 )
-"""Without rows if nothing is counted."""
+"""Metrics of the memory ledger; omitted if the server has none."""

@@ -22,7 +22,7 @@ _VERSION = slice(6, 8)
 _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
 """Size in bytes of the header length field, by format version."""
 _MAX_HEADER_BYTES = 4096
-"""numpy writes headers of 118 to 246 bytes."""
+"""Maximum length of a header; numpy writes 118 to 246 bytes."""
 _LONGEST_SIZE = 18
 """Maximum digits of one dimension."""
 
@@ -33,7 +33,7 @@ _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9, ]*)\)""")
 
 
 def read_npy(datatype: Datatype, body: memoryview) -> Tensor:
-    """Return the array of a file as a view; its elements must match the datatype.
+    """Return the array of a file, as a view if possible; its elements must match the datatype.
 
     Text and byte strings become BYTES. Object arrays, which could execute code, are refused. Raises
     InvalidBody if the file is malformed, and TensorDataError.

@@ -38,7 +38,7 @@ class InferBody(msgspec.Struct, frozen=True, gc=False):
     """The body of an answer."""
 
     parts: list[Buffer]
-    """Sent one after the other; binary tensors are views of contiguous arrays."""
+    """The parts of the body, in order; binary tensors are views of contiguous arrays."""
     header_length: int | None
     """Bytes of JSON before the binary tensors; None if the whole body is JSON."""
 
