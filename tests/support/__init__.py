@@ -1,1 +1,1 @@
-"""What tests share besides fixtures."""
+"""Helpers that several test files import."""

@@ -1,4 +1,4 @@
-"""Devices that compute when the test says so, and models that are on them."""
+"""Fake devices whose computations a test ends by hand, and models on them."""
 
 import asyncio
 import threading
@@ -13,29 +13,29 @@ from xlaserve.runtime.loaded import InFlight, Value
 from xlaserve.tensors import Tensor
 
 LONG_SECONDS = 10
-"""More than any of the tests takes: what waits for so long will never come."""
+"""Timeout in seconds, longer than any step of these tests."""
 
 
 @dataclass(eq=False)
 class Computation:
-    """One execution on a device (an InFlight): over once the test ends it."""
+    """One execution on a device (an InFlight); it completes when the test calls `end`."""
 
     model: "AcceleratedModel"
     queue: str
     inputs: Tensor
     thread: str
-    """The one that dispatched it."""
+    """Name of the thread that dispatched it."""
     may_end: threading.Event
     problem: Exception | None = None
     fetched_by: str = ""
 
     @property
     def rows(self) -> int:
-        """Return how many rows it computes."""
+        """Return the number of rows in the batch."""
         return len(self.inputs)
 
     def end(self, problem: Exception | None = None) -> None:
-        """Let it be over, perhaps with an error that the device finds out about late."""
+        """Complete the computation, optionally with an error that the device reports late."""
         self.problem = problem
         self.may_end.set()
 
@@ -50,25 +50,25 @@ class Computation:
 
 @dataclass
 class Accelerators:
-    """What the devices were given, in order, and a gate before them."""
+    """The computations given to the devices, in order, and an event that gates dispatch."""
 
     given: list[Computation] = field(default_factory=list)
     may_dispatch: threading.Event = field(default_factory=threading.Event)
     end_at_once: bool = False
     problem: Exception | None = None
-    """What the next dispatches raise."""
+    """Raised by the next dispatches."""
 
     def models_on(self, *queues: str) -> Callable[[float, World, Sequence[str]], FakeModel]:
-        """Make models with a replica in each of these lines of work."""
+        """Make models with one replica in each of these device queues."""
         return partial(AcceleratedModel, self, queues)
 
     async def has(self, count: int) -> Sequence[Computation]:
-        """Wait until the devices were given so many, and return all there are then."""
+        """Wait until the devices have received `count` computations; return them all."""
         await until(lambda: len(self.given) >= count)
         return self.given
 
     def open(self) -> None:
-        """Let everything go on, and all that comes."""
+        """Release all current and future computations."""
         self.end_at_once = True
         self.may_dispatch.set()
         for computation in self.given:
@@ -100,7 +100,7 @@ class AcceleratedModel(FakeModel):
     def dispatch(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> InFlight:
-        """Give a computation to the device of a replica, while the gate is open."""
+        """Wait for the gate, then give a computation to the device of a replica."""
         assert self._accelerators.may_dispatch.wait(LONG_SECONDS)
         assert not self.closed, "dispatched after close"
         if self._accelerators.problem is not None:
@@ -116,7 +116,7 @@ class AcceleratedModel(FakeModel):
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until something is so."""
+    """Run the event loop until a condition holds; raises TimeoutError after LONG_SECONDS."""
     async with asyncio.timeout(LONG_SECONDS):
         while not condition():
             await asyncio.sleep(0.0005)

@@ -1,10 +1,11 @@
-"""Serves FP8 E4M3 on every path, in a process whose package has a row for it, and writes JSON.
+"""Serves FP8 E4M3 over every protocol and writes the answers as JSON.
 
-Run by tests/test_datatype_recipe.py with a copy of the package on the path.
+Run by tests/test_datatype_recipe.py with a patched copy of the package, whose datatype table has a
+row for FP8 E4M3, on the path.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import json
@@ -50,7 +51,7 @@ output [{ name: "y", data_type: TYPE_FP8, dims: [ -1 ] }]
 
 
 def write_models(root: Path) -> None:
-    """Write a model of each kind: `x` comes back as `y`, without its sign."""
+    """Write a model of each kind; each returns the absolute value of `x` as `y`."""
     xlaserve.export_model(
         lambda p, x: {"y": jnp.abs(x)},
         None,
@@ -98,7 +99,7 @@ def asked(model: str, *, typed: bool = False) -> Any:
 
 
 async def over_grpc(server: RunningServer, model: str) -> list[object]:
-    """Ask raw three times, then typed, which has no field for it."""
+    """Send three raw requests, then one with typed contents, which has no field for FP8."""
     found: list[object] = []
     async with grpc.aio.insecure_channel(server.url) as channel:
         call = channel.unary_unary(METHOD + "ModelInfer")
@@ -115,7 +116,7 @@ async def over_grpc(server: RunningServer, model: str) -> list[object]:
 
 
 async def over_http(server: RunningServer, model: str) -> Mapping[str, object]:
-    """Ask in binary, by .npy, by JSON in and out, and for a classification."""
+    """Send binary, .npy and JSON requests, and one that asks for classification."""
     shape = [1, 4] if model == "jax" else [4]
     tensor = {"name": "x", "shape": shape, "datatype": NAME}
     url = f"http://{server.http}/v2/models/{model}"
@@ -158,7 +159,7 @@ async def over_http(server: RunningServer, model: str) -> Mapping[str, object]:
 
 
 async def by_client(server: RunningServer, model: str) -> str:
-    """Ask with our own client, which chooses the datatype by the dtype."""
+    """Infer with our own client, which derives the datatype from the dtype."""
     async with AsyncClient(server.url) as client:
         answer = await client.infer(
             model, {"x": VALUES.reshape(1, 4) if model == "jax" else VALUES}
@@ -167,7 +168,7 @@ async def by_client(server: RunningServer, model: str) -> str:
 
 
 async def by_memory(server: RunningServer, model: str) -> str:
-    """Ask with input and output in shared memory."""
+    """Infer with input and output in shared memory."""
     region = shared_memory.SharedMemory(create=True, size=8)
     held = region.buf
     assert held is not None
@@ -198,7 +199,7 @@ async def by_memory(server: RunningServer, model: str) -> str:
 
 
 async def main(root: Path) -> None:
-    """Write what every path answered to a file of the directory."""
+    """Write the answers over every protocol to a file in the directory."""
     write_models(root / "models")
     found: dict[str, Any] = {"elements": elements()}
     async with serving(

@@ -1,12 +1,12 @@
-"""The forms in which a request asks to be answered, by its properties, over gRPC and over HTTP.
+"""Request forms over gRPC and HTTP that decide what form the answer has.
 
-Each property that decides the form of an answer is a row here. Short cuts remember requests of one
-form: a form is asked for again and again, with other values and ids, and each answer is compared
+Each row here is one property of a request that changes its answer. The server's fast paths remember
+requests of one form, so tests repeat each form with other values and ids and compare every answer
 with the first.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import gzip
 import itertools
@@ -31,76 +31,76 @@ from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, from_bytes, fro
 LENGTH = "Inference-Header-Content-Length"
 REGION, REGION_BYTES = "forms", 1 << 19
 ORIGIN = "https://app.example"
-"""Whose pages may ask."""
+"""The origin that CORS allows."""
 OUT_OFFSET = 1024
-"""Where outputs go in the region; inputs are at its start."""
+"""Offset of outputs in the shared memory region; inputs are at its start."""
 PAIRS = 24
-"""Pairs of properties that are tried together, drawn by the seed."""
+"""Number of property pairs to test, drawn from the seed."""
 MANY = 5000
-"""Elements of a long tensor, which threads read and write."""
+"""Elements of a tensor long enough to be read and written on a thread."""
 LONG = {"BOOL", "INT64", "FP32", "BYTES"}
-"""Datatypes whose long tensors are asked for too: one of each way to read them."""
+"""Datatypes that are also tested with long tensors: one per way of reading them."""
 
 
 def write_models(root: Path) -> None:
-    """Write a model of each datatype, and those of `answer_models`, of two inputs and rows."""
+    """Write an identity model for each datatype, and the two-input models of `answer_models`."""
     for row in DATATYPES.values():
         identity_models.write(root, row.name, row.name)
     for model in MODELS:
         model.write(root)
 
 
-# --- what is sent, and what is to come back ----------------------------------------------------
+# --- Requests and expected answers ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request of a form."""
+    """One request of a form, and its expected answer."""
 
     values: Mapping[str, Tensor]
-    """What each input holds, so what comes back as the output of its place."""
+    """Value of each input, which the corresponding output must return."""
     id: str = ""
     message: Any = None
-    """The message of gRPC."""
+    """The gRPC request message."""
     metadata: tuple[tuple[str, str], ...] = ()
     compression: Any = None
     has_final: bool = False
-    """Whether an answer without tensors may follow in a stream, to say that it was the last."""
+    """Whether a stream may end with an additional final answer without tensors."""
     is_batched: bool = True
-    """Whether its tensors have rows: else the classes are those of all elements."""
+    """Whether the tensors have a batch dimension; otherwise classification covers all elements."""
     timeout: float = 60.0
     path: str = ""
-    """Of HTTP, with what follows."""
+    """Path of the HTTP request; the fields below are HTTP's as well."""
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     chunks: bool = False
-    """Whether the body is in chunks, and has no length."""
+    """Whether the body is sent in chunks, without Content-Length."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form: its requests differ in values and ids alone."""
+    """A form of request; requests of one form differ only in values and ids."""
 
     name: str
     ask: Callable[[int], Asked]
-    """Makes the request of a number."""
+    """Makes the request with a given number."""
     own_engine_only: bool = False
-    """Whether grpclib over h2 has not got it: compressed messages."""
+    """Whether grpclib with h2 lacks support for it (compressed messages)."""
     streams_only: bool = False
-    """Whether its model may give many answers."""
+    """Whether the model is decoupled, so that only streams can ask it."""
     times: int = 5
-    """How often it is asked for."""
+    """How many requests to send."""
 
 
 OTHERS = [one for one in MODELS if one.name != "pair"]
-"""Models that a request asks by a property."""
+"""Models that a property of a request selects."""
 OUTPUT_OF = {"x": "a", "z": "b"}
 Answer: TypeAlias = Mapping[str, Any]
 Change: TypeAlias = Callable[[Asked, int], Asked]
 
 
 def values_of(row: Datatype, number: int, shape: tuple[int, ...]) -> Tensor:
-    """Return other values for each of three numbers; every third request has the same bytes."""
+    """Return different values for numbers modulo three; every third request has the same bytes."""
     kind, count, start = row.dtype.kind, int(np.prod(shape)), 1 + number % 3
     if row is BYTES:
         found = np.array([f"t\u00e4xt {start}.{at}".encode() for at in range(count)], np.object_)
@@ -201,7 +201,7 @@ def _said_of_inputs(asked: Asked, number: int) -> Asked:
 
 
 def _of_later(asked: Asked, number: int) -> Asked:
-    """Add a field that no version of the contract has."""
+    """Add a field that is unknown to every version of the contract."""
     asked.message.MergeFromString(b"\xa2\x06\x03new")
     return asked
 
@@ -263,7 +263,7 @@ GRPC: Mapping[str, Change] = {
     "no such input": _misnamed,
     "no such version": lambda asked, number: _version_of(asked, "7"),
 }
-"""Properties of a request over gRPC."""
+"""Request properties over gRPC."""
 _APART = (
     {"first output", "last output", "outputs turned", "classes", "output in shared memory"}
     | {"binary_data over gRPC", "no such output"},
@@ -273,7 +273,7 @@ _APART = (
     {"priority", "sequence", "sequences", "timeout"},
     {"parameter of one's own", "a number of one's own", "a number without a sign"},
 )
-"""Properties of which a request has one."""
+"""Mutually exclusive properties."""
 
 
 _OF_ANSWERS = (
@@ -287,7 +287,7 @@ _OF_ANSWERS = (
     "no such output",
 )
 _OF_MODELS = [(one.says, name) for one in OTHERS for name in _OF_ANSWERS]
-"""What decides the form of an answer, of each model."""
+"""Properties that decide the form of an answer, for each model."""
 _MANY = {one.says for one in MODELS if one.many}
 
 
@@ -297,7 +297,7 @@ def _version_of(asked: Asked, version: str) -> Asked:
 
 
 def grpc_forms(seed: int) -> list[Form]:
-    """Return the forms over gRPC: of each datatype, of each property, and of pairs of them."""
+    """Return the gRPC forms: for each datatype, each property, and pairs of properties."""
     forms = []
     for row in DATATYPES.values():
         for typed in (False, True) if row.contents else (False,):
@@ -350,7 +350,7 @@ def _changed(chosen: Sequence[str], *, typed: bool) -> Callable[[int], Asked]:
 
 
 def _placed(number: int, *, typed: bool, offset: int) -> Asked:
-    """Have one input in shared memory, whose bytes never change, and the other in the message."""
+    """Put one input, with constant bytes, in shared memory and the other in the message."""
     asked = _pair(number, typed=typed)
     request, (first, _) = asked.message, asked.message.inputs
     first.ClearField("contents")
@@ -364,7 +364,7 @@ def _placed(number: int, *, typed: bool, offset: int) -> Asked:
 
 
 def _placed_long(number: int) -> Asked:
-    """Have an input in shared memory that a thread reads."""
+    """Put an input in shared memory that is long enough to be read on a thread."""
     request = pb.ModelInferRequest(model_name="FP32", id=f"r{number}")
     tensor = request.inputs.add(name="x", datatype="FP32", shape=list(LONG_IN_REGION.shape))
     _set(tensor.parameters["shared_memory_region"], REGION)
@@ -375,9 +375,9 @@ def _placed_long(number: int) -> Asked:
 
 LONG_OFFSET = 4096
 LONG_IN_REGION = np.arange(80_000, dtype=np.float32)
-"""What is there behind that offset, more than is read on the event loop."""
+"""Data at that offset of the region, too long to be read on the event loop."""
 IN_REGION = {at: np.array([[31.0, 32.0 + at]], np.float32) for at in (0, 8)}
-"""What lies in the region, by its offset."""
+"""Data in the region, by offset."""
 
 
 def _pairs(
@@ -392,9 +392,9 @@ def _pairs(
 
 
 def answer_of_grpc(asked: Asked, found: bytes | grpc.aio.AioRpcError) -> Answer:
-    """Return an answer without what differs between requests of a form, if that is as it was sent.
+    """Normalize an answer: remove everything that may differ between requests of a form.
 
-    What is not is left in it.
+    Values that are not the expected ones are kept, so that comparing answers fails.
     """
     if isinstance(found, grpc.aio.AioRpcError):
         return {"status": found.code().name, "text": found.details()}
@@ -402,7 +402,7 @@ def answer_of_grpc(asked: Asked, found: bytes | grpc.aio.AioRpcError) -> Answer:
 
 
 def answer_of_stream(asked: Asked, found: Sequence[bytes]) -> Answer:
-    """Return the first answer of a stream as `answer_of_grpc`, if all others have no tensors."""
+    """Normalize the first answer of a stream; the others must have no tensors."""
     first, *rest = map(pb.ModelStreamInferResponse.FromString, found)
     others = [one for one in rest if one.error_message or one.infer_response.outputs]
     if others or not (first.error_message or asked.has_final or not rest):
@@ -441,7 +441,7 @@ def _answer(asked: Asked, message: Any) -> Answer:
 
 
 def _as_sent(asked: Asked, output: str, tensor: Tensor) -> Any:
-    """Tell whether an output is what was sent for it, or the best class of that; else return it."""
+    """Return True if an output has the values sent, or their top class; else return its repr."""
     inputs = {OUTPUT_OF.get(name, "y"): data for name, data in asked.values.items()}
     if len(asked.values) == 1:
         inputs["y"] = next(iter(asked.values.values()))
@@ -463,26 +463,26 @@ def _best(scores: Tensor) -> bytes:
 
 @dataclass
 class _Draft:
-    """A request over HTTP that is being put together."""
+    """An HTTP request under construction."""
 
     model: str
     values: Mapping[str, Tensor]
     row: Datatype = DATATYPES["FP32"]
     binary: bool = False
-    """Whether inputs are binary."""
+    """Whether inputs are sent in binary."""
     suffix: str = "/infer"
     version: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     headers: list[tuple[str, str]] = field(default_factory=list)
     coding: Callable[[bytes], bytes] | None = None
     placed: int | None = None
-    """The offset of its first input in the region, where it is there."""
+    """Offset of the first input in the region; None if the input is in the request."""
     turned: bool = False
-    """Whether its last input is the first."""
+    """Whether the inputs are in reverse order."""
     of_inputs: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each input."""
     fields_first: bool = False
-    """Whether its inputs are the last field."""
+    """Whether the JSON field `inputs` comes last."""
     chunks: bool = False
 
     def asked(self) -> Asked:
@@ -625,7 +625,7 @@ HTTP: Mapping[str, Drawn] = {
     "no such output": _wanting("c"),
     "no such version": _attribute("version", "/versions/7"),
 }
-"""Properties of a request over HTTP."""
+"""Request properties over HTTP."""
 _HTTP_APART = (
     {"first output", "outputs turned", "binary outputs", "one output binary", "classes"}
     | {"binary classes", "output in shared memory", "no such output"},
@@ -639,7 +639,7 @@ _HTTP_APART = (
 
 
 def http_forms(seed: int) -> list[Form]:
-    """Return the forms over HTTP."""
+    """Return the HTTP forms."""
     forms = []
     for row in DATATYPES.values():
         for binary in (False, True) if row.contents else (True,):
@@ -710,7 +710,7 @@ _INFLATE: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def answer_of_http(asked: Asked, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-    """Return an answer without what differs between requests of a form, as `answer_of_grpc`."""
+    """Normalize an HTTP answer, as `answer_of_grpc` does for gRPC."""
     content = _INFLATE[headers.get("content-encoding", "")](body)
     length = headers.get(LENGTH.lower())
     shown = {

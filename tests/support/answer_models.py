@@ -1,6 +1,6 @@
-"""The models that forms of answers are asked for of: of each kind of station, and what is around.
+"""Models for the tests of answer forms: one per kind of station and per wrapper.
 
-Each gives `x` back as `a` and `z` as `b`.
+Each returns `x` as `a` and `z` as `b`.
 """
 
 import json
@@ -14,28 +14,28 @@ import jax
 import xlaserve
 
 LABELS = ("cat", "d\u00f6g")
-"""The names of the classes of every output."""
+"""Class labels of every output."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One of them."""
+    """A model to test with."""
 
     name: str
     says: str
-    """The property of a request that asks for it."""
+    """The request property that selects the model."""
     kind: str
-    """The name of its row in the table of stations."""
+    """Name of its row in the table of stations."""
     config: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
     export: Callable[[Path], None] | None = None
     many: bool = False
-    """Whether it may give many answers, so that it is asked over streams."""
+    """Whether it is decoupled, so that it is asked over streams."""
     of_sequences: bool = False
     dims: Sequence[int] = (2,)
 
     def write(self, root: Path) -> None:
-        """Add it to a repository."""
+        """Write the model into a repository."""
         version = root / self.name / "1"
         if self.export is None:
             version.mkdir(parents=True)
@@ -95,7 +95,7 @@ def _export_stepped(path: Path) -> None:
 
 
 def _export_on_demand(path: Path) -> None:
-    """Write one whose shape nobody has compiled: no execution of it is on the event loop."""
+    """Export a model that compiles on demand and so never runs on the event loop."""
 
     def model(params: Any, x: jax.Array, z: jax.Array) -> dict[str, jax.Array]:
         return {"a": x, "b": z}
@@ -198,4 +198,4 @@ NOT_HERE = {
     "alone on a device": "a device",
     "batched on a device": "a device",
 }
-"""Kinds of stations without a row, and why."""
+"""Station kinds that have no row here, with the reason."""

@@ -1,6 +1,6 @@
-"""Networks of known architectures in plain JAX, with random parameters: to compile, not to use.
+"""Well-known network architectures in plain JAX, with random parameters, for compile tests.
 
-Each is as large as the published one; what a test needs is smaller, by `scale`.
+Each has the published size; `scale` divides it for tests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Function: TypeAlias = Callable[..., Mapping[str, jax.Array]]
 
 @dataclass
 class Drawn:
-    """Random parameters by name, of the variance that keeps a signal's size."""
+    """Random parameters by name, scaled so that activations keep their variance."""
 
     dtype: Any = np.float32
     arrays: Parameters = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Drawn:
         self.arrays[f"{name}/b"] = np.zeros(out, self.dtype)
 
     def conv(self, name: str, kernel: Sequence[int], into: int, out: int) -> None:
-        """A convolution, and the scale and shift that a folded normalisation leaves."""
+        """Add a convolution's parameters, with folded normalization (scale, shift)."""
         self.weight(f"{name}/w", *kernel, into, out)
         self.norm(name, out)
 
@@ -107,13 +107,13 @@ def _draw_block(drawn: Drawn, name: str, width: int, hidden: int) -> None:
 
 
 def block(p: Parameters, name: str, x: jax.Array, heads: int) -> jax.Array:
-    """A layer of a transformer, normalised before each half."""
+    """Apply a pre-norm transformer layer."""
     x = x + attention(p, name, layer_norm(p, f"{name}/first", x), heads)
     hidden = jax.nn.gelu(dense(p, f"{name}/up", layer_norm(p, f"{name}/second", x)))
     return x + dense(p, f"{name}/down", hidden)
 
 
-# --- networks of images ------------------------------------------------------------------------
+# --- Image networks ------------------------------------------------------------------------------
 
 
 def resnet50(scale: int = 1) -> Exportable:
@@ -151,7 +151,7 @@ def resnet50(scale: int = 1) -> Exportable:
 
 
 def mobilenet(scale: int = 1) -> Exportable:
-    """MobileNetV2: depthwise convolutions; 3.4 M parameters."""
+    """MobileNetV2 (depthwise convolutions): 3.4 M parameters."""
     size, drawn = 224 // scale, Drawn()
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
               (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
@@ -183,7 +183,7 @@ def mobilenet(scale: int = 1) -> Exportable:
 
 
 def unet(scale: int = 1) -> Exportable:
-    """U-Net for a segmentation of 256 x 256 pixels: 31 M parameters."""
+    """U-Net that segments 256 x 256 pixels: 31 M parameters."""
     size, base, depth, drawn = 256 // scale, 64 // scale, 4, Drawn()
     widths = [base * 2**level for level in range(depth + 1)]
     for level, width in enumerate(widths):
@@ -215,7 +215,7 @@ def unet(scale: int = 1) -> Exportable:
 
 
 def vit(scale: int = 1) -> Exportable:
-    """ViT-B/16: an image as 196 words; 86 M parameters, in BF16."""
+    """ViT-B/16, which splits an image into 196 patches: 86 M parameters, in BF16."""
     size, width, layers, heads = 224 // scale, 768 // scale, 12 // scale, 12 // scale
     drawn, words = Drawn(jnp.bfloat16), (-(-size // 16)) ** 2
     drawn.conv("patches", (16, 16), 3, width)
@@ -234,7 +234,7 @@ def vit(scale: int = 1) -> Exportable:
     return _exportable(predict, drawn, {"image": ("FP32", [-1, size, size, 3])}, 32)
 
 
-# --- networks of text --------------------------------------------------------------------------
+# --- Text networks -------------------------------------------------------------------------------
 
 
 def bert(scale: int = 1) -> Exportable:
@@ -258,7 +258,7 @@ def bert(scale: int = 1) -> Exportable:
 
 
 def gpt_step(scale: int = 1) -> Exportable:
-    """One step of GPT-2 (124 M parameters) with a cache of 1024 tokens, which goes in and out."""
+    """One step of GPT-2 (124 M parameters); its 1024-token cache is an input and output."""
     width, layers, heads, length = 768 // scale, 12 // scale, 12 // scale, 1024 // scale
     drawn = Drawn()
     drawn.weight("words", 50_257, width)
@@ -297,7 +297,7 @@ def gpt_step(scale: int = 1) -> Exportable:
 
 
 def lstm(scale: int = 1) -> Exportable:
-    """Two LSTM layers over 64 tokens, as loops."""
+    """Two LSTM layers over 64 tokens, written as loops."""
     width, length, drawn = 1024 // scale, 64 // scale, Drawn()
     drawn.weight("words", 10_000, width)
     for layer in range(2):
@@ -328,7 +328,7 @@ def _run_lstm(gates: Callable[[jax.Array], jax.Array], x: jax.Array, width: int)
 
 
 def experts(scale: int = 1) -> Exportable:
-    """A transformer of 6 layers, each with 8 experts that are all computed, in BF16."""
+    """A 6-layer transformer that computes all 8 experts in each layer, in BF16."""
     width, layers, heads, length, count = 512 // scale, 6 // scale, 8 // scale, 128 // scale, 8
     drawn = Drawn(jnp.bfloat16)
     drawn.weight("words", 32_000, width)
@@ -350,11 +350,11 @@ def experts(scale: int = 1) -> Exportable:
     return _exportable(predict, drawn, {"ids": ("INT32", [-1, length])}, 16)
 
 
-# --- other networks ----------------------------------------------------------------------------
+# --- Other networks ------------------------------------------------------------------------------
 
 
 def recommender(scale: int = 1) -> Exportable:
-    """DLRM: 26 tables of 100 000 rows, and the products of what is found in them."""
+    """DLRM: 26 embedding tables of 100 000 rows, and the dot products of the looked-up vectors."""
     rows, width, tables, drawn = 100_000 // scale, 64, 26, Drawn()
     for table in range(tables):
         drawn.weight(f"table/{table}", rows, width)
@@ -375,7 +375,7 @@ def recommender(scale: int = 1) -> Exportable:
 
 
 def speech(scale: int = 1) -> Exportable:
-    """The encoder of Whisper-base over 30 seconds: 20 M parameters."""
+    """Encoder of Whisper-base for 30 seconds of audio: 20 M parameters."""
     width, layers, heads, frames = 512 // scale, 6 // scale, 8 // scale, 3000 // scale
     drawn = Drawn()
     drawn.conv("first", (3,), 80, width)
@@ -395,7 +395,7 @@ def speech(scale: int = 1) -> Exportable:
 
 
 def mixer(scale: int = 1) -> Exportable:
-    """MLP-Mixer B/16: no attention, no convolution but the first; 60 M parameters."""
+    """MLP-Mixer B/16 (the first layer is its only convolution): 60 M parameters."""
     size, width, layers = 224 // scale, 768 // scale, 12 // scale
     drawn, words = Drawn(), (-(-size // 16)) ** 2
     drawn.conv("patches", (16, 16), 3, width)
@@ -421,7 +421,7 @@ def mixer(scale: int = 1) -> Exportable:
 
 
 def wavenet(scale: int = 1) -> Exportable:
-    """Thirty dilated convolutions over a second of sound."""
+    """WaveNet: thirty dilated convolutions over one second of audio."""
     samples, width, drawn = 16_000 // scale, 64, Drawn()
     drawn.conv("first", (1,), 1, width)
     for layer in range(30):
@@ -447,7 +447,7 @@ def wavenet(scale: int = 1) -> Exportable:
 
 
 def linear_algebra(scale: int = 1) -> Exportable:
-    """Solves systems by Cholesky and QR: kernels that a platform has of its own."""
+    """Solve linear systems with Cholesky and QR, for which platforms have their own kernels."""
     size = 64 // scale
 
     def predict(p: Parameters, a: jax.Array, b: jax.Array) -> Mapping[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""A stock client that asks a server by arrays and names."""
+"""A gRPC client from a stock package that takes and returns arrays by name."""
 
 import asyncio
 import urllib.request
@@ -15,14 +15,14 @@ from support.server import RunningServer
 
 
 def given(module: Any, name: str, array: "np.ndarray[Any, Any]") -> Any:
-    """Return an input of a stock client."""
+    """Return an input tensor of the stock client."""
     tensor = module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array)
     return tensor
 
 
 class Client:
-    """Asks a server over gRPC."""
+    """Sends requests to a server over gRPC."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
@@ -37,7 +37,7 @@ class Client:
         parameters: dict[str, Any] | None = None,
         **inputs: Any,
     ) -> "dict[str, np.ndarray[Any, Any]]":
-        """Return the outputs by name; inputs are keywords."""
+        """Infer with the inputs given as keywords; return the outputs by name."""
         result: Any = await self.grpc.infer(
             model,
             [given(triton, *one) for one in inputs.items()],
@@ -48,19 +48,19 @@ class Client:
         return {one.name: result.as_numpy(one.name) for one in result.get_response().outputs}
 
     async def fails(self, model: str, **asked: Any) -> str:
-        """Return status and text of an inference that fails."""
+        """Return the status and message of an inference that must fail."""
         with pytest.raises(InferenceServerException) as raised:
             await self.infer(model, **asked)
         return f"{raised.value.status()}: {raised.value.message()}".removeprefix("StatusCode.")
 
     async def refused(self, model: str, **parameters: Any) -> str:
-        """Return the text of a load that fails."""
+        """Return the error message of a load that must fail."""
         with pytest.raises(InferenceServerException) as raised:
             await self.grpc.load_model(model, **parameters)
         return str(raised.value.message())
 
     async def metrics(self) -> str:
-        """Return what Prometheus would read."""
+        """Return the metrics as Prometheus scrapes them."""
         return await asyncio.to_thread(self._metrics)
 
     def _metrics(self) -> str:
@@ -70,7 +70,7 @@ class Client:
 
 @asynccontextmanager
 async def client(server: RunningServer) -> AsyncIterator[Client]:
-    """Ask a server for the length of a block."""
+    """Connect a client to a server for the duration of a block."""
     asking = Client(server)
     try:
         yield asking

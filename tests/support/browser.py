@@ -1,4 +1,4 @@
-"""A browser without a window, driven over the DevTools protocol."""
+"""A headless browser, driven over the DevTools protocol."""
 
 import asyncio
 import base64
@@ -26,22 +26,22 @@ _FLAGS = (
     "--no-first-run",
     "--no-proxy-server",
     "--remote-debugging-port=0",
-    # Neither root nor most containers may use the sandbox; the only pages are our own.
+    # Root and most containers cannot use the sandbox; the browser opens only our own pages.
     "--no-sandbox",
 )
 
 
 class PageError(AssertionError):
-    """What was evaluated in the page raised, or the browser refused a command."""
+    """Evaluated JavaScript raised an exception, or the browser rejected a command."""
 
 
 @dataclass
 class Page:
-    """One tab, and what went wrong in it."""
+    """One browser tab, and the errors that occurred in it."""
 
     socket: aiohttp.ClientWebSocketResponse
     complaints: list[str] = field(default_factory=list)
-    """Exceptions, errors on the console, and what the content security policy forbade."""
+    """Exceptions, console errors, and violations of the content security policy."""
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _answers: dict[int, "asyncio.Future[dict[str, Any]]"] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Page:
         return result
 
     async def listen(self) -> None:
-        """Hand answers to who waits for them, and note what goes wrong."""
+        """Dispatch responses to their commands, and record errors."""
         async for message in self.socket:
             data = message.json()
             if "id" not in data:
@@ -78,7 +78,7 @@ class Page:
             self.complaints.append(str(facts["args"]))
 
     async def open(self, url: str, *, width: int = 1280, dark: bool = False) -> None:
-        """Go to an address, in a window of a width."""
+        """Open a URL in a window of the given width."""
         await self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -90,11 +90,11 @@ class Page:
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
         problem = (await self.send("Page.navigate", url=url)).get("errorText")
         assert not problem, f"{url}: {problem}"
-        # The document before is still there for a moment.
+        # For a moment the previous document is still the current one.
         await self.until(f"document.readyState === 'complete' && location.href === {url!r}")
 
     async def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression, of what it promises if it is a promise."""
+        """Return the value of an expression, awaiting it if it is a promise."""
         result = await self.send(
             "Runtime.evaluate",
             expression=expression,
@@ -107,7 +107,7 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Return the value of an expression once it is true."""
+        """Wait until an expression is truthy, and return its value."""
         try:
             async with asyncio.timeout(SECONDS):
                 while not (value := await self.evaluate(expression)):
@@ -117,7 +117,9 @@ class Page:
         return value
 
     async def findings(self, axe: str) -> list[str]:
-        """Return what axe-core, given as its script, finds wrong with what is shown."""
+        """Return the accessibility problems that axe-core, passed as source text, finds in
+        the page.
+        """
         await self.evaluate(f"{axe};0")
         found: list[str] = await self.evaluate(
             "axe.run(document, {resultTypes: ['violations']}).then(({violations}) =>"
@@ -127,14 +129,14 @@ class Page:
         return found
 
     async def screenshot(self, file: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Save a screenshot as PNG."""
         shot = await self.send("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
 async def browsing(profile: Path) -> AsyncIterator[Page]:
-    """Run a browser with a tab for the length of a block; its files go into a folder."""
+    """Run a browser with one tab for the duration of a block, with its profile in this folder."""
     process = await asyncio.create_subprocess_exec(
         program(*PROGRAMS),
         *_FLAGS,

@@ -1,4 +1,4 @@
-"""Calls that write to a list, and observers that note what they see."""
+"""Calls that record their answers, and observers that record calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from xlaserve.serving.inference import InferRequest, InferResponse
 
 
 class NotedCall(Call):
-    """A call whose client reads what `told` holds."""
+    """A call that appends its answers to `told`."""
 
     def __init__(self, **attributes: Any) -> None:
         self.told: list[tuple[Any, bool]] = []
-        """Answers, and whether each is the last; errors are."""
+        """Answers and errors, each with a flag that tells whether it is the last."""
         self.takes_more = True
         for name, value in attributes.items():
             setattr(self, name, value)
@@ -33,7 +33,7 @@ class NotedCall(Call):
 
 @dataclass
 class NotingObserver:
-    """Notes calls as they begin and end, and how many answers each had been told by then."""
+    """Records the start and end of each call, and how many answers the call had at that moment."""
 
     began_with: list[Call] = field(default_factory=list)
     ended_with: list[tuple[Sequence[Call], Outcome]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class NotingObserver:
 
 
 class CountedHeaders:
-    """Headers that count how often they are looked at."""
+    """Headers that count lookups."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
@@ -63,7 +63,7 @@ Told: TypeAlias = Callable[[InferResponse | BaseException], object]
 
 
 class ToldInfer(InferCall):
-    """An inference that tells a function what it is answered, or why it is not."""
+    """An inference that passes each answer or error to a callback."""
 
     def __init__(self, told: Told) -> None:
         self.told = told
@@ -76,7 +76,7 @@ class ToldInfer(InferCall):
 
 
 def begin(engine: Engine, request: InferRequest, told: Told) -> ToldInfer:
-    """Have a request answered, and `told` called with the answer, perhaps before this returns."""
+    """Begin a request; `told` gets its answers, possibly before this returns."""
     call = ToldInfer(told)
     engine.begin(call, request)
     return call

@@ -1,8 +1,8 @@
-"""A clock that is moved by hand."""
+"""A fake clock that tests set by hand."""
 
 
 class HandClock:
-    """Tells the seconds that it was last set to."""
+    """Returns the time in seconds that it was last set to."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

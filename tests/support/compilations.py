@@ -1,4 +1,4 @@
-"""What XLA compiles while a test runs."""
+"""Records what XLA compiles during a test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import jax.monitoring
 
 @contextmanager
 def noted_compilations() -> Iterator[list[str]]:
-    """Collect the names of what is compiled for the length of a block; may be cleared."""
+    """Collect the names of the functions compiled in a block; the list may be cleared."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

@@ -1,4 +1,4 @@
-"""Waits for what becomes true, and never for a time."""
+"""Waits for conditions, never for a fixed time."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ _LOOK_SECONDS = 0.01
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Return once a condition holds; raises TimeoutError long after it should have."""
+    """Wait until a condition holds; raises TimeoutError after a generous limit."""
     async with asyncio.timeout(MOST_SECONDS):
         while not holds():
             await asyncio.sleep(_LOOK_SECONDS)

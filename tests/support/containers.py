@@ -1,4 +1,4 @@
-"""The settings that a container of a manifest starts the server with."""
+"""The server settings of a container in a manifest."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from xlaserve.settings.description import describe_settings
 
 
 def container_settings(container: Mapping[str, Any]) -> Settings:
-    """Read the arguments and the environment of a container as the server does.
+    """Parse a container's arguments and environment as the server does.
 
-    Raises InvalidSettings for what it would refuse.
+    Raises InvalidSettings where the server would.
     """
     command, repository, *words = container["args"]
     assert "serve" == command

@@ -1,4 +1,4 @@
-"""What a client may say over one HTTP/2 connection, at random, and ways to damage it."""
+"""Random HTTP/2 client conversations on one connection, and mutations of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -9,10 +9,10 @@ from support.frames import Flag, Frame, Kind, Setting, integer, literals
 from support.wire import framed, request_headers
 
 Conversation: TypeAlias = list[bytes]
-"""The preface, and then mostly one frame each."""
+"""The preface, then mostly one frame per item."""
 
 _STREAMS = 3
-"""Most requests of one conversation."""
+"""Maximum number of requests per conversation."""
 _ODD_BLOCK = 0.06
 _MUTATED = 0.85
 
@@ -21,7 +21,7 @@ _MUTATED = 0.85
 
 
 def _indexed(name: str, value: str) -> bytes:
-    """Write a header that both sides remember (RFC 7541, 6.2.1)."""
+    """Encode a header with incremental indexing (RFC 7541, 6.2.1)."""
     texts = (text.encode() for text in (name, value))
     return b"\x40" + b"".join(integer(len(text), 7) + text for text in texts)
 
@@ -37,9 +37,9 @@ def _request(size: int, *more: tuple[str, str]) -> bytes:
 _POST = b"\x83\x86" + literals([(":authority", "localhost")])
 _FIRST = _POST + _indexed(":path", _path(7)) + _indexed("te", "trailers")
 _SAME = _POST + b"\xbf\xbe"
-"""The same request from the table."""
+"""The same request, encoded with table indices."""
 _OTHER = _POST + _indexed(":path", _path(9)) + b"\xbf"
-"""The table has other things at the indices of `_SAME` behind it."""
+"""A request that shifts the dynamic table: the indices of `_SAME` then mean other fields."""
 _REMEMBERING = _SAME + _indexed("x-a", "1") + _indexed("x-b", "2")
 _FORGETTING = b"\x20" + _POST + literals([(":path", _path(1))])
 _SMALL_TABLE = b"\x3f\x21" + _POST + _indexed(":path", _path(2)) + _indexed("x-a", "1")
@@ -53,9 +53,9 @@ BLOCKS = (
     _HUFFMAN,
     _SMALL_TABLE,
 )
-"""Requests that are right."""
+"""Valid requests."""
 _WITH_TABLE = (_SAME, _SAME, _OTHER, _REMEMBERING, _FORGETTING, _request(1))
-"""Behind `_FIRST`; not in every order do they mean something."""
+"""Requests that follow `_FIRST`; in some orders they are invalid."""
 
 _PLAIN = request_headers(_path(3))
 ODD_BLOCKS = (
@@ -89,7 +89,7 @@ ODD_BLOCKS = (
     b"\x40\x03ab",
     _PLAIN[0][0].encode(),
 )
-"""Requests that are malformed, or odd."""
+"""Malformed or unusual requests."""
 
 TRAILERS = literals([("x-end", "1")])
 ODD_TRAILERS = (literals([(":path", "/")]), literals([("X-End", "1")]), b"\xbe", b"")
@@ -99,13 +99,13 @@ ODD_TRAILERS = (literals([(":path", "/")]), literals([("X-End", "1")]), b"\xbe",
 
 
 def conversation(random: Random) -> list[Frame]:
-    """Make up what a client might send behind its preface; most of it is right."""
+    """Generate what a client might send after its preface; most of it is valid."""
     spoken = [frames.settings(*_settings(random)), frames.SETTINGS_ACK]
     blocks = _with_table(random) if random.random() < 0.25 else _blocks(random)
     waiting = [_exchange(random, 2 * at + 1, blocks) for at in range(random.randint(1, _STREAMS))]
     speaking = [_asides(random)] if random.random() < 0.3 else []
     while waiting or speaking:
-        # Streams are opened in their order (RFC 9113, 5.1.1), and go on in any.
+        # Streams are opened in order (RFC 9113, 5.1.1), but their frames may interleave.
         if waiting and (not speaking or random.random() < 0.3):
             speaking.append(waiting.pop(0))
             speaker = speaking[-1]
@@ -120,7 +120,7 @@ def conversation(random: Random) -> list[Frame]:
             Kind.HEADERS,
             Kind.CONTINUATION,
         ):
-            frame = next(speaker)  # nothing may come between
+            frame = next(speaker)  # a header block must not be interrupted
             spoken.append(frame)
     return spoken
 
@@ -171,7 +171,7 @@ def _with_table(random: Random) -> Iterator[bytes]:
 
 
 def _exchange(random: Random, stream: int, blocks: Iterator[bytes]) -> Iterator[Frame]:
-    """Say what makes one request, in its order."""
+    """Yield the frames of one request, in order."""
     block = next(blocks)
     message = framed(bytes(random.choice((0, 0, 1, 5, 40))))
     kind = random.random()
@@ -238,7 +238,7 @@ def _asides(random: Random) -> Iterator[Frame]:
 
 
 def _aside(random: Random) -> Frame:
-    """Say something that may come at any time; not all of it is right."""
+    """Make a frame that may come at any time; some are invalid."""
     return random.choice(_ASIDES)(random)
 
 
@@ -253,10 +253,10 @@ _ASIDES: Sequence[Callable[[Random], Frame]] = (
 )
 
 
-# --- damage ------------------------------------------------------------------------------------
+# --- Mutations -----------------------------------------------------------------------------------
 
 _Mutation: TypeAlias = Callable[[Random, list[Frame], int], None]
-"""Damages a conversation at a frame of it."""
+"""Mutates a conversation at the frame with this index."""
 
 
 def _drop(random: Random, spoken: list[Frame], at: int) -> None:
@@ -355,12 +355,12 @@ _MUTATIONS: Sequence[_Mutation] = (
 
 
 def mutated(random: Random) -> Conversation:
-    """Make up a conversation and damage most of them, in one to three places."""
+    """Generate a conversation, and mutate most of them in one to three places."""
     spoken = conversation(random)
     if random.random() < _MUTATED:
         for _ in range(random.choice((1, 1, 2, 3))):
             if spoken:
-                # The settings that come first are rarely what is interesting.
+                # Prefer later frames: damage to the initial settings is rarely interesting.
                 at = max(random.randrange(len(spoken)), random.randrange(len(spoken)))
                 random.choice(_MUTATIONS)(random, spoken, at)
     said = [frames.PREFACE, *map(bytes, spoken)]
@@ -370,7 +370,7 @@ def mutated(random: Random) -> Conversation:
 
 
 def _cut(octets: bytes) -> Conversation:
-    """Cut bytes into the frames that they say they are."""
+    """Split bytes into frames by their length fields."""
     parts = [octets[: len(frames.PREFACE)]]
     at = len(frames.PREFACE)
     while at < len(octets):
@@ -381,7 +381,7 @@ def _cut(octets: bytes) -> Conversation:
 
 
 def _damaged(random: Random, said: bytes) -> bytes:
-    """Damage bytes without regard to frames: the lengths in front of them, too."""
+    """Mutate bytes regardless of frame boundaries, including length fields."""
     octets = bytearray(said)
     where = random.randrange(len(octets))
     change = random.randrange(3)

@@ -1,4 +1,4 @@
-"""Models that load without JAX, and the core over them."""
+"""Fake models that load without JAX, and a server core that uses them."""
 
 import json
 import threading
@@ -69,7 +69,7 @@ class FakeModel:
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Need nothing more, unless the world says so."""
+        """Return the memory for the next bucket: none, unless the test sets it."""
         return self._world.next_bucket_bytes
 
     def compile_rest(
@@ -77,7 +77,7 @@ class FakeModel:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Have nothing left to compile."""
+        """Return immediately: a fake model has nothing to compile."""
 
     def stop(self) -> None:
         self.stopped = True
@@ -88,19 +88,19 @@ class FakeModel:
 
 
 def devices_of(config: ModelConfig) -> list[str]:
-    """Return the devices that a configuration puts copies on."""
+    """Return the devices on which a configuration places replicas."""
     return [f"cpu:{index}" for index in config.parameters.get("devices", "0").split(",")]
 
 
 @dataclass
 class World:
-    """What the fake models share with the test: their count, and gates to hold them."""
+    """State that fake models share with the test: sizes, loads, and events that hold them back."""
 
     seconds: float = 1.0
     batch_limit: int = 0
     replicas: int = 1
     predicted_bytes: int = 100
-    """On each device, as the following."""
+    """Bytes per device, like the sizes below."""
     measured_bytes: int = 100
     next_bucket_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: Devices = ONE_CPU
@@ -147,7 +147,7 @@ class World:
 
 @dataclass(frozen=True)
 class Core:
-    """The core over a repository in a temporary folder."""
+    """The server core over a repository in a temporary folder."""
 
     root: Path
     settings: Settings
@@ -160,7 +160,7 @@ class Core:
     capacity: Capacity
 
     def renew(self, stations: Stations | None = None) -> None:
-        """Give every model the station that fits what the world says now."""
+        """Rebuild the station of every model after the test has changed the world."""
         for model in self.registry.models():
             for version in model.versions.values():
                 instance = version.instance
@@ -171,7 +171,7 @@ class Core:
 
 
 MakeCore = Callable[..., Core]
-"""Builds a core; settings by keyword."""
+"""Builds a core; settings are keywords."""
 
 AddModel = Callable[..., Path]
-"""Writes a model: its name, its amount by version, and perhaps its configuration."""
+"""Writes a model: name, the number to add for each version, and optionally its configuration."""

@@ -1,7 +1,7 @@
-"""What tests cost the processor, and the mark of those that cost the most: `tests/costly.tsv`.
+"""CPU time per test, and the `costly` mark for the most expensive ones (`tests/costly.tsv`).
 
-`tools/costly_tests.py` writes the table from a run with `--costs FILE`. A quarter of the functions
-takes four fifths of the processor time: `tox run` leaves it to `tox run -e costly`.
+`tools/costly_tests.py` generates the table from a run with `--costs FILE`. A quarter of the test
+functions takes four fifths of the CPU time: `tox run` leaves them to `tox run -e costly`.
 """
 
 import json
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark the tests whose functions the table names."""
+    """Mark the tests whose functions are in the table."""
     functions = named()
     for item in items:
         if function_of(item.nodeid) in functions:
@@ -33,7 +33,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 class Costs:
-    """Writes what each test takes of the processor, with the processes that it waited for."""
+    """Writes the CPU time of each test, including child processes that it waited for."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -49,7 +49,7 @@ class Costs:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure in each process of a run, where it was asked for."""
+    """Measure in each process of a run with `--costs`."""
     if config.option.costs:
         config.pluginmanager.register(Costs(Path(config.option.costs).absolute()), "costs")
 

@@ -1,4 +1,4 @@
-"""A caller who asks for much that takes long, and another one beside it."""
+"""Runs one client next to another client that sends many slow requests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,23 +10,23 @@ T = TypeVar("T")
 
 
 class Beside(NamedTuple):
-    """What became of both."""
+    """Result of running a request next to a crowd."""
 
     good: object
-    """The answer to the other one."""
+    """Answer to the other client's request."""
     before: int
-    """Requests of the crowd that had ended by then."""
+    """Requests of the crowd that had completed by then."""
     ended: list[str]
-    """How those of the crowd ended."""
+    """Outcomes of the crowd's requests, in the order of completion."""
 
 
 async def beside_a_crowd(
     hostile: Callable[[int], Awaitable[str]], good: Callable[[], Awaitable[T]], count: int
 ) -> Beside:
-    """Ask so often at once, and once as another caller when the first of those has ended.
+    """Send `count` hostile requests, and a good one when the first of those has completed.
 
-    The other one waits for what has begun, and not for all that came before: less than half of the
-    crowd has ended before it is answered.
+    The good request waits only for executions in progress, not for the whole queue: fewer than
+    half of the crowd's requests may complete before it.
     """
     ended: list[str] = []
 

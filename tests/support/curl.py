@@ -1,4 +1,4 @@
-"""The curl command, as the documents' examples use it."""
+"""Runs curl as the examples in the documentation do."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from support.tools import program
 
 
 async def curl(*arguments: str) -> Answer:
-    """Run `curl -i` and return the last response that it printed."""
+    """Run `curl -i` and return the last response."""
     code, out, err = await run_bytes(
         program("curl"), "--silent", "--show-error", "--include", *arguments
     )
@@ -17,7 +17,7 @@ async def curl(*arguments: str) -> Answer:
 
 
 def _last(out: bytes) -> Answer:
-    # 100 Continue and what a redirect said come before.
+    # Skip 100 Continue and redirects.
     while True:
         head, _, rest = out.partition(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")

@@ -1,4 +1,4 @@
-"""Every door of the server, and a client that asks at each: generated from the server's tables."""
+"""Every RPC and HTTP route of the server, and a client for them, generated from its tables."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from xlaserve.settings import Settings
 from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 GRPC, WEB, HTTP = "gRPC", "gRPC-Web", "HTTP"
 WEB_TYPE = ("Content-Type", "application/grpc-web+proto")
@@ -45,11 +45,11 @@ OPERATIONS: dict[str, Operation] = {
     **{path: row.operation for path, row in ROWS.items()},
     **{name: route.operation for name, route in ROUTES.items()},
 }
-"""Every door that the server has, by its own tables."""
+"""Every RPC and HTTP route, from the server's own tables."""
 
 
 NOTHING_BEHIND = {
-    # There is no CUDA here, and so no region of it.
+    # Without CUDA, no CUDA region can exist.
     "/inference.GRPCInferenceService/CudaSharedMemoryRegister": "12",
     "POST /v2/cudasharedmemory/region/{region}/register": "501",
     "/inference.GRPCInferenceService/CudaSharedMemoryStatus": "5",
@@ -59,16 +59,16 @@ NOTHING_BEHIND = {
     "POST /v2/repository/{repository}/models/{model}/unload": "501",
     "/mmesh.ModelRuntime/modelSize": "5",
 }
-"""Statuses of doors that have nothing behind them in a test, to whoever is let in."""
+"""Status that an authorized caller gets from routes whose backend is missing in tests."""
 
 
 def protocols(door: str) -> tuple[str, ...]:
-    """Return the protocols of a door: a mesh speaks gRPC alone."""
+    """Return the protocols of a route: the ModelMesh RPCs speak gRPC only."""
     return (HTTP,) if " " in door else (GRPC,) if "/mmesh" in door else (GRPC, WEB)
 
 
 def cells() -> Iterator[tuple[Doors, str, str]]:
-    """Yield each row of the table of objects with each of its doors and protocols."""
+    """Yield each row of the table of objects with each of its routes and protocols."""
     for row in DOORS:
         for path in row.paths:
             for door in OPERATIONS:
@@ -79,40 +79,40 @@ def cells() -> Iterator[tuple[Doors, str, str]]:
 
 @dataclass(frozen=True)
 class Seen:
-    """An answer, without what differs by the moment."""
+    """An answer without the parts that change over time."""
 
     status: str
     text: str
     data: bytes
 
     def without(self, name: str) -> "Seen":
-        """Return it without the name that was asked for."""
+        """Return a copy with the requested name removed."""
         return Seen(self.status, self.text.replace(name, ""), self.data.replace(name.encode(), b""))
 
 
 @dataclass(frozen=True)
 class Asking:
-    """A client of one server, of whatever token it is given."""
+    """A client of one server that can send any token."""
 
     url: str
     http: str
     key: str
-    """Of memory that may be registered."""
+    """Key of the shared memory to register."""
     model: str
-    """A model of the repository, as the url of a load names it."""
+    """A model of the repository, as named in the URL of a load."""
     directory: Path
     id: str = ""
-    """Of its inferences; none where it is empty."""
+    """Request id of its inferences; none if empty."""
     value: float = 1.5
-    """What it infers."""
+    """Input value of its inferences."""
     version: str = "1"
     tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-    """For gRPC, and for HTTP/1.1."""
+    """TLS contexts for gRPC and for HTTP/1.1."""
 
     async def send(
         self, method: str, path: str, token: str, body: bytes = b"", *more: tuple[str, str]
     ) -> Answer:
-        """Ask over HTTP; a body in chunks is read too, of a stream that goes on the first one."""
+        """Send an HTTP request; read only the first chunk of an endless stream."""
         shown = [("authorization", f"Bearer {token}")] if token else []
         async with connect(self.http, self.tls and self.tls[1]) as client:
             text = message(method, path, *shown, *more, body=body)
@@ -123,7 +123,7 @@ class Asking:
             return Answer(answer.status, answer.headers, body)
 
     async def ask(self, row: Doors, door: str, protocol: str, token: str, name: str) -> Seen:
-        """Ask at a door for an object of a name."""
+        """Call a route for a named object over one of its protocols."""
         how = {GRPC: self.over_grpc, WEB: self.over_web, HTTP: self.over_http}[protocol]
         return await how(row, door, token, name)
 
@@ -165,11 +165,11 @@ class Asking:
 
     @property
     def region(self) -> dict[str, Any]:
-        """Return what is registered."""
+        """Return the parameters that register the memory region."""
         return {"key": self.key, "offset": 0, "byte_size": 16}
 
     def json(self, door: str, name: str) -> Any:
-        """Return the body of a request at a door of HTTP."""
+        """Return the JSON body of a request to an HTTP route."""
         tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [self.value, 2]}
         said: dict[str, Any] = {"id": self.id} if self.id else {}
         infer = {"inputs": [tensor], **said}
@@ -200,7 +200,7 @@ class Asking:
         return str(self.directory / self.model)
 
     def message(self, row: Doors, door: str, name: str) -> bytes:
-        """Return the message of a request at a door of gRPC."""
+        """Return the request message for an RPC."""
         method = door.rpartition("/")[2]
         is_of_all = row.rule in (Rule.LIST, Rule.FOR_ALL, Rule.OF_THE_SERVER)
         if door.startswith("/mmesh"):
@@ -233,7 +233,7 @@ class Asking:
         return bytes(other.get(method, UnloadModelRequest(model_id="mesh")))
 
     def infer_request(self, model: str) -> Any:
-        """Return the message of an inference."""
+        """Return an inference request."""
         tensor = np.array([self.value, 2], np.float32)
         request = pb.ModelInferRequest(
             model_name=model, id=self.id, raw_input_contents=[tensor.tobytes()]
@@ -243,7 +243,7 @@ class Asking:
 
 
 def setting_request(method: str, model: str) -> Any:
-    """Return a change of what is of all models, and none of one model's."""
+    """Return a request that changes settings only if they are global, not one model's."""
     if method == "LogSettings":
         logging = pb.LogSettingsRequest()
         logging.settings["log_verbose_level"].uint32_param = 0
@@ -255,7 +255,7 @@ def setting_request(method: str, model: str) -> Any:
 
 
 async def read_chunks(client: Connection, *, first: bool) -> bytes:
-    """Read a body in chunks: the first one of a stream that goes on, or all."""
+    """Read a chunked body: only the first chunk of an endless stream, or everything."""
     found = b""
     async with asyncio.timeout(MOST_SECONDS):
         while size := int(await client.reader.readline(), 16):
@@ -263,5 +263,5 @@ async def read_chunks(client: Connection, *, first: bool) -> bytes:
             if first:
                 break
         else:
-            await client.reader.readline()  # behind the last chunk
+            await client.reader.readline()  # after the last chunk
     return found

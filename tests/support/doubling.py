@@ -1,4 +1,4 @@
-"""A small model with a parameter, for what is asked about models and not of them."""
+"""A small model with one parameter, for tests of metadata and management."""
 
 from pathlib import Path
 

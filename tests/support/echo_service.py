@@ -1,4 +1,4 @@
-"""A gRPC service of one's own with a method of each kind, over protobuf messages that exist."""
+"""A custom gRPC service with a method of each kind, using existing protobuf messages."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from xlaserve_proto.grpc.health.v1 import HealthCheckRequest as Asked
 from xlaserve_proto.grpc.health.v1 import HealthCheckResponse as Answered
 
 REFERENCE = f"{__file__}:create"
-"""As `--service` names it."""
+"""Value for `--service`."""
 
 
 class Echo:
-    """`test.Echo`: as many answers as there are questions, and one where there is one of them."""
+    """Service `test.Echo`: echoes each request; a method with a single response echoes one."""
 
     async def _echo(self, stream: "Stream[Asked, Answered]") -> None:
         while await stream.recv_message() is not None:
@@ -41,5 +41,5 @@ class Echo:
 
 
 def create(models: Models) -> Service:
-    """Make the service."""
+    """Create the service."""
     return Service(handler=Echo())

@@ -1,4 +1,4 @@
-"""The HTTP/2 engine that a run of the tests is about: `XLASERVE_HTTP2_ENGINE`, else our own."""
+"""The HTTP/2 engine under test: `XLASERVE_HTTP2_ENGINE`, or our own by default."""
 
 import os
 
@@ -7,9 +7,9 @@ import pytest
 from xlaserve.settings.choices import Http2Engine
 
 ENGINE = Http2Engine(os.environ.get("XLASERVE_HTTP2_ENGINE", Http2Engine.OWN))
-"""For servers in the process of the tests; others read the environment."""
+"""Engine for servers in the test process; other processes read the environment variable."""
 
 own_engine_only = pytest.mark.skipif(
     ENGINE is not Http2Engine.OWN, reason="grpclib over h2 answers this as it does"
 )
-"""For what an engine of our own promises, and grpclib's does not."""
+"""Skips tests of guarantees that only our own engine gives."""

@@ -1,4 +1,4 @@
-"""Server-sent events, read as they come."""
+"""Reads server-sent events as they arrive."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from support.http import SECONDS, Connection
 
 
 class EventReader:
-    """Reads events of a body in chunks, each of which is one event."""
+    """Reads events from a chunked body, one event per chunk."""
 
     def __init__(self, client: Connection) -> None:
         self._reader = client.reader
@@ -23,7 +23,7 @@ class EventReader:
         assert first == "HTTP/1.1 200 OK"
 
     async def event(self) -> Any | None:
-        """Read one event, as its name and its data; None where the body ends."""
+        """Read one event; return its name and data, or None at the end of the body."""
         size = int(await self._line(b"\r\n"), 16)
         chunk = (await self._reader.readexactly(size + 2))[:-2]
         if not chunk:
@@ -33,7 +33,7 @@ class EventReader:
         return fields.get(b"event", b"message").decode(), json.loads(fields[b"data"])
 
     async def events(self) -> list[Any]:
-        """Read all events that still come."""
+        """Read all remaining events."""
         found = []
         while (event := await self.event()) is not None:
             found.append(event)

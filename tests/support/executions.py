@@ -1,4 +1,4 @@
-"""Requests that were executed, as statistics count them."""
+"""Executed requests in the form that statistics take."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from xlaserve.serving.statistics import VersionStatistics
 
 @dataclass(frozen=True)
 class Ran:
-    """A request that was executed by itself, and its execution; times in nanoseconds."""
+    """A request that ran alone, doubling as its execution; times in nanoseconds."""
 
     rows: int = 1
     started_ns: int = 0
@@ -22,7 +22,7 @@ def succeed(
     times: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0),
     now_ns: int = 0,
 ) -> None:
-    """Count a request: when its model was found, it was submitted, executed, and answered."""
+    """Record a successful request with its start, submission, execution and answer times."""
     *of_request, ended = times
     ran = Ran(rows, *of_request)
     statistics.succeeded(ran, ran, ended, now_ns)

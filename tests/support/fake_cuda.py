@@ -1,4 +1,4 @@
-"""A libcuda of one process: memory of others is memory of this one, by handle."""
+"""A fake libcuda in one process: memory "of other processes" is local, found by handle."""
 
 import ctypes
 from typing import Any
@@ -13,22 +13,22 @@ INVALID_HANDLE = 400
 
 
 class FakeCuda:
-    """Has the functions that the driver calls, with ctypes' arguments; each returns a CUresult."""
+    """Implements the driver functions with ctypes arguments; each returns a CUresult."""
 
     def __init__(self, devices: int = 2) -> None:
         self.devices = devices
         self.memory: dict[bytes, Octets] = {}
-        """What other processes share, by handle."""
+        """Memory shared by "other processes", by handle."""
         self.opened: dict[int, bytes] = {}
-        """Handles that are open, by address."""
+        """Open handles, by address."""
         self.failing: dict[str, int] = {}
-        """The code that a function returns from now on."""
+        """Error code that a function returns, by its name."""
         self.stack: list[int] = []
-        """The contexts that were pushed: device and one."""
+        """Stack of pushed contexts."""
         self.calls: list[str] = []
 
     def share(self, count: int, fill: int) -> bytes:
-        """Share so many bytes; return their handle."""
+        """Share `count` bytes and return their handle."""
         handle = bytes([fill]) * HANDLE_BYTES
         self.memory[handle] = np.full(count, fill, np.uint8)
         return handle
@@ -102,5 +102,5 @@ class FakeCuda:
 
 
 def _at(reference: Any, kind: Any) -> Any:
-    """Return what a `byref` refers to."""
+    """Return the object that a `byref` points to."""
     return ctypes.cast(reference, ctypes.POINTER(kind)).contents

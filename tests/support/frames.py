@@ -1,4 +1,4 @@
-"""HTTP/2 as frames, right or wrong, and a client that sends them as they are (RFC 9113, 4, 6)."""
+"""HTTP/2 frames, valid or not, and a client that sends them unmodified (RFC 9113, 4, 6)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -13,7 +13,7 @@ Lines: TypeAlias = Iterable[tuple[str, str]]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
 LARGEST_FRAME = 16_384
-"""What a frame may hold unless SETTINGS_MAX_FRAME_SIZE says more."""
+"""Maximum payload size unless SETTINGS_MAX_FRAME_SIZE is larger."""
 
 _ANSWER_SECONDS = 20
 
@@ -85,17 +85,17 @@ class Frame(NamedTuple):
 
     @property
     def ends_stream(self) -> bool:
-        """Whether nothing more comes on its stream from the one who sent it."""
+        """Whether this frame is the sender's last on its stream."""
         return self.kind in (Kind.DATA, Kind.HEADERS) and bool(self.flags & Flag.END_STREAM)
 
 
 def head(size: int, kind: int, flags: int, stream: int) -> bytes:
-    """Write the nine bytes before a payload."""
+    """Encode a frame header (nine bytes)."""
     return size.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
 
 
 def parse(data: bytes) -> tuple[list[Frame], bytes]:
-    """Read the whole frames of some bytes; return them and the rest."""
+    """Parse complete frames; return them and the remaining bytes."""
     frames = []
     at = 0
     while len(data) - at >= HEAD_BYTES:
@@ -112,7 +112,7 @@ def parse(data: bytes) -> tuple[list[Frame], bytes]:
 
 
 def settings(*values: tuple[int, int]) -> Frame:
-    """Announce settings."""
+    """Make a SETTINGS frame."""
     payload = b"".join(
         number.to_bytes(2, "big") + value.to_bytes(4, "big") for number, value in values
     )
@@ -125,49 +125,49 @@ SETTINGS_ACK = Frame(Kind.SETTINGS, Flag.ACK, 0)
 def headers(
     stream: int, block: bytes, *, end_stream: bool = False, end_headers: bool = True
 ) -> Frame:
-    """Open a stream, or end it with trailers."""
+    """Make a HEADERS frame, which opens a stream or carries trailers."""
     flags = Flag.END_STREAM * end_stream | Flag.END_HEADERS * end_headers
     return Frame(Kind.HEADERS, flags, stream, block)
 
 
 def continuation(stream: int, block: bytes, *, end_headers: bool = True) -> Frame:
-    """Go on with a header block."""
+    """Make a CONTINUATION frame."""
     return Frame(Kind.CONTINUATION, Flag.END_HEADERS * end_headers, stream, block)
 
 
 def data(stream: int, body: bytes = b"", *, end_stream: bool = False) -> Frame:
-    """Send a part of a body."""
+    """Make a DATA frame."""
     return Frame(Kind.DATA, Flag.END_STREAM * end_stream, stream, body)
 
 
 def padded(frame: Frame, size: int) -> Frame:
-    """Pad DATA or HEADERS."""
+    """Add padding to a DATA or HEADERS frame."""
     payload = bytes((size,)) + frame.payload + bytes(size)
     return frame._replace(flags=frame.flags | Flag.PADDED, payload=payload)
 
 
 def priority(stream: int, depends_on: int = 0, weight: int = 15) -> Frame:
-    """Say what a stream depends on (deprecated, RFC 9113, 5.3.2)."""
+    """Make a PRIORITY frame (deprecated, RFC 9113, 5.3.2)."""
     return Frame(Kind.PRIORITY, 0, stream, depends_on.to_bytes(4, "big") + bytes((weight,)))
 
 
 def rst_stream(stream: int, code: int = Error.CANCEL) -> Frame:
-    """Abandon a stream."""
+    """Make an RST_STREAM frame."""
     return Frame(Kind.RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
 def ping(opaque: bytes = b"xlaserve", *, ack: bool = False) -> Frame:
-    """Ask for a sign of life, or give it."""
+    """Make a PING frame."""
     return Frame(Kind.PING, Flag.ACK * ack, 0, opaque)
 
 
 def goaway(last_stream: int = 0, code: int = Error.NO_ERROR) -> Frame:
-    """Begin no more streams."""
+    """Make a GOAWAY frame."""
     return Frame(Kind.GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big"))
 
 
 def window_update(stream: int, increment: int) -> Frame:
-    """Let the other side send more; stream 0 is the connection."""
+    """Make a WINDOW_UPDATE frame; stream 0 is the connection."""
     return Frame(Kind.WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
 
 
@@ -175,7 +175,7 @@ def window_update(stream: int, increment: int) -> Frame:
 
 
 def literals(lines: Lines) -> bytes:
-    """Write a header block that uses no table, so that it means the same anywhere."""
+    """Encode a header block without the dynamic table, valid on any connection."""
     return b"".join(
         b"\0" + _string(name.encode("latin-1")) + _string(value.encode("latin-1"))
         for name, value in lines
@@ -187,7 +187,7 @@ def _string(octets: bytes) -> bytes:
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Write a number behind the upper bits of its first byte (RFC 7541, 5.1)."""
+    """Encode an integer after the upper bits of its first byte (RFC 7541, 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -200,25 +200,25 @@ def integer(value: int, bits: int, first: int = 0) -> bytes:
     return bytes(octets)
 
 
-# --- a client ----------------------------------------------------------------------------------
+# --- Client --------------------------------------------------------------------------------------
 
 
 class Peer:
-    """One connection; acknowledges settings, and leaves the rest to who uses it."""
+    """A client connection that acknowledges SETTINGS and does nothing else by itself."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.frames: list[Frame] = []
-        """What has come and was not taken yet."""
+        """Frames received but not yet taken."""
         self._decoder = Decoder()
         self._rest = b""
 
     def send(self, *parts: Frame | bytes) -> None:
-        """Send frames, or bytes that only look like some."""
+        """Send frames, or bytes that only look like frames."""
         self.writer.write(b"".join(map(bytes, parts)))
 
     async def take(self, wanted: Callable[[Frame], bool]) -> Frame | None:
-        """Return the next frame that is wanted; None when the connection has ended without it."""
+        """Return the next matching frame, or None if the connection ends without one."""
         async with asyncio.timeout(_ANSWER_SECONDS):
             while True:
                 for index, frame in enumerate(self.frames):
@@ -239,15 +239,15 @@ class Peer:
         return bool(received)
 
     def lines(self, frame: Frame) -> dict[str, str]:
-        """Read the header block of a frame."""
+        """Decode the header block of a frame."""
         lines = self._decoder.decode(frame.payload, raw=True)
         return {bytes(name).decode(): bytes(value).decode() for name, value in lines}
 
     async def outcome(self, stream: int) -> str:
-        """Tell how a request ends.
+        """Return how a request ends.
 
-        `grpc-status 5`, `HTTP 415`, `RST_STREAM REFUSED_STREAM`, `GOAWAY PROTOCOL_ERROR`, or
-        `closed` where nothing was said.
+        `grpc-status 5`, `HTTP 415`, `RST_STREAM REFUSED_STREAM`, `GOAWAY PROTOCOL_ERROR`,
+        or `closed` if the connection closes without any of these.
         """
 
         def tells(frame: Frame) -> bool:
@@ -268,12 +268,12 @@ class Peer:
         return "closed"
 
     async def code_of_goaway(self) -> str:
-        """Return the code with which the connection is ended; `closed` where none is given."""
+        """Return the error code of the server's GOAWAY, or `closed` if it sends none."""
         frame = await self.take(lambda frame: frame.kind == Kind.GOAWAY)
         return Error(int.from_bytes(frame.payload[4:8], "big")).name if frame else "closed"
 
     async def ping(self) -> bool:
-        """Send a PING and wait for its answer; False where the connection has ended."""
+        """Send a PING; return whether it is acknowledged before the connection ends."""
         self.send(ping())
         acknowledged = ping(ack=True)
         return await self.take(lambda frame: frame == acknowledged) is not None
@@ -281,7 +281,7 @@ class Peer:
 
 @asynccontextmanager
 async def peer(url: str, *values: tuple[int, int], limit: int = 1 << 22) -> AsyncIterator[Peer]:
-    """Connect to `host:port` or `unix:path`, and send the preface with these settings."""
+    """Connect to `host:port` or `unix:path`; send the preface with these settings."""
     if url.startswith("unix:"):
         path = url.removeprefix("unix:")
         reader, writer = await asyncio.open_unix_connection(path, limit=limit)
@@ -289,7 +289,7 @@ async def peer(url: str, *values: tuple[int, int], limit: int = 1 << 22) -> Asyn
         host, _, port = url.rpartition(":")
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=limit)
     connected = Peer(reader, writer)
-    # Without a table, the blocks of the server can be read in any order.
+    # Without a dynamic table, the server's header blocks can be decoded in any order.
     connected.send(PREFACE, settings((Setting.HEADER_TABLE_SIZE, 0), *values))
     try:
         yield connected

@@ -1,4 +1,4 @@
-"""An engine and front ends in one process, with a pair of sockets between any two of them."""
+"""An engine and its front ends in one process, connected by socket pairs."""
 
 import asyncio
 import socket
@@ -28,11 +28,11 @@ from xlaserve.workers.fronts.engine import FrontEnds
 from xlaserve.workers.fronts.front_end import FrontEnd, Limits
 
 SLABS = 2 << 20
-"""Bytes of both slabs of a front end."""
+"""Total size in bytes of the two slabs of a front end."""
 
 
 class Noting(FakeModel):
-    """Notes how many rows it was given at a time."""
+    """Records the number of rows in each execution."""
 
     def __init__(self, amount: float, world: World, width: int = 2) -> None:
         super().__init__(amount, world, ["cpu:0"])
@@ -52,7 +52,7 @@ class Noting(FakeModel):
 
 @dataclass
 class Side:
-    """The core of one process."""
+    """The server core of one simulated process."""
 
     workers: Workers
     registry: Registry = field(default_factory=lambda: Registry(1024))
@@ -63,14 +63,14 @@ class Side:
         self.stations = Stations(self.workers, ExecutionPolicy(0.5), self.engine)
 
     async def infer(self, rows: int = 1, *, width: int = 2, id: str = "") -> InferResponse:
-        """Ask the model `m`, whose input counts up from 0."""
+        """Send a request to the model `m`; the input counts up from 0."""
         data = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
         return await self.engine.infer(
             InferRequest("m", id=id, inputs=(InferInput("x", FP32, data),))
         )
 
     def load(self, model: FakeModel, config: ModelConfig | None = None) -> Instance:
-        """Have a model answer as version 1 of `m`."""
+        """Install a model as version 1 of `m`."""
         version = self.registry.version("m", "1")
         self.registry.change(version, Event.LOAD)
         version.instance = Instance(
@@ -86,7 +86,7 @@ class Side:
 
 @dataclass
 class Joined:
-    """An engine, and front ends that show what it has."""
+    """An engine, and front ends that mirror its models."""
 
     side: Side
     fronts: FrontEnds
@@ -94,12 +94,12 @@ class Joined:
     front_ends: Sequence[FrontEnd]
 
     async def shown(self) -> None:
-        """Return once every front end shows what the engine has."""
+        """Wait until every front end mirrors the engine's models."""
         await self.fronts.mirror.shown()
 
 
 async def connect(fronts: FrontEnds, front_end: FrontEnd) -> None:
-    """Connect a front end with an engine, and return once it shows what that has."""
+    """Connect a front end to an engine and wait until it mirrors the engine's models."""
     one, other = socket.socketpair()
     before = len(fronts._connected)
     await asyncio.gather(front_end.connect(one), fronts.connect(other))
@@ -115,7 +115,7 @@ async def joined(
     config: ModelConfig | None = None,
     limits: Limits | None = None,
 ) -> AsyncIterator[Joined]:
-    """Join an engine that has a model and so many front ends, for the length of a block."""
+    """Run an engine with a model, and `count` front ends, for the duration of a block."""
     workers = Workers(load_threads=1, execute_threads=2)
     side = Side(workers)
     if model is not None:
@@ -151,9 +151,9 @@ async def joined(
 async def front_of(
     engine: RunningServer, scratch: Path
 ) -> AsyncIterator[tuple[RunningServer, FrontEnds]]:
-    """Run a server whose models are those of another one, for the length of a block.
+    """Run a server as front end of another one for the duration of a block.
 
-    It shows a model once `mirror.shown` of the second has returned.
+    It serves a model once `mirror.shown` of the other server has returned.
     """
     nothing = scratch / "nothing"
     nothing.mkdir()

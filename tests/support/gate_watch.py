@@ -1,4 +1,4 @@
-"""A permission gate and an observer that note every call of a server."""
+"""A permission gate and an observer that record every call to a server."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from xlaserve.serving.call import Call, Outcome
 from xlaserve.serving.gates import Gates
 
 RULE = "x-rule"
-"""A request whose header of this name says so is refused."""
+"""Header that makes the gate reject a request if its value is `refuse`."""
 
 
 class NotPermitted(CrossSiteRequest):
-    """The permission gate of these tests refuses a call."""
+    """Raised by the permission gate of these tests."""
 
 
 @dataclass
 class Watch:
-    """Counts calls at the gate, and as observers see them begin and end."""
+    """Records calls at the gate, and when observers see them begin and end."""
 
     gate: list[Call] = field(default_factory=list)
     begun: list[Call] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Have the gates of servers that are made in a block watched."""
+        """Watch all servers created in a block."""
 
         def gates(observers: Sequence[object] = (), **_: object) -> Gates:
             return Gates(permission=self.permit, observers=[*observers, self])  # type: ignore[list-item]

@@ -1,7 +1,7 @@
-"""Models of every kind of station whose executions a test lets begin, one after the other.
+"""Models for every kind of station, whose executions a test releases one by one.
 
-Each execution connects to a socket of the test, says which requests it is for, and waits for a
-byte: so do threads of the server, and processes that it started.
+Each execution connects to the test's socket, reports its input values, and waits for a byte. This
+works in server threads and in child processes alike.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from xlaserve.runtime.wrappers.ragged import Parts
 from xlaserve.serving.stations.table import KINDS, Candidate
 
 BAD = -1.0
-"""The value of a request that fails, and every execution that it is in."""
+"""Input value that makes its request, and any execution containing it, fail."""
 
 PANIC = -3.0
-"""The value of a request that raises what is no Exception, in every execution that it is in."""
+"""Input value that makes an execution raise a BaseException that is no Exception."""
 
 DEATH = -2.0
-"""The value of a request whose process ends as it executes it."""
+"""Input value that makes the executing process exit."""
 
 
 def pass_gate(path: str, values: Any) -> None:
-    """Wait until an execution for these values may go on. Blocks."""
+    """Report these values and block until the test releases the execution."""
     numbers = [float(value) for value in np.ravel(values)]
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(path)
@@ -46,38 +46,38 @@ def pass_gate(path: str, values: Any) -> None:
 
 
 class Gate:
-    """The test's end of the socket."""
+    """The test's end of the socket; releases executions."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.executed: list[list[float]] = []
-        """The values of each execution, in the order in which they began."""
+        """Input values of each execution, in start order."""
         self._waiting: deque[tuple[list[float], asyncio.StreamWriter]] = deque()
         self._free = 0
 
     @property
     def values(self) -> list[float]:
-        """Return the values of all executions, in order."""
+        """Return the input values of all executions, in start order."""
         return [value for one in self.executed for value in one]
 
     @property
     def held(self) -> int:
-        """Return how many executions wait."""
+        """Return the number of blocked executions."""
         return len(self._waiting)
 
     def free(self, count: int = 1) -> None:
-        """Let so many executions go on, those that wait and those that come."""
+        """Release the next `count` executions, whether blocked already or still to come."""
         self._free += count
         self._let()
 
     def let(self, value: float) -> None:
-        """Let the execution for one value go on that waits."""
+        """Release the blocked execution that has this value."""
         at = next(n for n, (values, _) in enumerate(self._waiting) if values == [value])
         self._waiting[at][1].close()
         del self._waiting[at]
 
     def close(self) -> None:
-        """Hold whatever comes from now on."""
+        """Block all executions from now on, and clear the recorded ones."""
         self._free = 0
         self.executed.clear()
 
@@ -87,7 +87,7 @@ class Gate:
             self._waiting.popleft()[1].close()
 
     async def heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one execution."""
+        """Accept the connection of one execution."""
         (count,) = struct.unpack("<i", await reader.readexactly(4))
         self.executed.append(list(struct.unpack(f"<{count}d", await reader.readexactly(8 * count))))
         self._waiting.append((self.executed[-1], writer))
@@ -96,7 +96,7 @@ class Gate:
 
 @asynccontextmanager
 async def gate(path: Path) -> AsyncIterator[Gate]:
-    """Have a gate for the length of a block; it is open at its end."""
+    """Serve a gate for the duration of a block; afterwards it is open."""
     made = Gate(path)
     async with await asyncio.start_unix_server(made.heard, made.path):
         try:
@@ -105,7 +105,7 @@ async def gate(path: Path) -> AsyncIterator[Gate]:
             made.free(1 << 30)
 
 
-# --- what is made of JAX -----------------------------------------------------------------------
+# --- JAX models ----------------------------------------------------------------------------------
 
 
 def doubled(params: Any, x: jax.Array) -> dict[str, jax.Array]:
@@ -158,7 +158,7 @@ _RAGGED = {
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """Like the exception that PyO3 raises when Rust code panics."""
 
 
 def _check(values: Any) -> None:
@@ -177,7 +177,7 @@ def _hold_execute(runner: Any, path: str) -> None:
         return inner(inputs, **how)
 
     runner.execute = execute
-    runner.expected_seconds = lambda rows: 1.0  # nothing of it on the event loop
+    runner.expected_seconds = lambda rows: 1.0  # never execute on the event loop
     runner.batch_limit = 4
 
 
@@ -203,18 +203,18 @@ def _hold_together(runner: Any, path: str) -> None:
 
 
 class _Busy:
-    """The other workers, none of which is idle (Helpers)."""
+    """Other workers that are all busy (Helpers)."""
 
     least_seconds = 0.0
     most_bytes = 1 << 20
     are_idle = False
 
     def serve(self, instance: Any, model: Any, work: Any) -> None:
-        """Execute nothing of theirs."""
+        """Never called: no worker is idle."""
 
 
 class _Device:
-    """Computes in the thread that fetches (a Dispatching)."""
+    """A fake device that computes in the thread that fetches (a Dispatching)."""
 
     def __init__(self, path: str) -> None:
         self.queues = ("cuda:0",)
@@ -235,7 +235,7 @@ class _Computation:
 
 
 class _OnDevice:
-    """A model that was loaded on the host, as if it had been on a device."""
+    """Makes a model on the host look as if it were on a device."""
 
     def __init__(self, inner: Any, device: _Device) -> None:
         self._inner = inner
@@ -246,7 +246,7 @@ class _OnDevice:
         return getattr(self._inner, name)
 
 
-# --- what is code ------------------------------------------------------------------------------
+# --- Python models -------------------------------------------------------------------------------
 
 _BEGIN = """
 import asyncio, os, socket, struct
@@ -340,22 +340,22 @@ def _tensors(row: "Row") -> dict[str, Any]:
 
 
 def _nothing(runner: Any, path: str) -> None:
-    """Leave code as it is: it goes through the gate by itself."""
+    """Leave Python models as they are: their code passes the gate itself."""
 
 
-# --- the table ---------------------------------------------------------------------------------
+# --- Table of models -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way in which a model may be executed."""
+    """One way in which the server can execute a model."""
 
     name: str
     kind: str
-    """The name of its row in the table of stations."""
+    """Name of its row in the table of stations."""
     export: Callable[[Path, "Row"], None] | None = None
     hold: Callable[[Any, str], None] = _nothing
-    """Has the executions of what was loaded go through the gate."""
+    """Makes the executions of a loaded model wait at the gate."""
     code: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     on_demand: bool = False
@@ -365,25 +365,25 @@ class Row:
     unbatched: bool = False
     """Whether its tensors have no batch dimension."""
     factor: float = 2
-    """What it multiplies by."""
+    """The model multiplies its input by this."""
     gathers: bool = False
-    """Whether several requests may be in one execution."""
+    """Whether several requests may share an execution."""
     in_progress: int = 1
-    """Executions that have begun when the next request waits."""
+    """Number of executions in progress before a request has to queue."""
     is_slow: bool = False
-    """Whether it takes seconds, and another one is like it."""
+    """Whether it takes seconds and a faster row is similar; its tests are marked slow."""
     may_be_two: bool = False
-    """Whether its configuration may ask for two copies on the host."""
+    """Whether its configuration may ask for two instances on the host."""
     step_of: str = ""
-    """The row that is the step of this ensemble."""
+    """For an ensemble, the name of the row whose model is its step."""
     around: str = ""
-    """The name of what is around its station, in the table of wrappings."""
+    """Name of the wrapper around its station, in the table of wrappers."""
     batching: Mapping[str, Any] = field(default_factory=dict)
-    """What its dynamic_batching says in any case."""
+    """Fields of dynamic_batching that it always needs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of its server."""
+    """Server settings that it needs."""
     is_helped: bool = False
-    """Whether another worker would execute its batches, if that were idle."""
+    """Whether other workers may execute its batches; in these tests they are always busy."""
 
 
 def _python(name: str, code: str, *, process: bool = False, **more: Any) -> Row:
@@ -448,7 +448,7 @@ SEQUENCES = (
         },
     ),
 )
-"""Those whose requests are asked with the number of a sequence."""
+"""Rows whose requests carry a sequence id."""
 
 _JAX, _CODE = (next(one for one in ROWS if one.name == name) for name in ("jax", "own"))
 _IN_ORDER: dict[str, Any] = {
@@ -469,7 +469,7 @@ SHORT_CUTS = (
         config={"response_cache": {"enable": True}},
     ),
 )
-"""Ways around a station, or into its queue, on which its policies hold too."""
+"""Paths that bypass a station or its queue; the queue policies must hold for them, too."""
 
 ENSEMBLES = (
     Row("ensemble of jax", "ensemble", step_of="jax"),
@@ -478,7 +478,7 @@ ENSEMBLES = (
 
 
 def row(name: str) -> Row:
-    """Return the row of a name."""
+    """Return the row with this name."""
     return next(one for one in (*ROWS, *SEQUENCES, *ENSEMBLES) if one.name == name)
 
 
@@ -487,14 +487,14 @@ def _model(name: str) -> str:
 
 
 class Station:
-    """A row's model, loaded in a running server."""
+    """The model of a row, loaded in a running server."""
 
     def __init__(self, server: RunningServer, client: Any, gate: Gate, row: Row) -> None:
         self.server = server
         self.client = self.asks = client
-        """What loads, and what asks where a request names no client of its own."""
+        """Client that loads models, and the default for requests."""
         self.url = server.url
-        """Where clients of its own may ask."""
+        """Address for additional clients."""
         self.gate = gate
         self.row = row
         self.of = row_of_step(row)
@@ -517,7 +517,7 @@ class Station:
     async def load(
         self, directory: Path, max_batch_size: int = 1, copies: int = 1, **batching: Any
     ) -> None:
-        """Load it with a dynamic_batching."""
+        """Load the model with these dynamic_batching fields."""
         row = self.of
         name = _model(row.name)
         config: dict[str, Any] = {**row.config}
@@ -552,7 +552,7 @@ class Station:
             instance.runner = _OnDevice(instance.runner, _Device(self.gate.path))
         else:
             row.hold(instance.runner, self.gate.path)
-        # As of a load: a station that is renewed stays on its device, or off it.
+        # Build it as a load does: renewing a station would keep it on, or off, its device.
         instance.station = self.server.application.stations.build(instance)
 
     async def _load_ensemble(self, directory: Path, max_batch_size: int) -> None:
@@ -574,7 +574,7 @@ class Station:
 
     @property
     def kind(self) -> str:
-        """Return the name of its row in the table of stations."""
+        """Return the name of the station's row in the table of stations."""
         stations = self.server.application.stations
         candidate = Candidate(stations, self.instance, None)
         return next(kind.name for kind in KINDS if kind.fits(candidate))
@@ -587,9 +587,9 @@ class Station:
         client: Any = None,
         **parameters: Any,
     ) -> "asyncio.Task[float]":
-        """Ask for a value times the factor; the task has the answer."""
+        """Send a value; the returned task yields the value times the factor."""
         if self.row.around == "response cache":
-            # Its own, so that its answer is no answer to another one.
+            # A unique parameter, so that the response cache has no answer for it.
             parameters["parameters"] = {"n": next(self._numbers)}
         shape = [1] if self.row.unbatched else [1, 1]
         tensor = triton.InferInput("x", shape, "FP32")
@@ -617,27 +617,27 @@ class Station:
         return found[0]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something to be so."""
+        """Poll until a condition holds; raises TimeoutError after a minute."""
         async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.001)
 
     async def pending(self, count: int) -> None:
-        """Wait until so many requests wait in the queue, and as many as may have begun."""
+        """Wait until exactly `count` requests are queued."""
         await self.until(lambda: self.instance.pending == count)
 
     async def refused(self, asked: "asyncio.Task[float]") -> None:
-        """Wait until a request is refused, or would be if those before it were answered."""
+        """Wait until a request is rejected, or its rejection waits in `_results`."""
         behind: Mapping[Any, Any] = getattr(self.instance.station, "_results", {})
         await self.until(lambda: asked.done() or bool(behind))
 
     async def in_progress(self, count: int) -> None:
-        """Wait until so many requests have come and have not ended."""
+        """Wait until exactly `count` requests are admitted and not completed."""
         version = self.server.application.registry.version(_model(self.of.name), "1")
         await self.until(lambda: version.admission.in_progress == count)
 
     async def busy(self) -> "list[asyncio.Task[float]]":
-        """Have it execute as much as it does at a time, so that all that comes later waits."""
+        """Saturate the model, so that all further requests are queued."""
         asked = []
         for count in range(1, self.of.in_progress + 1):
             asked.append(self.ask(0))
@@ -647,11 +647,11 @@ class Station:
         return asked
 
     async def idle(self) -> None:
-        """Wait until nothing of it is executed, and hold what comes."""
+        """Wait until nothing is executing or queued, then block all executions."""
         await self.until(lambda: not self.instance.users and not self.instance.pending)
         self.gate.close()
 
 
 def row_of_step(of: Row) -> Row:
-    """Return the row that has the queue of a row: its own, or of the step of an ensemble."""
+    """Return the row that has the queue: the given one, or the step of an ensemble."""
     return row(of.step_of) if of.step_of else of

@@ -1,4 +1,4 @@
-"""The HTTP server by itself, with routes of the test's own."""
+"""The HTTP server alone, with routes that a test defines."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ async def serving_routes(
     backlog: int = 8,
     gates: Gates | None = None,
 ) -> AsyncIterator[tuple[str, HttpServer]]:
-    """Serve on a free port for the length of a block; its address, and the server."""
+    """Serve on a free port for the duration of a block; yields the address and the server."""
     listener = listen(
         "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=backlog
     )

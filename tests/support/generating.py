@@ -1,4 +1,4 @@
-"""A model that gives many answers to one request, and lets tests hold it and count them."""
+"""A decoupled model whose answers a test can hold back and count."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,28 +16,28 @@ from xlaserve.runtime.loaded import Answer, Value
 from xlaserve.tensors import Parameter
 
 PREFIX = "count"
-"""What the names of the models that count begin with; others stay identities."""
+"""Name prefix of the models that count; other models stay identity models."""
 _HELD_SECONDS = 240
-"""Longest time for which a test may hold an answer; then something hangs."""
+"""Maximum time in seconds for which a test may hold an answer."""
 IN_ORDER = "_in_order"
-"""What the names of those end with that do not say that they are decoupled."""
+"""Name suffix of the models that are not declared decoupled."""
 
 
 class Generation:
-    """What tests know of the answers of all models that count."""
+    """Counters over all counting models, and an event that holds answers back."""
 
     def __init__(self) -> None:
         self.computed = 0
-        """Answers, of all requests together."""
+        """Number of answers computed, over all requests."""
         self.begun = 0
-        """Requests whose first answer was asked for."""
+        """Number of requests whose first answer was requested."""
         self.ended = 0
-        """Requests whose answers were computed to the end, or not wanted any more."""
+        """Number of requests that were completed or abandoned."""
         self.may_go_on = threading.Event()
-        """Cleared to hold every answer but the first of each request."""
+        """Clear it to hold back every answer but the first of each request."""
         self.may_go_on.set()
         self._counting = threading.Lock()
-        """Requests begin and end in threads of their own, and `+=` is more than one step."""
+        """Requests run in different threads, and `+=` is not atomic."""
 
     def answers(self, count: int, size: int) -> Iterator[Answer]:
         with self._counting:
@@ -55,9 +55,10 @@ class Generation:
 
 
 class CountingModel(IdentityModel):
-    """Answers `x = [count, size]` with as many tensors of that size: of 0, of 1, and so on.
+    """Answers `x = [count, size]` with `count` tensors of that size, filled with 0, 1, and so
+    on.
 
-    A negative number of them fails after the first.
+    A negative count fails after the first answer.
     """
 
     def __init__(self, model: IdentityModel, generation: Generation) -> None:
@@ -75,7 +76,7 @@ class CountingModel(IdentityModel):
 
 
 def install(patch: pytest.MonkeyPatch) -> Generation:
-    """Have models of some names count, as long as the patch holds."""
+    """Make models with the prefix count while the monkeypatch lasts."""
     generation, load = Generation(), identity.load
 
     def load_counting(directory: Path, context: LoadContext) -> IdentityModel:

@@ -1,4 +1,4 @@
-"""A loaded generator of the tiny language model, and requests whose answers are kept."""
+"""A loaded generator of the tiny language model, and requests that record their answers."""
 
 import threading
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ CONFIG = {"slots": str(SLOTS), "windows": "16", "chunk": str(CHUNK)}
 
 
 class Kept:
-    """Where loads keep what they compile, which is most of what their tests take."""
+    """Compilation cache shared by these tests: most of their time is compilation."""
 
     compilation = Compilation()
 
     def prepare(self, folder: Path) -> None:
-        """Have the loads of this process share a cache with those of others."""
+        """Share the cache folder with other processes of the run."""
         cache = CompilationCache(folder, 1 << 30)
         cache.prepare(cache_key.target_of("cpu", str(jax.devices("cpu")[0].device_kind)))
         self.compilation = Compilation(cache)
@@ -38,12 +38,12 @@ kept = Kept()
 
 
 class Asking(UnsentRequest):
-    """A request whose answers are kept, and which can be cancelled or stop reading."""
+    """A request that records its answers and can be cancelled or stop reading."""
 
     def __init__(
         self, prompt: list[int], parameters: Mapping[str, Any], reads: int | None = None
     ) -> None:
-        """`reads` is after how many answers its client reads no more, until `read_on`."""
+        """After `reads` answers the client stops reading until `read_on` is called."""
         super().__init__(
             {"tokens": np.array(prompt, np.int32)}, [], parameters=parameters, failed=self._ended
         )
@@ -59,7 +59,7 @@ class Asking(UnsentRequest):
         self._resume: Any = None
         self._leave: Any = None
         self.has_ended = False
-        """Whether it was taken back without its last answer."""
+        """Whether it ended without a last answer."""
 
     def answer(
         self,
@@ -83,7 +83,7 @@ class Asking(UnsentRequest):
 
     def read_on(self) -> None:
         self.is_writable = True
-        assert self.paused.wait(60)  # the answer comes before the pause
+        assert self.paused.wait(60)  # the answer is recorded before the generator pauses
         self._resume()
 
     def when_cancelled(self, leave: Any) -> None:
@@ -110,7 +110,7 @@ class Asking(UnsentRequest):
 
 
 class Loaded:
-    """A model, and the requests that it still has."""
+    """A loaded model; counts its requests to wait for them."""
 
     def __init__(self, model: GeneratorModel) -> None:
         self.model = model
@@ -136,7 +136,7 @@ def load(directory: Path, **changed: str) -> GeneratorModel:
 
 
 def load_configured(directory: Path, config: ModelConfig) -> GeneratorModel:
-    """Load it with the programs that other loads of the run have compiled."""
+    """Load the model, reusing programs compiled by other tests of the run."""
     context = LoadContext("story", "1", config, compilation=kept.compilation)
     model = loaders.load(directory, context)
     assert isinstance(model, GeneratorModel)

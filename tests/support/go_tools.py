@@ -1,4 +1,4 @@
-"""Programs in Go that tests run: found, or built once where Go is."""
+"""Go programs that tests run: installed ones, or built once per run if Go is available."""
 
 import fcntl
 import json
@@ -15,9 +15,9 @@ BUILD_SECONDS = 300
 
 
 def go_program(config: pytest.Config, name: str, package: str, folder: Path | None = None) -> str:
-    """Return the path of a program, as installed, or built from a package.
+    """Return the path of an installed program, or build it from a package.
 
-    `package` is a path with its version, or `.` for the module in `folder`.
+    `package` is an import path with its version, or `.` for the module in `folder`.
     """
     if folder is None and (installed := shutil.which(name)):
         return installed
@@ -28,7 +28,7 @@ def go_program(config: pytest.Config, name: str, package: str, folder: Path | No
     programs = Path(config.cache.mkdir("go-programs")) / version
     programs.mkdir(exist_ok=True)
     program = programs / name
-    # Another process of the run may be at it.
+    # Another process of the run may be building it.
     with (programs / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder is not None or not program.exists():
@@ -37,7 +37,7 @@ def go_program(config: pytest.Config, name: str, package: str, folder: Path | No
 
 
 def go_module(module: str) -> Path:
-    """Return the folder of a module's source, `path@version`, fetched where Go has not got it."""
+    """Return the source folder of a module (`path@version`), downloading it if necessary."""
     go = shutil.which("go")
     if go is None:
         missing("Go is not installed")

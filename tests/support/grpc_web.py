@@ -1,4 +1,4 @@
-"""The bodies of gRPC-Web, put together and taken apart (PROTOCOL-WEB.md of gRPC)."""
+"""Encoding and decoding of gRPC-Web bodies (gRPC's PROTOCOL-WEB.md)."""
 
 import base64
 import struct
@@ -9,7 +9,7 @@ def frame(data: bytes, flag: int = 0, length: int | None = None) -> bytes:
 
 
 def read(body: bytes) -> tuple[list[bytes], dict[str, str]]:
-    """Take a body apart; the trailers are its last frame, and there is nothing behind them."""
+    """Decode a body into messages and trailers, which must be the last frame."""
     messages, trailers = [], None
     while body:
         assert trailers is None
@@ -28,6 +28,6 @@ def read(body: bytes) -> tuple[list[bytes], dict[str, str]]:
 
 
 def plain(body: bytes) -> bytes:
-    """Return what a text stands for, each part of it padded by itself."""
+    """Decode a text body, a concatenation of separately padded base64 parts."""
     parts = [body[i : i + 4] for i in range(0, len(body), 4)]
     return b"".join(base64.b64decode(part, validate=True) for part in parts)

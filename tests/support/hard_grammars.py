@@ -1,11 +1,11 @@
-"""Grammars that compute for seconds to minutes, by their kind."""
+"""Grammars that take seconds to minutes to compute, by kind."""
 
 import json
 from collections.abc import Callable, Mapping
 
 NUMBER = 9_999_991
 Made = Callable[[int], tuple[str, str]]
-"""Makes one of a kind, by a number: its parameter and its text."""
+"""Makes a grammar from a number: its request parameter and its text."""
 
 
 def _schema(text: str) -> Made:
@@ -45,7 +45,7 @@ HARD: Mapping[str, Made] = {
         f'start: %json {{"type":"integer","multipleOf":{NUMBER + number}}}',
     ),
 }
-"""What the fuel of the library does not cover."""
+"""Grammars that the library's own fuel limit does not stop."""
 
 BOUNDED: Mapping[str, tuple[str, str]] = {
     "repetitions within repetitions": ("regex", "(((a{1000}){1000}){1000}){1000}"),
@@ -54,4 +54,4 @@ BOUNDED: Mapping[str, tuple[str, str]] = {
     "deep arrays": ("json_schema", '{"items":' * 2000 + "{}" + "}" * 2000),
     "a loop of rules": ("grammar", "start: a\na: b\nb: a"),
 }
-"""What a limit of the library refuses, before its first step."""
+"""Grammars that a limit of the library rejects before its first step."""

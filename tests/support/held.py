@@ -1,4 +1,4 @@
-"""What models hold in this process, by the books and by JAX."""
+"""Memory and executables that models hold in this process, per the ledger and per JAX."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -13,7 +13,7 @@ from xlaserve.app.server import Application
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Equal before and after if nothing was left behind."""
+    """Equal before and after a test if nothing leaked."""
 
     booked_bytes: int
     buffers_bytes: int
@@ -21,10 +21,10 @@ class Held:
 
 
 def held(application: Application, *, collect: bool = True) -> Held:
-    """Count, after a collection if it is asked for.
+    """Count, optionally after a garbage collection.
 
-    What the tests themselves computed with JAX goes first: its caches hold executables too, and
-    the server empties them from time to time.
+    First clears JAX's caches: they hold executables of the tests' own computations, and the
+    server empties them from time to time as well.
     """
     if collect:
         jax.clear_caches()

@@ -1,4 +1,4 @@
-"""What a compiled program has to do with the host, read from its HLO."""
+"""Finds host transfers and donated arguments in the HLO of a compiled program."""
 
 import re
 
@@ -12,14 +12,14 @@ _HOST = {
     "host memory": re.compile(r"\{[\d,]*:[^}]*S\(5\)[^}]*\}"),
     "host computation": re.compile(r"_xla_compute_type=\"host\"|HostExecute"),
 }
-"""By what it is. XLA's memory space 5 is that of the host."""
+"""Patterns by kind of host access. XLA's memory space 5 is host memory."""
 
 _ALIAS = re.compile(r"input_output_alias=\{ *\{")
 _DONOR = re.compile(r"buffer_donor=\{ *\(")
 
 
 def host_traffic(text: str) -> list[str]:
-    """Return what an optimized module does with the host besides its arguments and results."""
+    """Return the host accesses of an optimized module besides its arguments and results."""
     return [
         f"{kind}: {line.strip()[:200]}"
         for line in text.splitlines()
@@ -29,5 +29,5 @@ def host_traffic(text: str) -> list[str]:
 
 
 def donates(text: str) -> bool:
-    """Tell whether a result may be written over an argument."""
+    """Return whether a result may overwrite an argument."""
     return bool(_ALIAS.search(text) or _DONOR.search(text))

@@ -1,5 +1,7 @@
-"""Clients that make a server hold memory: they do not end what they send, nor read what they asked
-for. And a server whose memory is watched meanwhile."""
+"""Clients that make a server hold memory, and a server whose memory is watched.
+
+The clients do not complete their requests or do not read the answers.
+"""
 
 import gzip
 import json
@@ -31,7 +33,7 @@ _PATIENCE_SECONDS = 60
 
 
 def export_models(folder: Path) -> None:
-    """Write `wide`, which answers a number with 10 MiB; `sum` of any vector; `text`; `photo`."""
+    """Write the models `wide` (returns 10 MiB), `sum` (any vector), `text`, and `photo`."""
     weights = {"w": np.ones((1, WIDE_BYTES // 4), np.float32)}
     xlaserve.export_model(
         lambda params, x: {"y": x + params["w"]},
@@ -57,13 +59,13 @@ def export_models(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Watched(Resident):
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     grpc: str
     http: str
 
     def seconds_until(self, most_bytes: int, limit_seconds: float) -> float:
-        """Return how long it takes until it holds no more than so much; the limit if longer."""
+        """Return the seconds until it uses at most `most_bytes`, capped at the limit."""
         begun = time.monotonic()
         while time.monotonic() - begun < limit_seconds:
             if self.resident_bytes() <= most_bytes:
@@ -74,7 +76,7 @@ class Watched(Resident):
 
 @contextmanager
 def watched(folder: Path, **settings: object) -> Iterator[Watched]:
-    """Serve the models in `folder/models` for the length of a block."""
+    """Serve the models in `folder/models` for the duration of a block."""
     log = folder / "log"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     arguments = ("serve", str(folder / "models"), "--grpc-endpoint", "port:0")
@@ -110,7 +112,7 @@ def _listening(log: Path, process: "subprocess.Popen[bytes]") -> dict[str, str]:
 
 
 class Hoarder:
-    """One connection that sends all it can, and reads the first of what comes."""
+    """A connection that sends as much as it can and reads only the first bytes of the answer."""
 
     def __init__(self, url: str, *parts: bytes, context: ssl.SSLContext | None = None) -> None:
         host, _, port = url.rpartition(":")
@@ -123,7 +125,7 @@ class Hoarder:
         self.ended = False
 
     def send(self) -> bool:
-        """Send what goes without waiting; tell whether something did."""
+        """Send without blocking; return whether anything was sent."""
         before = self.sent
         while self.unsent and not self.ended:
             try:
@@ -140,18 +142,18 @@ class Hoarder:
         return self.sent > before
 
     def first(self) -> bytes:
-        """Return the first bytes that have come, without waiting; empty where none have."""
+        """Read the first bytes without blocking; empty if there are none."""
         with suppress(OSError):
             return self.socket.recv(4096)
         return b""
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the socket without ending the protocol."""
         self.socket.close()
 
 
 def push(hoarders: Sequence[Hoarder], seconds: float = _PATIENCE_SECONDS) -> None:
-    """Send for all of them until nothing goes any more for a while."""
+    """Send on all connections until none makes progress for a while."""
     end = time.monotonic() + seconds
     moved = time.monotonic()
     while time.monotonic() < min(end, moved + _QUIET_SECONDS):
@@ -165,7 +167,7 @@ def push(hoarders: Sequence[Hoarder], seconds: float = _PATIENCE_SECONDS) -> Non
 
 @contextmanager
 def hoarding(make: Callable[[], Hoarder], count: int) -> Iterator[list[Hoarder]]:
-    """Keep so many connections for the length of a block."""
+    """Keep `count` connections open for the duration of a block."""
     with ExitStack() as stack:
         hoarders = []
         for _ in range(count):
@@ -174,11 +176,11 @@ def hoarding(make: Callable[[], Hoarder], count: int) -> Iterator[list[Hoarder]]
         yield hoarders
 
 
-# --- what they send ---
+# --- Requests ------------------------------------------------------------------------------------
 
 
 def http_request(model: str, body_bytes: int, *lines: str) -> bytes:
-    """Return the header block of an inference over HTTP; negative for a body in chunks."""
+    """Return the header block of an inference over HTTP; a negative size means a chunked body."""
     framing = f"Content-Length: {body_bytes}" if body_bytes >= 0 else "Transfer-Encoding: chunked"
     first = f"POST /v2/models/{model}/infer HTTP/1.1"
     return "\r\n".join((first, "Host: localhost", framing, *lines, "", "")).encode()
@@ -190,20 +192,20 @@ WIDE = json.dumps(
         "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
     }
 ).encode()
-"""The body that asks `wide` for 10 MiB over HTTP."""
+"""HTTP body that requests 10 MiB from `wide`."""
 
 _BLOCK = literals(request_headers(INFER))
 _GZIP = literals(request_headers(INFER, ("grpc-encoding", "gzip")))
 
 
 def grpc_opening(window: int) -> bytes:
-    """Begin a connection whose streams may be sent so many bytes."""
+    """Return a connection preface that grants the server `window` bytes per stream."""
     setting = frames.settings((frames.Setting.INITIAL_WINDOW_SIZE, window))
     return b"".join((frames.PREFACE, bytes(setting), bytes(frames.SETTINGS_ACK)))
 
 
 def grpc_requests(message: bytes, streams: range, *, compressed: bool = False) -> bytes:
-    """Ask on each of the streams; the message is shorter than a window."""
+    """Return a request for each stream; the message must fit into a flow-control window."""
     block = _GZIP if compressed else _BLOCK
     whole = bytes([compressed]) + len(message).to_bytes(4, "big") + message
     parts = [whole[start : start + 16_384] for start in range(0, len(whole), 16_384)]
@@ -216,10 +218,10 @@ def grpc_requests(message: bytes, streams: range, *, compressed: bool = False) -
 
 
 def resets(streams: range) -> bytes:
-    """Take back what was asked on the streams."""
+    """Return RST_STREAM frames for the streams."""
     return b"".join(bytes(frames.rst_stream(stream)) for stream in streams)
 
 
 def bomb(inflated_bytes: int) -> bytes:
-    """Return gzip of so many zeros."""
+    """Return a gzip bomb that inflates to so many zeros."""
     return gzip.compress(bytes(inflated_bytes), 9)

@@ -1,4 +1,4 @@
-"""Networks whose rows do not see one another, of the kinds that people serve. All plain JAX."""
+"""Row-independent networks of the kinds that people serve, in plain JAX."""
 
 # A table of networks: what each is says its name.
 # mypy: ignore-errors=True
@@ -20,17 +20,17 @@ _RANDOM = np.random.default_rng(3)
 
 
 def w(*shape: int) -> np.ndarray:
-    """Weights."""
+    """Return random weights."""
     return (_RANDOM.standard_normal(shape) * 0.3).astype(np.float32)
 
 
 def f(*shape: int) -> tuple[Sequence[int], str]:
-    """An input of floats; the batch comes before the shape."""
+    """Declare a float input; the shape excludes the batch dimension."""
     return shape, "float32"
 
 
 def i(*shape: int) -> tuple[Sequence[int], str]:
-    """An input of small integers."""
+    """Declare an input of small integers."""
     return shape, "int32"
 
 
@@ -265,7 +265,7 @@ def ctc(x):
 
 
 def gaussian_process(x: jax.Array) -> jax.Array:
-    """One system for all rows, which are the columns of its right-hand side."""
+    """Solve one linear system whose right-hand side has a column per row of the batch."""
     seen = w(5, 2)
     near = jnp.exp(-((x[:, None] - seen[None]) ** 2).sum(-1))
     factor = jnp.linalg.cholesky(jnp.eye(5) + np.exp(-((seen[:, None] - seen[None]) ** 2).sum(-1)))
@@ -353,7 +353,7 @@ def associative(x):
 
 
 def hyper(x):
-    """Have weights that are made from the row itself."""
+    """Multiply each row by weights that are computed from that row."""
     weights = (x @ w(4, 12)).reshape(-1, 4, 3)
     return jnp.einsum("bi,bij->bj", x, weights)
 
@@ -373,7 +373,7 @@ def sampled(x, seeds):
 
 
 def begun_where_any(first, state):
-    """What is computed for no row that does not ask is skipped where none does."""
+    """Skip a computation if no row needs it; it only changes rows that do."""
     is_first = first == 0
     return lax.cond(
         jnp.any(is_first),

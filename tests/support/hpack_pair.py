@@ -1,4 +1,4 @@
-"""Our decoder of header blocks and the hpack library's, side by side on one connection."""
+"""Our HPACK decoder and the hpack library's, compared on one connection."""
 
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
 
 
 def string(octets: bytes, coded: bool) -> bytes:
-    """Write a string (RFC 7541, 5.2)."""
+    """Encode a string (RFC 7541, 5.2)."""
     if coded:
         octets = huffman(octets)
         return integer(len(octets), 7, 0x80) + octets
@@ -28,14 +28,14 @@ def string(octets: bytes, coded: bool) -> bytes:
 
 
 class Pair:
-    """Our decoder and the reference, on the same connection."""
+    """Our decoder and the reference decoder for the same connection."""
 
     def __init__(self, limit: int = 1 << 10) -> None:
         self.ours = Decoder(limit)
         self.reference = hpack.Decoder(max_header_list_size=limit)
 
     def decoded(self, block: bytes) -> list[Field] | str:
-        """Decode a block, or say why it is refused."""
+        """Decode a block, or return why it is rejected."""
         try:
             found = self.ours.decode(block)
         except BlockTooLarge:
@@ -49,23 +49,23 @@ class Pair:
         return found
 
     def ours_of(self, block: bytes) -> Lines | str:
-        """Return the names and values of a block, or why it is refused."""
+        """Return the names and values that our decoder finds, or why it rejects the block."""
         found = self.decoded(block)
         return found if isinstance(found, str) else _lines(found)
 
     def reference_of(self, block: bytes) -> Lines | str:
-        """Decode a block, or say why it is refused, as the reference does."""
+        """Decode a block with the reference, or return why it rejects the block."""
         try:
             found = self.reference.decode(block, raw=True)
         except OversizedHeaderListError:
             return "too large"
-        # It lets a few of the builtin exceptions through where a block is cut off.
+        # For truncated blocks, the library raises a few builtin exceptions.
         except (HPACKError, IndexError, ValueError):
             return "malformed"
         return [(bytes(name), bytes(value)) for name, value in found]
 
     def tables(self) -> tuple[list[Lines], list[int]]:
-        """Return both tables and their sizes."""
+        """Return both dynamic tables and their sizes."""
         ours, theirs = self.ours, self.reference.header_table
         return (
             [
@@ -76,7 +76,7 @@ class Pair:
         )
 
     def compare(self, *blocks: bytes) -> "list[Lines | str]":
-        """Decode blocks up to the first that is refused; return what came out."""
+        """Decode blocks up to the first rejected one; return the outcomes."""
         outcomes = []
         for block in blocks:
             outcome = self.reference_of(block)
@@ -90,16 +90,16 @@ class Pair:
 
 
 class LayoutPair(Pair):
-    """The same, and blocks are read by their layouts where they can be."""
+    """A pair in which our side reads blocks by their cached layouts where possible."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         super().__init__(limit)
         self.layouts: Layouts[list[bytes]] = Layouts(self.ours, limit)
         self.read = 0
-        """How many were."""
+        """Number of blocks read by layout."""
 
     def ours_of(self, block: bytes) -> Lines | str:
-        """Read a block by its layout, or decode it and learn from it."""
+        """Read a block by layout, or decode it and cache its layout."""
         before = self.ours.table.changes, self.ours.table.newest(_ALL)
         values = self.layouts.read(block)
         if values is not None:
@@ -111,7 +111,7 @@ class LayoutPair(Pair):
         if isinstance(found, str):
             return found
         lines = _lines(found)
-        if not any(token.startswith("\n") for token, *_ in found):  # as of requests with a route
+        if not any(token.startswith("\n") for token, *_ in found):  # as if a route matched
             self.layouts.note([name for name, _ in lines], block, found)
         return lines
 

@@ -1,4 +1,4 @@
-"""HTTP as bytes on a connection: what a well-mannered client library would not send."""
+"""HTTP/1.1 as raw bytes, including requests that no well-behaved client library would send."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from support.conditions import MOST_SECONDS
 
 SECONDS = MOST_SECONDS
-"""What a test gives a server to do, such as a load that fails after 40, ends before it."""
+"""Timeout in seconds, longer than anything that tests have a server do."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Answer:
 
     status: int
     headers: dict[str, str]
-    """By name in lower case."""
+    """Header fields by lower-case name."""
     body: bytes
 
     @property
@@ -30,9 +30,9 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """Return the text of `{"error": text}`, which is all that the body holds.
+        """Return the error text, from `{"error": text}` or from OpenAI's error object.
 
-        Of OpenAI's endpoints it is in an object.
+        Asserts that the body has no other fields.
         """
         assert {"error"} == set(self.json), self.body
         told = self.json["error"]
@@ -42,7 +42,7 @@ class Answer:
 def message(
     method: str, path: str, *headers: tuple[str, str], body: bytes = b"", length: int | None = -1
 ) -> bytes:
-    """Write a request; a length of None leaves Content-Length out."""
+    """Build a request; a length of None omits Content-Length."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in headers]
     if length is not None and (body or length >= 0):
@@ -51,22 +51,22 @@ def message(
 
 
 def chunked(*chunks: bytes) -> bytes:
-    """Write a body in chunks, with the last one that ends it."""
+    """Encode a chunked body, including the last chunk."""
     written = (b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
     return b"".join(written)
 
 
 @dataclass
 class Connection:
-    """One connection."""
+    """A client connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     interim: list[int] = field(default_factory=list)
-    """The 1xx statuses that came before answers."""
+    """1xx statuses received before the final ones."""
 
     async def send(self, data: bytes) -> None:
-        """Send bytes; a server that has closed already is no error."""
+        """Send bytes, ignoring a connection that the server has closed."""
         try:
             self.writer.write(data)
             async with asyncio.timeout(SECONDS):
@@ -75,7 +75,7 @@ class Connection:
             pass
 
     async def answer(self, *, head: bool = False) -> Answer:
-        """Read one response."""
+        """Read a response."""
         async with asyncio.timeout(SECONDS):
             while True:
                 lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -88,7 +88,7 @@ class Connection:
             return Answer(status, headers, await self.reader.readexactly(length))
 
     async def ended(self) -> bytes:
-        """Read what still comes, until the server closes."""
+        """Read until the server closes the connection."""
         async with asyncio.timeout(SECONDS):
             try:
                 return await self.reader.read()
@@ -96,7 +96,7 @@ class Connection:
                 return b""
 
     async def ask(self, data: bytes, *, head: bool = False) -> Answer:
-        """Send bytes and read one response."""
+        """Send bytes and read a response."""
         await self.send(data)
         return await self.answer(head=head)
 
@@ -108,7 +108,9 @@ def _header(line: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def connect(address: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Connection]:
-    """Open a connection to host:port for the length of a block; over TLS it is localhost's."""
+    """Connect to host:port for the duration of a block; TLS expects a certificate for
+    localhost.
+    """
     host, _, port = address.rpartition(":")
     name = None if tls is None else "localhost"
     reader, writer = await asyncio.open_connection(
@@ -123,6 +125,6 @@ async def connect(address: str, tls: ssl.SSLContext | None = None) -> AsyncItera
 async def ask(
     address: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
 ) -> Answer:
-    """Send one request on a connection of its own."""
+    """Send a request on a new connection."""
     async with connect(address) as connection:
         return await connection.ask(message(method, path, *headers, body=body))

@@ -1,4 +1,4 @@
-"""Our HTTP/2 core with a route that answers as the reference does."""
+"""Our HTTP/2 core with a route that answers like the reference."""
 
 from support.frames import LARGEST_FRAME, literals
 from support.http2_reference import (
@@ -52,7 +52,7 @@ class _Answering:
 
 
 class Core:
-    """The server's side of one connection."""
+    """The server side of one connection."""
 
     def __init__(self) -> None:
         shared = Shared(Ledger(_PLENTY), MessageMemory(0))
@@ -66,11 +66,13 @@ class Core:
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended the connection."""
+        """Whether the core has ended the connection."""
         return self._core.failed is not None
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes; return what is answered, until clients have had the time to end theirs."""
+        """Process bytes and return the output, after enough simulated time to reset
+        answered streams.
+        """
         self._core.receive(data)
         self._now += ANSWERED_SECONDS
         self._core.sweep(_PLENTY, _PLENTY)
@@ -81,5 +83,5 @@ class Core:
         return b"".join(said)
 
     def states(self) -> dict[int, str]:
-        """Return the streams that are not closed."""
+        """Return the states of the streams that are not closed."""
         return {number: stream.state.name for number, stream in self._core.streams.items()}

@@ -1,4 +1,4 @@
-"""h2 as a server that answers as our core does, without any I/O."""
+"""An h2 server that behaves like our core, without any I/O."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from support.frames import HEAD_BYTES, LARGEST_FRAME, PREFACE, literals
 MAX_STREAMS = 3
 MAX_HEADER_BYTES = 1024
 HARD_HEADER_BYTES = 4096
-"""At which the connection ends."""
+"""Header list size at which the connection ends."""
 STREAM_WINDOW = 65_535
 CONNECTION_WINDOW = 70_000
 MAX_MESSAGE_BYTES = 100_000
@@ -26,20 +26,21 @@ _PREFIX_BYTES = 5
 
 
 def refusal(problem: str) -> list[tuple[str, str]]:
-    """Return the headers that tell what is wrong with a message."""
+    """Return the response headers that report an invalid message."""
     return [*HEAD, ("grpc-status", "13"), ("grpc-message", problem)]
 
 
 def answer_to(path: str) -> bytes:
-    """Return the body for a path, which ends in its size."""
+    """Return the body for a path whose last part is the body's size."""
     size = path.rpartition("/")[2]
     return b"." * int(size) if size.isascii() and size.isdigit() and len(size) < 6 else b"?"
 
 
 class _Literals:
-    """Writes header blocks as our core does, so that answers can be compared as bytes.
+    """Encodes header blocks as our core does, so that output can be compared byte by byte.
 
-    It uses no table, and says so once its client has asked for a smaller one (RFC 9113 4.3.1).
+    It does not use the dynamic table, and signals this once the client has asked for a smaller
+    one (RFC 9113 4.3.1).
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class _Literals:
 
     @property
     def header_table_size(self) -> int:
-        """What the client has asked for; h2 sets it."""
+        """Table size requested by the client; set by h2."""
         return self._smallest
 
     @header_table_size.setter
@@ -65,23 +66,23 @@ class _Literals:
 
 
 class _Request:
-    """What has come of the one message of a request."""
+    """The received part of a request's only message."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.received = bytearray()
         self.answered = False
         self.unsent = b""
-        """DATA that waits for a window; the trailers come behind it."""
+        """DATA that waits for flow control; trailers follow it."""
 
     def missing(self) -> int:
-        """Return how many bytes of the message have not come, as far as is known."""
+        """Return the number of missing message bytes, as far as is known."""
         if len(self.received) < _PREFIX_BYTES:
             return 0
         return max(0, self._declared() + _PREFIX_BYTES - len(self.received))
 
     def problem(self, *, ended: bool) -> str | None:
-        """Say what is wrong with the message, by the name that our core has for it."""
+        """Return the name our core has for what is wrong with the message, or None."""
         have = len(self.received)
         if have >= _PREFIX_BYTES:
             if self.received[0] > 1:
@@ -99,7 +100,7 @@ class _Request:
 
 
 class Reference:
-    """h2, with what is left to its user done as our core does it."""
+    """h2, plus everything that h2 leaves to its user, done as our core does it."""
 
     def __init__(self) -> None:
         self.dead = False
@@ -112,7 +113,7 @@ class Reference:
         self._h2.data_to_send()
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes; return what is answered."""
+        """Process bytes and return the output."""
         self._buffer += data
         for frame in self._frames():
             try:
@@ -126,7 +127,7 @@ class Reference:
         return self._h2.data_to_send()
 
     def states(self) -> dict[int, str]:
-        """Return the streams that are not closed."""
+        """Return the states of the streams that are not closed."""
         return {
             number: stream.state_machine.state.name
             for number, stream in self._h2.streams.items()
@@ -134,13 +135,14 @@ class Reference:
         }
 
     def _frames(self) -> Iterator[bytes]:
-        """Cut what has come, because h2 forgets the events of what came with an error."""
+        """Split the input: h2 drops the events of frames that precede an invalid one."""
         if self._greeted < len(PREFACE):
             yield self._take(min(len(PREFACE) - self._greeted, len(self._buffer)))
         while len(self._buffer) >= HEAD_BYTES and not self.dead:
             length = int.from_bytes(self._buffer[:3], "big")
             if length > LARGEST_FRAME:
-                # h2 looks at the length when the frame is there; we do not wait for it.
+                # Our core rejects a frame as soon as its length is known; h2 only when it is
+                # complete.
                 head = (LARGEST_FRAME + 1).to_bytes(3, "big") + self._buffer[3:HEAD_BYTES]
                 yield head + bytes(LARGEST_FRAME + 1)
                 return
@@ -168,7 +170,7 @@ class Reference:
             case h2.events.StreamReset():
                 self._requests.pop(event.stream_id, None)
             case h2.events.ConnectionTerminated():
-                # To h2 it is the end; the requests on their way are to be served (6.8).
+                # For h2, GOAWAY ends the connection, but requests in flight are still served (6.8).
                 self._h2.state_machine.state = ConnectionState.SERVER_OPEN
 
     def _data(self, stream: int, data: bytes, size: int) -> None:
@@ -213,14 +215,14 @@ class Reference:
                 self._close(stream)
 
     def _close(self, stream: int) -> None:
-        """Ask the client to stop, if it has not ended (RFC 9113, 8.1)."""
+        """Ask the client to stop sending if it has not ended its stream (RFC 9113, 8.1)."""
         del self._requests[stream]
         if not self._h2.streams[stream].closed:
             self._h2.reset_stream(stream)
 
 
 def h2_connection() -> H2Connection:
-    """Return h2 with the limits of the comparison, which are in force from the beginning."""
+    """Return an h2 connection with the limits used in the comparison, in force from the start."""
     connection = H2Connection(
         H2Configuration(
             client_side=False,

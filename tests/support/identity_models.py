@@ -1,4 +1,4 @@
-"""Models that answer what they are asked, of any datatype: nothing is compiled for them."""
+"""Identity models for any datatype; they need no compilation."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write(root: Path, name: str, datatype: str, dims: Sequence[int] = (-1,)) -> None:
-    """Add a model to a repository: `x` comes back as `y`."""
+    """Add a model to a repository that returns `x` as `y`."""
     tensor = {"data_type": f"TYPE_{_NAMES.get(datatype, datatype)}", "dims": list(dims)}
     config = {
         "backend": "identity",
@@ -18,4 +18,4 @@ def write(root: Path, name: str, datatype: str, dims: Sequence[int] = (-1,)) -> 
 
 
 _NAMES = {"BYTES": "STRING"}
-"""What configurations call datatypes whose name is another there."""
+"""Datatypes whose name in configurations differs."""

@@ -1,4 +1,4 @@
-"""The instructions of deploy/Dockerfile, by stage."""
+"""Parses deploy/Dockerfile into instructions per stage."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _CONTINUED = re.compile(r"\\\n\s*")
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """Yield instruction and argument, comments left out and lines joined."""
+    """Yield instructions and arguments, without comments and with continued lines joined."""
     text = "\n".join(line for line in DOCKERFILE.read_text().splitlines() if line[:1] != "#")
     for line in _CONTINUED.sub("", text).splitlines():
         if line.strip():
@@ -19,7 +19,7 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """Return the instructions of each stage with those of the stages below it, by name."""
+    """Return the instructions of each stage, including those of the stages it builds on."""
     found: dict[str, list[tuple[str, str]]] = {}
     stage = ""
     for name, argument in instructions():
@@ -32,5 +32,5 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 
 def of(name: str, stage: str = "sagemaker") -> list[str]:
-    """Return the arguments of an instruction in a stage, in order."""
+    """Return the arguments of all instructions with this name in a stage, in order."""
     return [argument for found, argument in stages()[stage] if found == name]

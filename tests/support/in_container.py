@@ -1,6 +1,6 @@
-"""Starts the command of a container where it is run, asks it, ends it, and prints what came of it.
+"""Starts a container's command, queries the server, stops it, and prints the results.
 
-python -P in_container.py ARGUMENTS, as JSON; prints one object of JSON.
+python -P in_container.py ARGUMENTS (as JSON); prints one JSON object.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ WRITABLE = ("/", "/models", "/cache", "/scratch", "/tmp")
 
 
 def writable() -> list[str]:
-    """Return the folders of the pod in which a file can be made."""
+    """Return the pod's writable folders."""
     found = []
     for folder in WRITABLE:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a way of reading ModelInfer requests makes of one, so that two ways can be compared."""
+"""Compares two ways of decoding ModelInfer requests."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,12 +15,12 @@ from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve_proto.inference import ModelInferRequest
 
 Outcome: TypeAlias = tuple[Any, ...]
-"""Which step failed, how and with what text; or everything that the request says."""
+"""The step that failed, with its error; or the complete content of the request."""
 Read: TypeAlias = Callable[[bytes | memoryview], tuple[str, str, Callable[[], InferRequest]]]
 
 
 def generically(codec: WireCodec) -> Read:
-    """Read through the message classes."""
+    """Decode through the message classes."""
 
     def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:
         message = codec.decode_message(ModelInferRequest, data)
@@ -30,7 +30,7 @@ def generically(codec: WireCodec) -> Read:
 
 
 def directly(codec: InferCodec | InferDecoder) -> Read:
-    """Read without them, as the fast path does: what is recognised is read no other way."""
+    """Decode as the fast path does, checking its shortcut against the full decoder."""
 
     def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:
         recognised = codec.recognise(data)
@@ -44,7 +44,7 @@ def directly(codec: InferCodec | InferDecoder) -> Read:
 
 
 def outcome(read: Read, data: bytes | memoryview) -> Outcome:
-    """Read a request, and describe what became of it."""
+    """Decode a request and describe the result."""
     try:
         name, version, request = read(data)
     except (MalformedMessage, TooManyFields) as error:
@@ -56,7 +56,7 @@ def outcome(read: Read, data: bytes | memoryview) -> Outcome:
 
 
 def described(request: InferRequest) -> Outcome:
-    """Return everything that a request says, with types, in a form that can be compared."""
+    """Return all fields of a request, with types, in a comparable form."""
     return (
         request.model_name,
         request.model_version,
@@ -76,16 +76,16 @@ def _input(tensor: InferInput) -> Outcome:
 
 
 def _elements(data: Any) -> Any:
-    """Return the elements as bytes; a NaN has no bits: Python quiets it on its way."""
+    """Return the elements in a comparable form, ignoring NaN bits: Python quiets NaNs."""
     if data.dtype == np.object_:
         return [(type(element), element) for element in data.ravel()]
     if data.dtype.kind in "fV":
-        with np.errstate(invalid="ignore"):  # a signalling one is told on some processors
+        with np.errstate(invalid="ignore"):  # on some processors, signalling NaNs warn
             nan = np.isnan(data)
         return nan.tobytes(), np.where(nan, np.zeros_like(data), data).tobytes()
     return data.tobytes()
 
 
 def _parameters(parameters: Any) -> list[Outcome]:
-    # repr, since a NaN equals nothing.
+    # repr, since NaN is not equal to itself.
     return [(name, type(value), repr(value)) for name, value in parameters.items()]

@@ -1,4 +1,4 @@
-"""What is opened below directories, by whatever code: as the kernel tells it."""
+"""Files opened below directories by any code, as reported by the kernel."""
 
 import ctypes
 import os
@@ -14,14 +14,14 @@ _READ_BYTES = 1 << 20
 
 
 class Opened:
-    """The files and directories that were opened or read since it was asked last."""
+    """Files and directories opened or read since the last query."""
 
     def __init__(self, queue: int, watched: dict[int, Path]) -> None:
         self._queue = queue
         self._watched = watched
 
     def since(self) -> list[str]:
-        """Return their paths, each once."""
+        """Return their paths without duplicates."""
         found: dict[str, None] = {}
         while True:
             try:
@@ -39,7 +39,7 @@ class Opened:
 
 @contextmanager
 def opened(*roots: Path) -> Iterator[Opened]:
-    """Watch directories, and all below them, for the length of a block (inotify(7))."""
+    """Watch directories recursively for the duration of a block (inotify(7))."""
     assert sys.platform == "linux"
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,7 +52,7 @@ def opened(*roots: Path) -> Iterator[Opened]:
                 assert watch >= 0, os.strerror(ctypes.get_errno())
                 watched[watch] = path
         seen = Opened(queue, watched)
-        seen.since()  # to look for directories has opened them
+        seen.since()  # listing the directories above has opened them
         yield seen
     finally:
         os.close(queue)

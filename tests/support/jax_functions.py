@@ -1,7 +1,7 @@
-"""Every public function of JAX's linear algebra, transforms, random numbers and jax.scipy, called.
+"""Calls every public function of JAX's linear algebra, transforms, random numbers and jax.scipy.
 
-The list is JAX's own; each has arguments here. What takes no example of the rule of its module has
-a row in `CALLS`, or in `LEFT_OUT` a reason.
+The functions come from JAX's modules; the arguments are defined here. A function that does not fit
+its module's rule has a row in `CALLS`, or a reason in `LEFT_OUT`.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -21,14 +21,14 @@ import jax.scipy.optimize
 import numpy as np
 
 MATRIX = np.array([[4, 1, 0.5], [1, 3, 0.2], [0.5, 0.2, 2]], np.float32)
-"""Symmetric and positive definite."""
+"""A symmetric positive-definite matrix."""
 VECTOR = np.array([0.3, 0.5, 0.7], np.float32)
 
 Call = Callable[[Any, Any], Any]
 """Calls a function with a matrix and a vector."""
 
 _NUMBERS = (0.7, 1.3, 0.4, 0.2)
-"""For further arguments of what takes numbers."""
+"""Additional arguments for functions of numbers."""
 
 _lu = jax.scipy.linalg
 _la = jax.lax.linalg
@@ -66,7 +66,7 @@ RULES: Mapping[str, Callable[[Any], Call]] = {
     "jax.scipy.fft": _of_matrix,
     "jax.scipy.linalg": _of_matrix,
 }
-"""How functions of a module are called; else with a vector and numbers."""
+"""How to call the functions of a module; by default with a vector and numbers."""
 
 CALLS: Mapping[str, Call] = {
     # jax.numpy.linalg
@@ -205,14 +205,14 @@ LEFT_OUT: Mapping[str, str] = {
 
 
 def modules() -> Sequence[str]:
-    """Return the names of the modules."""
+    """Return the module names."""
     found = [one.name for one in pkgutil.walk_packages(jax.scipy.__path__, "jax.scipy.")]
     return ["jax.numpy.linalg", "jax.numpy.fft", "jax.lax.linalg", "jax.random", *found]
 
 
 @cache
 def calls() -> Mapping[str, Mapping[str, Call]]:
-    """Return the calls of every public function, by module and name."""
+    """Return a call for every public function, by module and name."""
     found = {module: _calls(module) for module in modules()}
     return {module: rows for module, rows in found.items() if rows}
 
@@ -228,7 +228,7 @@ def _calls(module: str) -> dict[str, Call]:
 
 
 def arrays(found: Any) -> dict[str, Any]:
-    """Return what a function has returned as tensors of the V2 protocol, by number."""
+    """Return a function's results as V2 tensors, by number."""
     return {str(n): _real(leaf) for n, leaf in enumerate(jax.tree.leaves(found))}
 
 

@@ -1,7 +1,7 @@
-"""Every kind of model that an exporter or an importer of ours writes, each with requests to it.
+"""Every kind of model that our exporters and importers write, with requests for each.
 
-A kind of exporter is a row here: tests write all of them, and `tools/lasts.py` serves what one
-version of JAX wrote under another.
+Each kind is a row: tests write all of them, and `tools/lasts.py` checks that models written under
+one version of JAX can be served under another.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -47,19 +47,19 @@ X = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, -2, 3, 0.5]}
 
 @dataclass(frozen=True)
 class Kind:
-    """What writes a model, and what is asked of it."""
+    """A kind of model: how to write it, and a request for it."""
 
     write: Callable[[Path], object]
-    """Writes it into the directory of a model."""
+    """Writes the model directory."""
     inputs: list[Json] | None = None
-    """Those of a request of inference; None where `asked` is one of another kind."""
+    """Inputs of an inference request; None if `asked` is the body instead."""
     path: str = "infer"
     asked: Json | None = None
     parameters: Json | None = None
 
 
 def _square(fn: Callable[..., Any]) -> Kind:
-    """Return a model of one matrix of fixed size, for every platform that can compute it."""
+    """Return a kind whose model maps one fixed-size matrix, for all supported platforms."""
 
     def write(model: Path) -> None:
         xlaserve.export_model(
@@ -233,14 +233,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def write(root: Path, names: Iterator[str] | None = None) -> None:
-    """Write a repository of kinds, each by its name."""
+    """Write a repository of models, each named after its kind."""
     root.mkdir(parents=True, exist_ok=True)
     for name in names or KINDS:
         KINDS[name].write(root / name)
 
 
 def programs(root: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield each StableHLO module below a repository: its model, its file, and itself."""
+    """Yield each StableHLO module in a repository: model, file name, and bytes."""
     for path in sorted((*root.rglob("*.jaxexp"), *root.rglob("*.stablehlo"))):
         data = path.read_bytes()
         if path.suffix == ".jaxexp":
@@ -249,7 +249,7 @@ def programs(root: Path) -> Iterator[tuple[str, str, bytes]]:
 
 
 def request(name: str) -> tuple[str, Json]:
-    """Return the path and the body of a request to a kind."""
+    """Return the path and body of a request to a kind."""
     kind = KINDS[name]
     if kind.path.startswith("/"):
         return kind.path, {"model": name, **(kind.asked or {})}
@@ -260,7 +260,7 @@ def request(name: str) -> tuple[str, Json]:
 
 
 def numbers(answer: str) -> list[float]:
-    """Return every number of an answer, in order; equal models give equal ones."""
+    """Return all numbers in an answer, in order, to compare the answers of two models."""
     return [float(text) for text in _NUMBER.findall(_WITHOUT.sub("", answer))]
 
 
@@ -282,7 +282,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "import_checkpoint": ("language",),
     }
 )
-"""The kinds that each function writes; `read` is that of `adopting`."""
+"""Kinds that each function writes; `read` is `adopting.read`."""
 
 LOADERS: Mapping[str, str] = MappingProxyType(
     {
@@ -295,4 +295,4 @@ LOADERS: Mapping[str, str] = MappingProxyType(
         "xlaserve.runtime.identity": "",
     }
 )
-"""A kind that each module loads; none where there are no files."""
+"""The kind that each module loads; empty if the module reads no files."""

@@ -1,4 +1,4 @@
-"""Version directories as they were before models lasted, and a JAX that refuses what is old."""
+"""Version directories in the older format, and a `deserialize` that rejects expired exports."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from xlaserve.artifact import manifest
 
 
 def without_stablehlo(directory: Path) -> Path:
-    """Take the part that lasts out of a version directory, and return the directory."""
+    """Delete the durable StableHLO from a version directory, and return the directory."""
     described = manifest.read(directory)
     files = {n: record for n, record in described.files.items() if n != manifest.STABLEHLO}
     manifest.write(directory, dataclasses.replace(described, durable=None, files=files))
@@ -20,7 +20,7 @@ def without_stablehlo(directory: Path) -> Path:
 
 
 def refusing(data: bytes) -> Callable[[bytearray], Exported]:
-    """Return a `jax.export.deserialize` that refuses one file, as it does an expired one."""
+    """Return a `jax.export.deserialize` that rejects this data as expired."""
     deserialize = jax.export.deserialize
 
     def deserialize_others(found: bytearray) -> Exported:
