@@ -1,4 +1,4 @@
-"""Directories that are made once for all processes of a run of the tests."""
+"""Directories created once and shared by all processes of a test run."""
 
 import fcntl
 import os
@@ -9,12 +9,12 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a directory that `make` has filled, in this process or in another of the run.
+    """Return a directory filled by `make`, in this process or in another one of the run.
 
-    Not to be written to. Where making it fails, the next one that asks makes it again.
+    Treat it as read-only. If `make` raises, the next caller tries again.
     """
     base = factory.getbasetemp()
-    # The processes of xdist have one base each, side by side.
+    # xdist workers have sibling base directories.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     made = shared / f"made-{name}"
     with (shared / f"{made.name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""What ModelMesh's controller accepts of a manifest, as functions to what is wrong with one."""
+"""Rules of ModelMesh's controller for manifests; each yields a manifest's violations."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ Rule: TypeAlias = Callable[[Manifest], Iterator[str]]
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "deploy" / "modelmesh"
 
-# --- what there may be (Implementing a Custom Serving Runtime, Spec Attributes; the CRDs) --------
+# --- Known fields (Implementing a Custom Serving Runtime, Spec Attributes; the CRDs) -------------
 
 _FREE_FIELDS = "annotations labels requests limits parameters nodeSelector affinity tolerations"
-"""What is in them is not ModelMesh's to say."""
+"""Fields whose content ModelMesh does not define."""
 _RUNTIME: Mapping[str, str] = {
     "": "apiVersion kind metadata spec",
     "metadata": "name annotations labels",
@@ -71,7 +71,7 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "serving.kserve.io/v1alpha1 Predictor": _PREDICTOR,
 }
 
-# --- what is taken (servingruntime_validator.go, const.go) ---------------------------------------
+# --- Reserved names and ports (servingruntime_validator.go, const.go) ----------------------------
 
 _RESERVED_CONTAINERS = frozenset({"mm", "puller", "rest-proxy"})
 _RESERVED_VOLUMES = frozenset(
@@ -79,17 +79,18 @@ _RESERVED_VOLUMES = frozenset(
 )
 _RESERVED_PORT_NAMES = frozenset({"grpc", "http", "prometheus"})
 _REFUSED_PORTS = frozenset({8080, 8085, 8089, 8090, *range(11881, 11900)})
-"""By the validator, where a container declares them."""
+"""Container ports that the validator rejects."""
 _PORTS_IN_USE = frozenset({8080, 8089, 8090, 8033, 8086, 8008, 2112})
-"""Of the mesh, the puller, the proxy and the metrics, in the network that all containers share.
-8085 is the adapter's, and free where there is none."""
+"""Ports of the mesh, puller, proxy and metrics, in the network namespace that all containers share.
+8085 belongs to the adapter, and is free without one.
+"""
 _MOUNTED = frozenset({"/models", "/pvc_mounts", "/storage-config"})
 
-# --- the rules -----------------------------------------------------------------------------------
+# --- Rules ---------------------------------------------------------------------------------------
 
 
 def unknown_fields(manifest: Manifest) -> Iterator[str]:
-    """Every field is one that the kind has."""
+    """Every field must exist in this kind of manifest."""
     kind = f"{manifest['apiVersion']} {manifest['kind']}"
     if kind in _FIELDS:
         yield from _walk(manifest, "", _FIELDS[kind])
@@ -111,7 +112,7 @@ def _walk(value: object, place: str, allowed: Mapping[str, str]) -> Iterator[str
 
 
 def many_models(manifest: Manifest) -> Iterator[str]:
-    """The controller takes the runtime, and the mesh chooses it for a model by its format."""
+    """The controller must accept the runtime, and the mesh must select it by model format."""
     spec = manifest["spec"]
     if spec.get("multiModel") is not True or spec.get("disabled"):
         yield "not for ModelMesh"
@@ -122,7 +123,7 @@ def many_models(manifest: Manifest) -> Iterator[str]:
 
 
 def reserved_names(manifest: Manifest) -> Iterator[str]:
-    """Containers, volumes and ports are not called as those that the controller adds."""
+    """Containers, volumes and ports must not have the names of those the controller adds."""
     names = [(row["name"], _RESERVED_VOLUMES) for row in manifest["spec"].get("volumes", ())]
     for container in manifest["spec"]["containers"]:
         names.append((container["name"], _RESERVED_CONTAINERS))
@@ -134,7 +135,7 @@ def reserved_names(manifest: Manifest) -> Iterator[str]:
 
 
 def reserved_ports(manifest: Manifest) -> Iterator[str]:
-    """No port is declared that another container of the pod listens on."""
+    """No declared port may be in use by another container of the pod."""
     for container in manifest["spec"]["containers"]:
         for port in container.get("ports", ()):
             if port["containerPort"] in _REFUSED_PORTS | _PORTS_IN_USE:
@@ -142,7 +143,7 @@ def reserved_ports(manifest: Manifest) -> Iterator[str]:
 
 
 def managed_fields(manifest: Manifest) -> Iterator[str]:
-    """Readiness, and the end of a pod, are ModelMesh's."""
+    """Readiness probes and lifecycle hooks are reserved for ModelMesh."""
     for container in manifest["spec"]["containers"]:
         for name in ("readinessProbe", "lifecycle"):
             if name in container:
@@ -156,7 +157,7 @@ def _endpoints(manifest: Manifest) -> list[Endpoint]:
 
 
 def reachable_endpoints(manifest: Manifest) -> Iterator[str]:
-    """Endpoints have the form and the place in which the mesh finds them."""
+    """Endpoints must have a form and an address that the mesh accepts."""
     try:
         endpoints = _endpoints(manifest)
     except InvalidSettings as error:
@@ -170,9 +171,10 @@ def reachable_endpoints(manifest: Manifest) -> Iterator[str]:
 
 
 def socket_folder(manifest: Manifest) -> Iterator[str]:
-    """The controller mounts an empty directory there, in every container.
+    """The sockets' directory must be free for the controller's own mount.
 
-    What the image or another mount has there would be hidden, or be a second mount of one path.
+    The controller mounts an empty directory there in every container. It would hide files of
+    the image, or collide with another mount.
     """
     mounts = set(_MOUNTED)
     for container in manifest["spec"]["containers"]:
@@ -188,7 +190,7 @@ def socket_folder(manifest: Manifest) -> Iterator[str]:
 
 
 def accepted_settings(manifest: Manifest) -> Iterator[str]:
-    """Flags and variables are settings, and their values can be used."""
+    """Flags and environment variables must be valid settings."""
     try:
         _settings(manifest)
     except InvalidSettings as error:
@@ -206,7 +208,7 @@ def _server(manifest: Manifest) -> Manifest:
 
 
 def one_server(manifest: Manifest) -> Iterator[str]:
-    """The server does what the manifest tells the mesh about it."""
+    """The server's settings must match what the manifest tells the mesh."""
     try:
         settings = _settings(manifest)
     except InvalidSettings:
@@ -224,7 +226,7 @@ def one_server(manifest: Manifest) -> Iterator[str]:
 
 
 def shown_metrics(manifest: Manifest) -> Iterator[str]:
-    """Prometheus reaches HTTP from another pod, at a port that the container declares."""
+    """Prometheus must reach HTTP from another pod, on a port that the container declares."""
     try:
         settings = _settings(manifest)
     except InvalidSettings:
@@ -238,7 +240,7 @@ def shown_metrics(manifest: Manifest) -> Iterator[str]:
 
 
 def hidden_management(manifest: Manifest) -> Iterator[str]:
-    """Whoever reaches gRPC manages models: where other pods reach the host, it is on a socket."""
+    """Management over gRPC must be a Unix socket if other pods can reach the server's host."""
     try:
         settings = _settings(manifest)
         ports = [endpoint.port for endpoint in _endpoints(manifest) if endpoint.port is not None]
@@ -249,7 +251,7 @@ def hidden_management(manifest: Manifest) -> Iterator[str]:
 
 
 def kept_programs(manifest: Manifest) -> Iterator[str]:
-    """What is compiled is written to a volume, and is there for the next container."""
+    """Compiled programs must be written to a volume, so that they survive the container."""
     try:
         directory = PurePosixPath(_settings(manifest).compilation_cache_directory)
     except InvalidSettings:
@@ -265,7 +267,7 @@ def kept_programs(manifest: Manifest) -> Iterator[str]:
 
 
 def told_memory(manifest: Manifest) -> Iterator[str]:
-    """The server is told the memory request; the size of /models comes from the limit."""
+    """The server must know its memory request; the limit decides the size of /models."""
     container = _server(manifest)
     request = {"containerName": container["name"], "resource": "requests.memory"}
     variables = [row for row in container["env"] if row["name"] in CONTAINER_MEMORY_VARIABLES]
@@ -277,7 +279,7 @@ def told_memory(manifest: Manifest) -> Iterator[str]:
 
 
 def working_probe(manifest: Manifest) -> Iterator[str]:
-    """The kubelet reaches neither the socket nor the loopback of the pod: it runs a command."""
+    """The liveness probe must run a command: the kubelet reaches neither socket nor loopback."""
     probe = _server(manifest).get("livenessProbe", {})
     words = probe.get("exec", {}).get("command", [])
     parameters = inspect.signature(health).parameters
@@ -290,14 +292,14 @@ def working_probe(manifest: Manifest) -> Iterator[str]:
 
 
 def deployed_by_modelmesh(manifest: Manifest) -> Iterator[str]:
-    """Without the annotation it would be KServe's, with a pod of its own."""
+    """The annotation must select ModelMesh; otherwise KServe deploys the model in its own pod."""
     annotations = manifest["metadata"].get("annotations", {})
     if annotations.get("serving.kserve.io/deploymentMode") != "ModelMesh":
         yield "KServe would deploy it"
 
 
 def one_path(manifest: Manifest) -> Iterator[str]:
-    """The files of the model are in one place."""
+    """The manifest must give exactly one path to the model's files."""
     if manifest["kind"] == "Predictor":
         given = [manifest["spec"].get("path")]
     else:
@@ -308,7 +310,7 @@ def one_path(manifest: Manifest) -> Iterator[str]:
 
 
 def supported_format(manifest: Manifest) -> Iterator[str]:
-    """A runtime of ours loads it without being named."""
+    """One of our runtimes must support the format without being named."""
     spec = manifest["spec"]
     asked = (
         spec["modelType"]
@@ -359,5 +361,5 @@ def load(name: str) -> Manifest:
 
 
 def broken_rules(name: str, manifest: Manifest) -> list[str]:
-    """List the rules that the manifest breaks."""
+    """Return the violations of all rules."""
     return [rule.__name__ for rule in RULES[name] if list(rule(manifest))]

@@ -1,4 +1,4 @@
-"""A client in memory: frames go to the engine, and what it answers comes back as frames."""
+"""An in-memory HTTP/2 client connected to our server core, without sockets."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -21,12 +21,12 @@ _BUFFER = ReceiveBuffer()
 
 
 def request(*more: tuple[str, str]) -> bytes:
-    """Write the header block of a request, with these headers besides."""
+    """Encode the header block of a request, with additional fields."""
     return literals([*LINES, *more])
 
 
 class Streaming:
-    """A route that takes the messages of a request as they come, and answers when it is told."""
+    """A streaming route; the test reads messages and sends answers itself."""
 
     message_first = False
     placement: Placement | None = None
@@ -35,13 +35,13 @@ class Streaming:
         self.streams: dict[int, ServerStream] = {}
 
     def begin(self, stream: ServerStream) -> None:
-        """Keep the stream, and read what comes."""
+        """Store the stream and attach a reader."""
         self.streams[stream.id] = stream
         stream.reader = StreamingReader(1 << 20, lambda: None)
 
 
 class Unary:
-    """A route that keeps its requests, and answers when it is told."""
+    """A unary route; the test sends the answers itself."""
 
     message_first = True
     placement: Placement | None = None
@@ -51,14 +51,14 @@ class Unary:
         self.messages: dict[int, bytes] = {}
 
     def begin(self, stream: ServerStream) -> None:
-        """Keep the stream, and its message."""
+        """Store the stream and its message."""
         self.streams[stream.id] = stream
         if stream.message is not None:
             self.messages[stream.id] = bytes(stream.message)
 
 
 class MemoryClient:
-    """A connection, whose server is told by the test when to answer."""
+    """A client connection to a server core whose answers the test sends."""
 
     def __init__(
         self,
@@ -79,24 +79,24 @@ class MemoryClient:
         )
         self.core.start()
         self.all: list[Frame] = []
-        """Everything that the server has sent."""
+        """All frames sent by the server."""
         if greets:
             self.send(PREFACE, settings())
 
     def send(self, *parts: bytes | Frame) -> list[Frame]:
-        """Send frames, or bytes that only look like some; return what is answered."""
+        """Send frames, or arbitrary bytes; return the server's frames."""
         self.core.receive(b"".join(map(bytes, parts)))
         return self.taken()
 
     def send_in_pieces(self, octets: bytes, size: int = 1) -> list[Frame]:
-        """Send bytes in reads of one size."""
+        """Send bytes in pieces of equal size."""
         frames = []
         for start in range(0, len(octets), size):
             frames += self.send(octets[start : start + size])
         return frames
 
     def send_at_random(self, octets: bytes, random: Random) -> list[Frame]:
-        """Send bytes in reads of any size."""
+        """Send bytes in pieces of random sizes."""
         frames = []
         while octets:
             size = random.choice((1, 8, 9, 10, 100, 5000, 16_384, 1 << 17, 1 << 20))
@@ -105,7 +105,7 @@ class MemoryClient:
         return frames
 
     def taken(self) -> list[Frame]:
-        """Return what the server has sent since."""
+        """Return the frames that the server has sent since the last call."""
         octets = b""
         while self.core.output:
             octets += b"".join(self.core.take_output())
@@ -117,17 +117,17 @@ class MemoryClient:
 
     @property
     def ended(self) -> list[str]:
-        """What the server has reset or ended, in its order."""
+        """The streams reset and GOAWAYs sent by the server, in order."""
         return told(self.all)
 
     @property
     def alive(self) -> bool:
-        """Whether the connection has not been ended."""
+        """Whether the connection is still open."""
         return self.core.failed is None
 
 
 def told(frames: Sequence[Frame]) -> list[str]:
-    """Tell the RST_STREAM and GOAWAY among frames, with stream and code."""
+    """Describe the RST_STREAM and GOAWAY frames by stream and error code."""
     return [
         f"RST_STREAM {frame.stream} {_code(frame.payload)}"
         if frame.kind == Kind.RST_STREAM
@@ -142,11 +142,11 @@ def _code(octets: bytes) -> str:
 
 
 def body_of(frames: Sequence[Frame], stream: int) -> bytes:
-    """Return what DATA frames have brought on a stream."""
+    """Return the concatenated DATA of a stream."""
     return b"".join(f.payload for f in frames if (f.kind, f.stream) == (Kind.DATA, stream))
 
 
 def answer(stream: ServerStream, body: bytes = b"") -> bool:
-    """Send a whole answer with one message."""
+    """Send a complete answer with one message."""
     message = PREFIX.pack(0, len(body)) + body
     return stream.answer(OK, [message], len(message), STATUS)

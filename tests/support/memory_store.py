@@ -1,4 +1,4 @@
-"""A store in memory, which counts what is read of it and fails when it is told to."""
+"""An in-memory object store that counts bytes read and can be made to fail."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,19 +9,19 @@ from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
 @dataclass
 class MemoryStore:
-    """Objects by name; another content is another object."""
+    """Objects by name; changing the content makes it another object."""
 
     contents: dict[str, bytes] = field(default_factory=dict)
     read_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes that were read, by name."""
+    """Bytes read, by object name."""
     on_read: Callable[[RemoteObject], None] = lambda found: None
-    """Called before each piece, in the thread that reads."""
+    """Called before each piece, on the reading thread."""
     is_away: bool = False
     piece_bytes: int = 1 << 20
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def objects(self, below: str = "") -> list[RemoteObject]:
-        """Return all objects below a name."""
+        """Return all objects whose name starts with `below`."""
         if self.is_away:
             raise StoreProblem("the store is away")
         return [
@@ -31,16 +31,16 @@ class MemoryStore:
         ]
 
     def look(self) -> None:
-        """Say whether it is there."""
+        """Raise StoreProblem if the store is unavailable."""
         if self.is_away:
             raise StoreProblem("the store is away")
 
     def find(self, name: str) -> RemoteObject | None:
-        """Return an object, None where there is none of this name."""
+        """Return the object with this name, or None."""
         return next((one for one in self.objects(name) if one.name == name), None)
 
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
-        """Yield a part in pieces."""
+        """Yield a byte range in pieces."""
         while start < stop:
             self.on_read(found)
             if self.is_away:
@@ -53,6 +53,6 @@ class MemoryStore:
             start = end
 
     def confirm(self, found: RemoteObject) -> None:
-        """Compare with what is there now."""
+        """Raise ObjectChanged if the object has changed."""
         if str(hash(self.contents.get(found.name))) != found.mark:
             raise ObjectChanged(found.name)

@@ -1,4 +1,4 @@
-"""The books of a mesh over one runtime, one step after the other: what it believes to be free."""
+"""The sequential bookkeeping of a mesh about one runtime: how much memory it believes is free."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -9,22 +9,22 @@ from support import mesh
 from support.mesh import Mesh, Outcome
 
 Choose = Callable[[Sequence[str]], str]
-"""Chooses which of the loaded models is evicted, those that were loaded first in front."""
+"""Chooses the model to evict; the candidates are in load order."""
 
 
 def first(loaded: Sequence[str]) -> str:
-    """Evict the model that was loaded first: of those of one computation, the one that carries."""
+    """Evict the oldest model; among models sharing a program, it is the one charged for it."""
     return loaded[0]
 
 
 def any_of(chance: random.Random) -> Choose:
-    """Evict any model."""
+    """Evict a random model."""
     return chance.choice
 
 
 @dataclass
 class MeshBooks:
-    """Predicts, then evicts until the prediction fits, then loads, and counts what it was told."""
+    """Loads models like a mesh: predict the size, evict until it fits, load, record the size."""
 
     mesh: Mesh
     capacity_bytes: int
@@ -37,11 +37,11 @@ class MeshBooks:
 
     @property
     def believed_bytes(self) -> int:
-        """Return what it believes to be held."""
+        """Return the sum of the reported sizes."""
         return sum(self.told.values())
 
     async def load(self, model: str) -> Outcome:
-        """Make room for a model and load it; return how that ended."""
+        """Evict until the model fits, load it, and return the outcome."""
         path = self.paths[model]
         predicted = (await self.mesh.predict(model, path)).sizeInBytes
         while self.told and self.believed_bytes + predicted > self.capacity_bytes:
@@ -58,7 +58,7 @@ class MeshBooks:
         return ended
 
     async def evict(self, model: str) -> None:
-        """Unload a model and believe to be free what was told of it."""
+        """Unload a model and subtract its reported size."""
         await self.mesh.unload(model)
         del self.told[model]
         self.evicted.append(model)

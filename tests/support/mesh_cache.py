@@ -1,9 +1,9 @@
-"""The cache of a ModelMesh over one runtime: it admits by prediction, and evicts when it knows.
+"""The cache of a ModelMesh on one runtime: admits by predicted size, corrects by actual size.
 
-It does what the real one was seen to do, with shorter delays: the size of a load is known when the
-load is over; what that is more than predicted is a deficit, for which others are evicted then. What
-is unloaded counts until that is done, and while it is more than the part that is kept for it, it
-drives out more: so a load that fails on a full instance can empty it.
+It reproduces the observed behavior of the real cache with shorter delays. The actual size is known
+after a load; the excess over the prediction is a deficit, for which other models are evicted.
+Unloading models count until their unload has completed, and evict further models while they exceed
+the share reserved for unloading. A load that fails on a full instance can thus empty it.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from typing import Any
 from support.mesh import Mesh, Outcome, lost, outcome
 
 _UNLOAD_SECONDS = 0.02
-"""Between the end of a model in the cache and its unload; 0.2, and 1 behind a failure, in truth."""
+"""Delay between removal from the cache and the unload call; really 0.2, or 1 after a failure."""
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a mesh knows of a model that is not loaded."""
+    """What the mesh knows about a registered model."""
 
     path: str
-    """In loads."""
+    """Path in load requests."""
     asked_path: str
-    """In questions for the size: behind a puller, that of the storage."""
+    """Path in size predictions; with a puller, it is the path in storage."""
 
 
 class _Entry:
-    """A model in the cache."""
+    """A cached model."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -39,13 +39,13 @@ class _Entry:
         self.is_loading = True
         self.loaded: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.began = time.time()
-        """Since the epoch, in seconds."""
+        """Seconds since the epoch."""
         self.stages: dict[str, float] = {}
-        """Seconds of its load, by what it waited for."""
+        """Seconds per stage of its load."""
         self._passed = time.monotonic()
 
     def passed(self, stage: str) -> None:
-        """Note that a stage of its load has ended, and the next one begins."""
+        """Record the end of a stage of its load."""
         now = time.monotonic()
         self.stages[stage] = now - self._passed
         self._passed = now
@@ -53,20 +53,20 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a load for a request took, stage by stage."""
+    """Durations of the stages of a load."""
 
     model: str
     began: float
-    """Since the epoch, in seconds."""
+    """Seconds since the epoch."""
     stages: Mapping[str, float]
-    """Seconds by what was waited for, in the order of time."""
+    """Seconds per stage, in order."""
 
 
 class MeshCache:
-    """Keeps as many models loaded as it believes to fit; the least recently used go."""
+    """An LRU cache that keeps models loaded while their believed sizes fit."""
 
     def __init__(self, mesh: Mesh, ready: Any, models: Mapping[str, Registered]) -> None:
-        """Of a mesh that has heard the answer `ready` when it started."""
+        """`ready` is the runtime's status response when the mesh started."""
         threads: int = ready.maxLoadingConcurrency
         self._mesh = mesh
         self._models = models
@@ -74,24 +74,26 @@ class MeshCache:
         self._default: int = ready.defaultModelSizeInBytes
         kept = threads * self._default // (2 if threads <= 2 else 4)
         self._kept: int = min(max(kept, self._capacity // 100), self._capacity // 10)
-        """For what is being unloaded."""
+        """Bytes reserved for models that are unloading."""
         self._loaders = asyncio.Semaphore(threads)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        """The least recently used first."""
+        """Cached models, least recently used first."""
         self._occupied: int = 0
-        """By entries."""
+        """Bytes of cached models."""
         self._unloading: int = 0
-        """By what is no entry any more, less what loads and the deficit have borrowed of it."""
+        """Bytes of removed models, minus those lent to loads and to the deficit."""
         self._deficit = 0
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
-        """What happened, and how often."""
+        """Number of occurrences per event."""
         self.on_answer: Callable[[str, Any], None] = _ignore
         """Called with a model and its answer."""
 
     async def infer(self, model: str, request: Any) -> Outcome:
-        """Pass a request on, once its model is loaded; that of a load which failed is its end."""
+        """Load the model if necessary and forward the request; return the load's error if
+        it fails.
+        """
         answer: Outcome = ("UNAVAILABLE", "no tries are left")
         for _ in range(_TRIES):
             entry = self._entries.get(model) or self._admit(model)
@@ -109,21 +111,21 @@ class MeshCache:
         return answer
 
     def holds(self, model: str) -> bool:
-        """Tell whether a model is loaded."""
+        """Return whether a model is loaded."""
         entry = self._entries.get(model)
         return entry is not None and entry.loaded.done()
 
     def trace(self, model: str) -> Trace | None:
-        """Return how the model of an entry was loaded; None where there is no entry."""
+        """Return the load times of a cached model, or None if it is not cached."""
         entry = self._entries.get(model)
         return None if entry is None else Trace(model, entry.began, dict(entry.stages))
 
     async def settle(self) -> None:
-        """Return when nothing is loaded or unloaded any more."""
+        """Wait until no load or unload is in progress."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    # --- in ---
+    # --- Admission -------------------------------------------------------------------------------
 
     def _admit(self, model: str) -> _Entry:
         entry = self._entries[model] = _Entry(model)
@@ -154,7 +156,7 @@ class MeshCache:
         entry.loaded.set_result(loaded)
 
     async def _claim(self, entry: _Entry, size: int) -> None:
-        """Make room for a load, and wait until the room is there."""
+        """Reserve memory for a load, evicting other models, and wait until it is free."""
         entry.weight = size
         self._occupied += size
         self._unloading -= size
@@ -181,7 +183,7 @@ class MeshCache:
             self._occupied += grown
             self._unloading += self._pay(-grown)
 
-    # --- out ---
+    # --- Eviction --------------------------------------------------------------------------------
 
     @property
     def _used(self) -> int:
@@ -213,7 +215,7 @@ class MeshCache:
         again = self._entries.get(entry.model)
         if again is None or not again.is_loading:
             status, _ = await outcome(self._mesh.unload(entry.model))
-            # What a runtime held that was killed meanwhile is free as well.
+            # If the runtime was killed meanwhile, its memory is free as well.
             self._count_failure("unloads", status)
         self._unloading -= entry.weight - self._pay(entry.weight)
         await self._notify()
@@ -228,7 +230,7 @@ class MeshCache:
             is_away = status == "UNAVAILABLE"
             self.counts[f"{what} of a runtime that is away" if is_away else f"failed {what}"] += 1
 
-    # --- waiting ---
+    # --- Tasks and waiting -----------------------------------------------------------------------
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -1,6 +1,6 @@
-"""Models whose rows see one another, each in another way, written as an author would.
+"""Models whose rows affect one another, written as model authors would.
 
-All take `x` FP32[-1,4] and give `y`, but for the one of ONNX whose first dimension is time.
+All map `x` FP32[-1,4] to `y`, except one ONNX model whose first dimension is time.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -50,7 +50,7 @@ def scanned(params: Any, x: jax.Array) -> jax.Array:
 
 
 def capacity(params: Any, x: jax.Array) -> jax.Array:
-    """Let two rows of a batch through to the expert, as a mixture of experts does."""
+    """Admit at most two rows of a batch to an expert, as a mixture of experts does."""
     gate = x @ params["w"][:, :1]
     taken = (gate > 0) & (jnp.cumsum(gate > 0, axis=0) <= 2)
     return jnp.where(taken, x @ params["w"], x)
@@ -72,7 +72,7 @@ NAMES = (*FUNCTIONS, *IMPORTS)
 
 
 def export(name: str, repository: Path, **fields: Any) -> Path:
-    """Write a version directory as `xlaserve export` and `xlaserve import` do."""
+    """Write a version directory with `xlaserve export` or `xlaserve import`."""
     if name in FUNCTIONS:
         inputs = {"x": ("FP32", [-1, COLUMNS])}
         path = repository / name / "1"
@@ -88,14 +88,14 @@ def export(name: str, repository: Path, **fields: Any) -> Path:
 
 
 def row(name: str, number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return an input of one row, which no other number has."""
+    """Return an input of one row that is unique to this number."""
     random = np.random.default_rng(number)
     shape = (1, 1, COLUMNS) if name == "time_first_onnx" else (1, COLUMNS)
     return random.standard_normal(shape).astype(np.float32) * (number + 1)
 
 
 def make_old(version: Path, max_batch_size: int = 64) -> None:
-    """Change a manifest to what an export wrote before anything was proved."""
+    """Rewrite a manifest in the form written before exports had row proofs."""
     document = json.loads((version / "model.json").read_text())
     document.pop("verdict", None)
     document.pop("batch_independent", None)

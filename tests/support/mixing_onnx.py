@@ -1,4 +1,4 @@
-"""ONNX models whose rows see one another."""
+"""ONNX models whose rows affect one another."""
 
 import numpy as np
 import onnx
@@ -9,7 +9,7 @@ _HIDDEN = 2
 
 
 def quantised() -> onnx.ModelProto:
-    """Return a product of 8-bit integers as onnxruntime's quantize_dynamic writes it."""
+    """Return an 8-bit matrix multiplication, as written by onnxruntime's quantize_dynamic."""
     weights = np.arange(-6, 6, dtype=np.int8).reshape(4, 3)
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
@@ -21,7 +21,7 @@ def quantised() -> onnx.ModelProto:
 
 
 def time_first() -> onnx.ModelProto:
-    """Return an LSTM whose first dimension is time, of open length, and no batch."""
+    """Return an LSTM without a batch dimension; its first dimension is time, of any length."""
     random = np.random.default_rng(0)
     constants = {
         "w": random.standard_normal((1, 4 * _HIDDEN, 4)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Protobuf messages at random, and ways to damage them, from one seed."""
+"""Random protobuf messages, and mutations of them, from one seed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _DEEPEST = 3
 
 
 def random_message(random: Random, message_class: type[Message]) -> bytes:
-    """Serialize a message whose fields are set, or not, at random."""
+    """Serialize a message with a random subset of its fields set."""
     message = message_class()
     _fill(random, message, _DEEPEST)
     return message.SerializePartialToString(deterministic=True)
@@ -89,16 +89,16 @@ _SCALARS: dict[int, Callable[[Random], Any]] = {
 }
 
 
-# --- the wire, without knowing any class -------------------------------------------------------
+# --- Wire format, independent of message classes -------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One field on the wire."""
+    """A field in wire format."""
 
     tag: int
     body: bytes
-    """The value; of a length-delimited field without its size."""
+    """The value; without the length prefix if the field is length-delimited."""
 
     def __bytes__(self) -> bytes:
         if self.tag & 7 == _LENGTH:
@@ -107,7 +107,7 @@ class Piece:
 
 
 def varint(value: int, padding: int = 0) -> bytes:
-    """Write a varint, with so many bytes more than it needs."""
+    """Encode a varint with `padding` redundant bytes."""
     octets = bytearray()
     while value > 0x7F:
         octets.append(value & 0x7F | 0x80)
@@ -120,7 +120,7 @@ def varint(value: int, padding: int = 0) -> bytes:
 
 
 def pieces(data: bytes) -> list[Piece]:
-    """Cut a valid message without groups into its fields; [] for anything else."""
+    """Split a valid message without groups into fields; return [] for anything else."""
     found = []
     pos = 0
     try:
@@ -147,10 +147,10 @@ def _varint_at(data: bytes, pos: int) -> tuple[int, int]:
     return value | data[pos] << shift, pos + 1
 
 
-# --- damage ------------------------------------------------------------------------------------
+# --- Mutations -----------------------------------------------------------------------------------
 
 Mutation: TypeAlias = Callable[[Random, bytes, bytes], bytes]
-"""Takes a message that is not empty and another one, and returns what became of the first."""
+"""Takes a non-empty message and another message; returns the mutated first one."""
 
 
 def _flip_bits(random: Random, data: bytes, other: bytes) -> bytes:
@@ -212,7 +212,7 @@ def _rewrite(random: Random, data: bytes, tag: Callable[[Piece], bytes]) -> byte
 
 
 def _change_value(random: Random, data: bytes, other: bytes) -> bytes:
-    """Write a size, or a varint, that is too long, too large, or not the right one."""
+    """Replace a length or varint by one that is overlong, too large, or wrong."""
     fields = pieces(data)
     written = [bytes(piece) for piece in fields]
     at = random.randrange(len(fields)) if fields else 0
@@ -228,7 +228,7 @@ def _change_value(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def _add_unknown(random: Random, data: bytes, other: bytes) -> bytes:
-    """Put something between two fields that is no field of the class, or hardly one."""
+    """Insert an unknown or invalid field between two fields."""
     number = random.choice((1, 2, 5, 90, 1000, 2**29 - 1))
     depth = random.choice((1, 2, 99, 100, 101))
     start, end = varint(number << 3 | 3), varint(number << 3 | 4)
@@ -250,7 +250,7 @@ def _add_unknown(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def _unpack(random: Random, data: bytes, other: bytes) -> bytes:
-    """Turn a packed field into single ones, or single ones into a packed one."""
+    """Unpack a packed field, or pack unpacked ones."""
     fields = pieces(data)
     packed = b"".join(piece.body for piece in fields if piece.tag & 7 == 0)
     number = random.choice(fields).tag >> 3 if fields else 1
@@ -278,7 +278,7 @@ _FLAT: Sequence[Mutation] = (
 
 
 def mutate(random: Random, data: bytes, other: bytes) -> bytes:
-    """Damage a message: anywhere, or within a nested one whose size stays right."""
+    """Mutate a message anywhere, or inside a nested message whose length is kept consistent."""
     fields = pieces(data)
     nested = [at for at, piece in enumerate(fields) if piece.tag & 7 == _LENGTH and piece.body]
     if nested and random.random() < 0.5:

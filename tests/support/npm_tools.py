@@ -1,4 +1,4 @@
-"""Programs for Node.js that tests run, with the packages that they need."""
+"""Node.js programs that tests run, with their packages."""
 
 import fcntl
 import shutil
@@ -13,17 +13,17 @@ INSTALL_SECONDS = 300
 
 
 def node_program(config: pytest.Config, folder: Path, script: str) -> tuple[str, str]:
-    """Return the command of a script in a folder with a package.json."""
+    """Return the command that runs a script in a folder with a package.json."""
     node = program("node")
     return node, str(node_packages(config, folder, script) / script)
 
 
 def node_packages(config: pytest.Config, folder: Path, *scripts: str) -> Path:
-    """Return a folder with the packages that a package.json names, and with some scripts."""
+    """Install the packages of a package.json and copy these scripts; return the folder."""
     npm = program("npm")
     installed = Path(config.cache.mkdir("npm-programs")) / folder.name
     installed.mkdir(exist_ok=True)
-    # Another process of the run may be at it.
+    # Another process of the run may be installing.
     with (installed.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         package = installed / "package.json"

@@ -1,4 +1,4 @@
-"""An HTTP server of objects on the loopback, which cuts, lies and stalls when it is told to."""
+"""An HTTP object server on the loopback that can truncate, lie, and stall on request."""
 
 import hashlib
 import re
@@ -10,38 +10,38 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
 Fault = Callable[["Handler", bytes], bool]
-"""Answers a GET of an object in its own way; returns False to leave it to the server."""
+"""Handles a GET of an object; returns False to let the server handle it."""
 
 
 @dataclass
 class Shelves:
-    """The objects of a server, and how it treats them."""
+    """The objects of a server, and the faults that it simulates."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
-    """By path, without a slash before it."""
+    """Content by path, without leading slash."""
     fault: Fault | None = None
     is_away: bool = False
-    """Whether every request is answered with 503."""
+    """Whether the server answers every request for an object with 503."""
     pages: dict[str, bytes] = field(default_factory=dict)
-    """Pages of directories that are not made of the objects."""
+    """Directory pages that are not generated from the objects."""
     may_list: threading.Event = field(default_factory=threading.Event)
-    """Waited for before a page of a directory is answered; it is set unless a test clears it."""
+    """Handlers wait for it before they send a directory page; set unless a test clears it."""
     pages_left: threading.Semaphore | None = None
-    """Counts the pages of directories that may still be answered; None for any."""
+    """Number of directory pages that may still be sent; None means unlimited."""
     failing: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many more requests of a method and a path are answered with 503."""
+    """Number of further requests to answer with 503, by method and path."""
     turns: threading.Semaphore | None = None
-    """Taken by each HEAD, where a test says when these may be answered."""
+    """Each HEAD acquires it, so that a test can release them one by one."""
     heads_at_once: list[int] = field(default_factory=lambda: [0, 0])
-    """HEAD requests in progress, and the most that there were."""
+    """HEAD requests in progress, and their maximum."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    """Method, path and Range of every request."""
+    """Method, path and Range header of every request."""
     released: threading.Event = field(default_factory=threading.Event)
-    """Set at the end, for faults that stall."""
+    """Set at the end to release stalled handlers."""
 
     def __post_init__(self) -> None:
-        """List at once."""
+        """Allow directory pages."""
         self.may_list.set()
 
     def gets(self) -> list[str]:
@@ -49,21 +49,21 @@ class Shelves:
         return [path for method, path, _ in self.asked if method == "GET" and path in self.objects]
 
     def etag(self, path: str) -> str:
-        """Return what changes with an object."""
+        """Return the ETag, a hash of the content."""
         return f'"{hashlib.sha256(self.objects[path]).hexdigest()[:16]}"'
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves objects with ranges and ETags, and directories as pages of links."""
+    """Serves objects with ranges and ETags, and directories as HTML pages of links."""
 
     protocol_version = "HTTP/1.1"
     shelves: Shelves
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
     def do_HEAD(self) -> None:
-        """Answer with the size and the ETag of an object."""
+        """Send the size and the ETag of an object."""
         shelves = self.shelves
         with shelves.lock:
             shelves.heads_at_once[0] += 1
@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             self.head(path, len(self.shelves.objects[path]))
 
     def do_GET(self) -> None:
-        """Answer with an object, or with the page of a directory."""
+        """Send an object or a directory page."""
         path = self._asked()
         if path is None:
             return
@@ -95,12 +95,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[start:stop])
 
     def part(self, size: int) -> tuple[int, int]:
-        """Return the part of an object that is asked for."""
+        """Return the requested byte range of an object."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         return (int(found[1]), int(found[2]) + 1) if found else (0, size)
 
     def head(self, path: str, length: int | None, status: int = 200, **more: str) -> None:
-        """Send a status and headers; a length of None is not said."""
+        """Send the status and headers; a length of None omits Content-Length."""
         self.send_response(status)
         if length is not None:
             self.send_header("Content-Length", str(length))
@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def name(self) -> str:
-        """Return the path that is asked for."""
+        """Return the requested path."""
         return unquote(self.path).removeprefix("/")
 
     def _asked(self) -> str | None:
@@ -149,12 +149,12 @@ class Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that left."""
+        """Ignore clients that disconnect."""
 
 
 @contextmanager
 def serving_objects(**objects: bytes) -> Iterator[tuple[str, Shelves]]:
-    """Serve objects for the length of a block; yields the URL of `root/` and the shelves."""
+    """Serve objects for the duration of a block; yields the URL of `root/` and the shelves."""
     shelves = Shelves(dict(objects))
     handler = type("Handler", (Handler,), {"shelves": shelves})
     server = _Server(("127.0.0.1", 0), handler)

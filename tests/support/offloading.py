@@ -1,4 +1,4 @@
-"""Two workers in one process that execute batches for one another, over a pair of sockets."""
+"""Two workers in one process that execute batches for each other over a socket pair."""
 
 import asyncio
 import socket
@@ -32,12 +32,12 @@ from xlaserve.workers.offload.offloading import Offloading
 
 SETTINGS = Settings(repository=Path("models"), offload_shared_bytes=16 << 20)
 MARK = ("models/m/1", (("model", 7, 100, 1000),))
-"""What the files of a model look like to a worker that loads it."""
+"""File metadata that identifies the model to workers."""
 
 
 @dataclass
 class Worker:
-    """The core of one worker, and its model `m`."""
+    """The core of one worker, with its model `m`."""
 
     number: int
     board: WorkerBoard
@@ -69,11 +69,11 @@ class Worker:
 
     @property
     def totals(self) -> Totals:
-        """Return the statistics of the model here."""
+        """Return the statistics of this worker's model."""
         return self.registry.version("m", "1").statistics.totals()
 
     def begin(self, value: float, rows: int = 1) -> AwaitedInfer:
-        """Begin a request, and return its call."""
+        """Begin a request and return its call."""
         call = AwaitedInfer()
         width = self.model.info.inputs[0].shape[1]
         data = np.full((rows, width), value, np.float32)
@@ -83,19 +83,19 @@ class Worker:
 
 @dataclass
 class Pair:
-    """Two workers: `home` has the requests, and `helper` has none of its own."""
+    """Two workers: `home` receives all requests, and `helper` is idle."""
 
     home: Worker
     helper: Worker
 
     async def begin(self, count: int, rows: int = 1) -> Sequence[AwaitedInfer]:
-        """Begin one request at home, and so many behind it, once it is executed."""
+        """Begin a request at home, wait until it executes, then begin `count` more."""
         first = self.home.begin(0, rows)
         await until(lambda: self.home.model.rows)
         return [first, *(self.home.begin(value, rows) for value in range(1, 1 + count))]
 
     def release(self) -> None:
-        """Have both models execute without waiting."""
+        """Let both models execute without waiting."""
         self.home.world.may_execute.set()
         self.helper.world.may_execute.set()
 
@@ -109,7 +109,7 @@ class Pair:
 async def paired(
     width: int = 2, *, helper_mark: object = MARK, settings: Settings = SETTINGS
 ) -> AsyncIterator[Pair]:
-    """Join two workers whose executions do not end before they are released."""
+    """Connect two workers whose executions block until they are released."""
     board = WorkerBoard.create(2)
     worlds = [World(batch_limit=4) for _ in range(2)]
     models = [Noting(1, world, width) for world in worlds]

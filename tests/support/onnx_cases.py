@@ -1,4 +1,4 @@
-"""The test cases that onnx has for its operators, run through our converter."""
+"""onnx's test cases for its operators, run through our converter."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -23,13 +23,13 @@ from xlaserve.tensors import Tensor
 
 PASSED = "passed"
 HELD = "passed: held constant"
-"""Outcome of a case of which inputs were held constant, as a user does with --const."""
+"""Outcome of a case that needed constant inputs, as with `--const`."""
 
 _KNOWN_OF_LOOPS = 2
-"""Inputs of a Loop that must be known where it stacks what its trips make: count and condition."""
+"""Inputs of a Loop that must be constant if it stacks outputs: trip count and condition."""
 
 _ASKING = frozenset({"Shape", "Size"})
-"""Operators whose results are known where their inputs are not."""
+"""Operators whose result is known without knowing their input."""
 
 _OPEN = "a shape that depends on the data"
 
@@ -45,12 +45,12 @@ REASONS = (
     ("a Scan of opset 8 is not", "Scan as before opset 9"),
     ("attribute 'ratio' is not implemented", "Dropout as before opset 12"),
 )
-"""What a refusal says, and what it is counted as. A refusal that is not here is a failure."""
+"""Parts of error messages and the categories they count as; any other error is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test case of onnx."""
+    """A test case of onnx."""
 
     name: str
     model: onnx.ModelProto
@@ -58,18 +58,18 @@ class Case:
 
     @property
     def operators(self) -> set[str]:
-        """Return the operators of its graph."""
+        """Return the operators in its graph."""
         return {node.op_type for node in self.model.graph.node}
 
 
 def cases() -> list[Case]:
-    """Return all cases whose operators are converted."""
+    """Return all cases whose operators we convert."""
     known = {name for family in operators.OPERATORS.values() for name in family} | set(CONTROL)
     return [case for case in every_node() if case.operators <= known]
 
 
 def every_node() -> list[Case]:
-    """Return all cases of single operators, and what they are spelt out as."""
+    """Return all single-operator cases, including their expansions into functions."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # onnx divides by zero on purpose
         found = collect_testcases(None)
@@ -77,7 +77,7 @@ def every_node() -> list[Case]:
 
 
 def with_constant(case: Case, position: int) -> Case:
-    """Give a case one of its inputs as an initializer, which may be of any type."""
+    """Turn one of a case's inputs into an initializer, which may have any type."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     ((inputs, outputs),) = case.data_sets
@@ -91,10 +91,10 @@ def with_constant(case: Case, position: int) -> Case:
 
 
 def outcome(case: Case) -> str:
-    """Run a case and return PASSED, HELD, the reason of a refusal, or how it failed.
+    """Run a case; return PASSED, HELD, the category of the error, or `FAILED` and the reason.
 
-    Inputs that decide shapes are held constant, as a user holds them: first those that operators
-    want known, then, where a shape is still open, those that these are computed from.
+    Inputs that decide shapes are made constant, as a user would: first those that operators
+    require, then, if a shape is still dynamic, those that these are computed from.
     """
     found = _outcome(case, all_before=False)
     return _outcome(case, all_before=True) if found == _OPEN else found
@@ -135,7 +135,7 @@ def _parsed(model: onnx.ModelProto) -> Graph:
 
 
 def _within_opsets(model: onnx.ModelProto) -> bytes:
-    """Give an operator that did not change since an old opset the oldest that is read."""
+    """Raise an unsupported old opset to the oldest supported one; the operators did not change."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for opset in changed.opset_import:
@@ -145,7 +145,7 @@ def _within_opsets(model: onnx.ModelProto) -> bytes:
 
 
 def _known(nodes: Iterable[Node]) -> set[str]:
-    """Return the values that must be known while nodes are converted."""
+    """Return the values that must be constant during conversion."""
     found: set[str] = set()
     for node in nodes:
         if is_control(node):
@@ -158,7 +158,7 @@ def _known(nodes: Iterable[Node]) -> set[str]:
 
 
 def _known_before(graph: Graph) -> set[str]:
-    """Return those, and what they are computed from."""
+    """Return the values of `_known` and everything they are computed from."""
     found = _known(graph.nodes)
     for node in reversed(graph.nodes):
         if node.operator not in _ASKING and found.intersection(node.outputs):
@@ -167,7 +167,7 @@ def _known_before(graph: Graph) -> set[str]:
 
 
 def compute(graph: Graph, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Run a graph, compiled, on inputs by name; rows that are padding are cut off."""
+    """Compile and run a graph with these inputs; padding rows are removed from the outputs."""
     arguments = {n: jax.ShapeDtypeStruct(value.shape, value.dtype) for n, value in given.items()}
     plan = planning.plan(graph, arguments)
     found = jax.jit(plan)(plan.parameters, given)
@@ -179,7 +179,7 @@ def _array(value: Any) -> Tensor:
 
 
 def _sent(value: Any) -> Tensor:
-    """Return a tensor in the datatype in which a client sends or gets it."""
+    """Convert a tensor to the datatype that clients use for it."""
     found = _array(value)
     return found.astype(edge_of(found.dtype))
 
@@ -187,7 +187,7 @@ def _sent(value: Any) -> Tensor:
 def _problem(expected: Tensor, actual: Tensor) -> str:
     if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
         return f"expected {expected.dtype}{expected.shape}, got {actual.dtype}{actual.shape}"
-    # As onnx compares, but bfloat16 has 8 bits.
+    # onnx's own tolerance; larger for bfloat16, which has 8 bits.
     tolerance = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
     left, right = expected.astype(np.float64), actual.astype(np.float64)
     if np.allclose(left, right, rtol=tolerance, atol=1e-5, equal_nan=True):

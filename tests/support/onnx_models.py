@@ -1,4 +1,4 @@
-"""Small ONNX models for tests, and what our converter and onnxruntime make of them."""
+"""Builds small ONNX models, and runs them in our converter and in onnxruntime."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -29,7 +29,7 @@ X: Inputs = {"x": (FLOAT, ["N", 4])}
 def node(
     operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
-    """Return a node that is named after its first output."""
+    """Return a node named after its first output."""
     return helper.make_node(operator, inputs, outputs, name=f"the_{outputs[0]}", **attributes)
 
 
@@ -40,7 +40,7 @@ def model(
     constants: Mapping[str, Tensor] | None = None,
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """Return a model whose outputs have the type that onnx infers."""
+    """Return a model whose output types are inferred by onnx."""
     graph = helper.make_graph(
         nodes,
         "small",
@@ -65,7 +65,7 @@ def single(
     opset: int = 17,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """Return a model of one node that takes the given tensors, then the constants."""
+    """Return a model with one node that takes the given tensors, then the constants."""
     inputs = {
         name: (int(helper.np_dtype_to_tensor_dtype(value.dtype)), value.shape)
         for name, value in given.items()
@@ -82,7 +82,7 @@ def save(made: onnx.ModelProto, directory: Path, name: str = "model.onnx") -> Pa
 
 
 def graph_of(made: onnx.ModelProto) -> Graph:
-    """Read a model back as a graph."""
+    """Parse a model into a graph."""
     return reading.parse(made.SerializeToString()).graph
 
 
@@ -117,7 +117,7 @@ def artifact_of(
 
 
 def exported(made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]) -> Any:
-    """Export a model with symbolic dimensions; return a function of inputs as `ours` is of them."""
+    """Export a model with symbolic dimensions; return a function with the signature of `ours`."""
     artifact, plan = artifact_of(made, dimensions, shapes)
 
     def run(given: Mapping[str, Tensor]) -> list[Tensor]:
@@ -138,7 +138,7 @@ def theirs(made: onnx.ModelProto, given: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def largest_difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
-    """Return the largest difference, in parts of the largest number of its output."""
+    """Return the maximum difference, relative to the largest value of each output."""
     assert [(e.shape, e.dtype) for e in expected] == [(a.shape, a.dtype) for a in actual]
     return max(_difference(e, a) for e, a in zip(expected, actual, strict=True))
 

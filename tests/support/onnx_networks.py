@@ -1,6 +1,6 @@
-"""Networks of public architectures, built with onnx's helpers; random weights, fixed seed.
+"""Well-known network architectures built with onnx's helpers, with random weights and fixed seed.
 
-The weights are scaled so that activations keep their size from the first layer to the last.
+Weights are scaled so that activations keep their magnitude through all layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class Builder:
         inputs: Mapping[str, tuple[int, Sequence[int | str]]],
         outputs: Sequence[str],
     ) -> onnx.ModelProto:
-        """Return the model; the types of outputs are left to the reader."""
+        """Return the model, without types for its outputs."""
         graph = helper.make_graph(
             self.nodes,
             "network",
@@ -68,12 +68,12 @@ class Builder:
         model.graph.output[0].name = outputs[0]
         return onnx.shape_inference.infer_shapes(model)
 
-    # --- layers of images -----------------------------------------------------------------------
+    # --- Image layers ----------------------------------------------------------------------------
 
     def conv(
         self, x: str, channels: tuple[int, int], kernel: int = 1, stride: int = 1, group: int = 1
     ) -> str:
-        """Convolve, padded so that the size is kept."""
+        """Add a convolution with padding that preserves the size."""
         into, out = channels
         fan_in = into // group * kernel**2
         weight = self.weight(out, into // group, kernel, kernel, fan_in=fan_in)
@@ -83,7 +83,7 @@ class Builder:
         )  # fmt: skip
 
     def batch_norm(self, x: str, channels: int) -> str:
-        """Normalise with random statistics near those of a standard signal."""
+        """Add a batch normalization with random statistics close to a standard normal's."""
         draw = self.random.uniform
         parts = [draw(0.8, 1.2, channels), *(draw(-0.1, 0.1, channels) for _ in range(2))]
         names = [self.constant(part) for part in (*parts, draw(0.8, 1.2, channels))]
@@ -92,11 +92,11 @@ class Builder:
     def conv_norm(
         self, x: str, channels: tuple[int, int], kernel: int = 1, stride: int = 1, group: int = 1
     ) -> str:
-        """Convolve and normalise."""
+        """Add a convolution and a batch normalization."""
         return self.batch_norm(self.conv(x, channels, kernel, stride, group), channels[1])
 
     def classifier(self, x: str, channels: int, classes: int) -> str:
-        """Pool over the image, flatten and multiply."""
+        """Add global pooling, flattening and a matrix multiplication."""
         flat = self.add("Flatten", self.add("GlobalAveragePool", x), axis=1)
         weight = self.weight(classes, channels, fan_in=channels)
         bias = self.weight(classes, fan_in=classes)
@@ -104,7 +104,7 @@ class Builder:
 
 
 def resnet50(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-50: bottlenecks of 3, 4, 6 and 3 after a convolution of 7x7; 25.6 M parameters."""
+    """ResNet-50: a 7x7 convolution, then 3, 4, 6 and 3 bottleneck blocks; 25.6 M parameters."""
     net = Builder()
     x = net.add("Relu", net.conv_norm("image", (3, 64), 7, 2))
     x = net.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -150,7 +150,7 @@ def mobilenet_v2(
 
 
 def efficientnet(size: int = 64, *, hard: bool = False) -> onnx.ModelProto:
-    """MBConv blocks with squeeze and excitation, Swish (or the hard forms of MobileNetV3)."""
+    """EfficientNet: MBConv blocks with squeeze-and-excitation and Swish (or HardSwish)."""
     net = Builder(opset=14)
 
     def swish(x: str) -> str:
@@ -175,7 +175,7 @@ def efficientnet(size: int = 64, *, hard: bool = False) -> onnx.ModelProto:
 
 
 def yolo(size: int = 64, classes: int = 4) -> onnx.ModelProto:
-    """A detector: C2f blocks, pyramid pooling, upsampling, and boxes decoded from distributions."""
+    """A detector: C2f blocks, pyramid pooling, upsampling, and decoding of box distributions."""
     net = Builder(opset=17)
     bins = 8
 
@@ -213,7 +213,7 @@ def yolo(size: int = 64, classes: int = 4) -> onnx.ModelProto:
         grid = size // stride
         out = 4 * bins + classes
         head = net.conv(conv(x, channels, 32), (32, out))
-        # As exporters write it: the batch is read from the shape.
+        # Exporters read the batch size from the shape as well.
         batch = net.add("Gather", net.add("Shape", head), net.constant(0), axis=0)
         first = net.add("Unsqueeze", batch, net.constant([0]))
         shape = net.add("Concat", first, net.constant([out, -1]), axis=0)
@@ -236,12 +236,12 @@ def yolo(size: int = 64, classes: int = 4) -> onnx.ModelProto:
     return net.model({"images": (TensorProto.FLOAT, ["batch", 3, size, size])}, [found])
 
 
-# --- text ---------------------------------------------------------------------------------------
+# --- Text networks -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The size of a transformer."""
+    """Dimensions of a transformer."""
 
     layers: int = 2
     width: int = 64
@@ -250,7 +250,7 @@ class Encoder:
     words: int = 100
     positions: int = 64
     types: int = 0
-    """Kinds of tokens, as BERT has two; then there is a pooled output as well."""
+    """Number of token types, as in BERT; if nonzero, there is a pooled output as well."""
 
 
 DISTILBERT = Encoder(layers=6, width=768, heads=12, hidden=3072, words=30522, positions=512)
@@ -260,9 +260,9 @@ DISTILBERT = Encoder(layers=6, width=768, heads=12, hidden=3072, words=30522, po
 def distilbert(
     size: Encoder, *, decomposed: bool = True, opset: int = 14, sequence: int | str = "sequence"
 ) -> onnx.ModelProto:
-    """DistilBERT or BERT, with the shape arithmetic that exporters of traced programs leave behind.
+    """DistilBERT or BERT, with the shape arithmetic that tracing exporters leave behind.
 
-    `decomposed` spells LayerNormalization and Gelu out, as before opset 17 and 20.
+    `decomposed` expands LayerNormalization and Gelu, as before opsets 17 and 20.
     """
     net = Builder(opset=opset)
     width, ids = size.width, "input_ids"
@@ -315,7 +315,7 @@ def distilbert(
     asked = net.add("Equal", "attention_mask", net.constant(0))
     mask = reshaped(asked, batch, one, one, length)
     target = net.add("Concat", batch, heads, length, length, axis=0)
-    # What torch writes for expand: -1 means a size that stays.
+    # Emitted by torch for expand: -1 keeps a dimension's size.
     filler = net.add("ConstantOfShape", net.add("Shape", target), value=_tensor(1))
     chosen = net.add("Where", net.add("Equal", target, net.constant(-1)), filler, target)
     masked = net.add("Expand", mask, chosen)

@@ -1,6 +1,6 @@
-"""Networks that people serve, in their real sizes, as ONNX; random weights, fixed seed.
+"""Well-known networks in their original sizes, as ONNX, with random weights and a fixed seed.
 
-Only tools measure them: tests take the smaller ones of `onnx_networks`.
+Only benchmark tools use them; tests use the smaller ones in `onnx_networks`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ GPT2 = Encoder(layers=12, width=768, heads=12, hidden=3072, words=50257, positio
 
 
 def resnet18(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-18: two blocks of two 3x3 in each of four stages; 11.7 M parameters."""
+    """ResNet-18: four stages of two blocks with two 3x3 convolutions each; 11.7 M parameters."""
     net = Builder()
     x = net.add("Relu", net.conv_norm("image", (3, 64), 7, 2))
     x = net.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -39,7 +39,7 @@ def resnet18(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
     return net.model({"image": (TensorProto.FLOAT, ["N", 3, size, size])}, [logits])
 
 
-# --- inverted residuals ---------------------------------------------------------------------------
+# --- MobileNetV3 and EfficientNet ----------------------------------------------------------------
 
 
 MOBILENET_V3_LARGE: Sequence[tuple[int, int, int, bool, bool, int]] = (
@@ -59,11 +59,11 @@ MOBILENET_V3_LARGE: Sequence[tuple[int, int, int, bool, bool, int]] = (
     (5, 960, 160, True, True, 1),
     (5, 960, 160, True, True, 1),
 )
-"""Kernel, expanded channels, channels, squeeze and excitation, HardSwish, stride (table 1)."""
+"""Kernel, expanded channels, channels, squeeze-and-excitation, HardSwish, stride (table 1)."""
 
 
 def mobilenet_v3(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """MobileNetV3-Large as torchvision exports it: 5.5 M parameters."""
+    """MobileNetV3-Large as exported by torchvision: 5.5 M parameters."""
     net = Builder(opset=14)
 
     def excite(x: str, channels: int) -> str:
@@ -98,11 +98,11 @@ EFFICIENTNET_B0: Sequence[tuple[int, int, int, int, int]] = (
     (6, 5, 192, 4, 2),
     (6, 3, 320, 1, 1),
 )
-"""Expansion, kernel, channels, blocks, stride of the first (table 1)."""
+"""Expansion, kernel, channels, blocks, stride of the first block (table 1)."""
 
 
 def efficientnet_b0(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """EfficientNet-B0: 5.3 M parameters, Swish as a Sigmoid and a product."""
+    """EfficientNet-B0: 5.3 M parameters; Swish is a Sigmoid and a Mul."""
     net = Builder(opset=14)
 
     def swish(x: str) -> str:
@@ -126,14 +126,14 @@ def efficientnet_b0(size: int = 224, classes: int = 1000) -> onnx.ModelProto:
     return net.model({"image": (TensorProto.FLOAT, ["N", 3, size, size])}, [logits])
 
 
-# --- a detector -----------------------------------------------------------------------------------
+# --- YOLOv8 --------------------------------------------------------------------------------------
 
 _BINS = 16
-"""Of the distribution of each side of a box."""
+"""Bins in the distribution of each box side."""
 
 
 def yolo_v8n(size: int = 640, classes: int = 80) -> onnx.ModelProto:
-    """YOLOv8n as its package exports it: 3.2 M parameters, [N,84,8400] of 640 x 640."""
+    """YOLOv8n as exported by ultralytics: 3.2 M parameters, [N,84,8400] from 640 x 640 pixels."""
     net = Builder(opset=17)
 
     def conv(x: str, into: int, out: int, kernel: int = 3, stride: int = 1) -> str:
@@ -200,11 +200,11 @@ def yolo_v8n(size: int = 640, classes: int = 80) -> onnx.ModelProto:
     return net.model({"images": (TensorProto.FLOAT, ["batch", 3, size, size])}, [found])
 
 
-# --- a step of a decoder --------------------------------------------------------------------------
+# --- Decoder step --------------------------------------------------------------------------------
 
 
 def gpt2_step(size: Encoder = GPT2, past: int = 127) -> onnx.ModelProto:
-    """One token of GPT-2 behind `past` others, whose keys and values are inputs and outputs."""
+    """One decoding step of GPT-2 after `past` tokens, with key-value cache in and out."""
     net = Builder(opset=17)
     width, heads = size.width, size.heads
     per_head = width // heads

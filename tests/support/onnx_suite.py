@@ -1,4 +1,4 @@
-"""The whole of onnx's own suite: its nodes, its small models, and what PyTorch once exported."""
+"""All of onnx's own test suite: operators, small models, and models exported by PyTorch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,19 +15,19 @@ from support import onnx_cases
 from support.onnx_cases import PASSED, Case
 
 LEAST_PASSED = 1911
-"""Cases that passed when this was last looked at; it only rises."""
+"""Number of cases that passed when last checked; only ever raise it."""
 
 DIFFERENT = frozenset(
     {
-        # Ours is what onnxruntime and PyTorch give: the corners of the whole pixels of the result.
+        # We agree with onnxruntime and PyTorch, which use the corners of whole output pixels.
         "test_resize_downsample_scales_linear_align_corners",
         "test_resize_downsample_scales_cubic_align_corners",
     }
 )
-"""Cases whose answer is not that of onnx, and why it is right."""
+"""Cases whose expected answer we deliberately do not match."""
 
 _KINDS = ("simple", "pytorch-converted", "pytorch-operator")
-"""Of the models that onnx has as files; the rest is to be fetched from elsewhere."""
+"""Categories of models stored as files in onnx; others would need a download."""
 
 _NOT_CONVERTED = "an operator that is not converted"
 _REFUSALS = (
@@ -35,18 +35,18 @@ _REFUSALS = (
     ("cannot be converted: ", "an operator that is refused for good"),
 )
 _TOGETHER = 8
-"""Cases that a process is given at a time."""
+"""Cases per task of the process pool."""
 
 
 @cache
 def everything() -> tuple[Case, ...]:
-    """Return every case that onnx brings with it, in the order of their names."""
+    """Return all cases in the onnx package, sorted by name."""
     found = [*onnx_cases.every_node(), *_of_files()]
     return tuple(sorted(found, key=lambda case: case.name))
 
 
 def first_of_each(found: Sequence[Case]) -> Iterator[Case]:
-    """Yield the first of the cases of each set of operators."""
+    """Yield the first case for each distinct set of operators."""
     seen: set[tuple[str, ...]] = set()
     for case in found:
         kind = tuple(sorted(case.operators))
@@ -56,7 +56,7 @@ def first_of_each(found: Sequence[Case]) -> Iterator[Case]:
 
 
 def third(found: Sequence[Case]) -> Iterator[Case]:
-    """Yield a third of the cases of each set of operators, the first of each among them."""
+    """Yield a third of the cases for each set of operators, including the first."""
     counts: dict[tuple[str, ...], int] = {}
     for case in found:
         kind = tuple(sorted(case.operators))
@@ -66,10 +66,10 @@ def third(found: Sequence[Case]) -> Iterator[Case]:
 
 
 def outcome(case: Case) -> str:
-    """Run a case and return PASSED, HELD, or `refused: `, `differs: ` or `FAILED: ` and how."""
+    """Run a case; return PASSED, HELD, or `refused: `, `differs: ` or `FAILED: ` and details."""
     try:
         found = onnx_cases.outcome(case)
-    # Whatever else a model meets on its way is a mistake of ours.
+    # Any other exception is a bug of ours.
     except Exception as error:
         return f"FAILED: {type(error).__name__}: {str(error)[:300]}"
     if case.name in DIFFERENT:
@@ -81,7 +81,7 @@ def outcome(case: Case) -> str:
 
 
 def outcomes(cases: Sequence[Case], processes: int) -> Mapping[str, str]:
-    """Run cases in so many processes and return the outcome of each by its name."""
+    """Run cases in `processes` processes; return outcomes by name."""
     names = [case.name for case in cases]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         return dict(zip(names, pool.map(_run_named, names, chunksize=_TOGETHER), strict=True))

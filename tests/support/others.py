@@ -1,4 +1,4 @@
-"""Other workers of a server that are played: what they say crosses as it would between two."""
+"""Fake peer workers of a server; answers are serialized as between real workers."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class PlayedOthers:
-    """Worker 0 asks; the others say what they are given, or are missing."""
+    """Peers of worker 0: they return prepared answers or are missing."""
 
     are_there = True
 
@@ -25,7 +25,7 @@ class PlayedOthers:
         self.answering: dict[Question, Answering] = {}
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
-        """Return the answers that were given."""
+        """Return the prepared answers."""
         self.asked.append((question, about))
         answers: dict[str, Any] = {"0": own}
         for worker, answer in self._others.items():
@@ -34,7 +34,7 @@ class PlayedOthers:
         return Asked(answers, self._missing)
 
     def answer(self, question: Question, answering: Answering) -> None:
-        """Keep it for a test to call."""
+        """Store the handler so that a test can call it."""
         self.answering[question] = answering
 
 

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry on the loopback: OTLP over HTTP, as protobuf."""
+"""An OpenTelemetry collector on the loopback: OTLP over HTTP, as protobuf."""
 
 import threading
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ with suppress(ImportError):
 
 
 def needs_sdk() -> None:
-    """End a test where the SDK of OpenTelemetry is not installed."""
+    """Skip the test, or fail it in CI, if the OpenTelemetry SDK is missing."""
     if ExportTraceServiceRequest is None:
         missing("opentelemetry-sdk and its exporter over HTTP are not installed")
 
 
 class Collector:
-    """The spans that came, of any number of requests."""
+    """Collects spans from all export requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Collector:
         self.url = ""
 
     def take(self, body: bytes) -> None:
-        """Read a request."""
+        """Decode an export request."""
         request = ExportTraceServiceRequest.FromString(body)
         with self._lock:
             for resource in request.resource_spans:
@@ -43,20 +43,20 @@ class Collector:
 
     @property
     def spans(self) -> list[Any]:
-        """Return the spans that have come by now."""
+        """Return the spans received so far."""
         with self._lock:
             return list(self._spans)
 
     @property
     def resources(self) -> list[dict[str, str]]:
-        """Return the attributes of what they are of."""
+        """Return the resource attributes of each request."""
         with self._lock:
             return list(self._resources)
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Run a collector for the length of a block."""
+    """Run a collector for the duration of a block."""
     needs_sdk()
     collector = Collector()
 
@@ -72,7 +72,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Print nothing."""
+            """Do not log requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     collector.url = f"http://127.0.0.1:{server.server_address[1]}"

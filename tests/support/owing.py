@@ -1,4 +1,4 @@
-"""Every place of the server that makes a thread, a task or a future, and who is answered there."""
+"""Every place in the server that creates a thread, task or future, and who awaits it."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,23 +18,23 @@ MAKERS = (
     "run_in_executor",
     "TaskGroup",
 )
-"""Names of what makes one."""
+"""Functions that create threads, tasks or futures."""
 
 CALLERS = (
     *("call_soon", "call_soon_threadsafe", "call_later", "call_at"),
     *("add_done_callback", "add_reader", "add_writer", "add_signal_handler"),
 )
-"""Names of what has the event loop call something: what that raises is only logged there."""
+"""Functions that schedule callbacks, whose exceptions the event loop only logs."""
 
 PROTOCOLS = ("Protocol", "BufferedProtocol", "DatagramProtocol", "SubprocessProtocol")
-"""Bases of asyncio of what it calls with bytes: what that raises ends the connection."""
+"""asyncio's protocol base classes; an exception in a callback closes the connection."""
 
 NOT_THE_SERVER = ("bench", "cli", "client", "local", "testing")
-"""Parts of the package that ask servers."""
+"""Subpackages that are not part of the server."""
 
 
 def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the name and the tree of each module of the server."""
+    """Yield the name and syntax tree of each module of the server."""
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         if module.split(".")[0] not in NOT_THE_SERVER:
@@ -42,14 +42,14 @@ def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def places(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
-    """Yield each place as `module:Class.function`, as the code of the server has them."""
+    """Yield each place as `module:Class.function`, found in the server's source."""
     for module, tree in _modules(root):
         for name in dict.fromkeys(_calls(tree, (), MAKERS)):
             yield f"{module}:{name}"
 
 
 def callbacks(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
-    """Yield each place that has the event loop call something, and each protocol of asyncio."""
+    """Yield each place that schedules a callback, and each asyncio protocol."""
     for module, tree in _modules(root):
         for name in dict.fromkeys((*_calls(tree, (), CALLERS), *_protocols(tree))):
             yield f"{module}:{name}"
@@ -83,11 +83,11 @@ PARTS = (
     *("concurrency", "residence", "serving", "net", "grpc", "grpc_web", "http", "openai"),
     *("language", "generation", "python_models", "workers"),
 )
-"""Where code runs that others wait for."""
+"""Subpackages with code whose results others await."""
 
 
 def guards(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
-    """Yield the place of each `except Exception` there, which lets panics pass."""
+    """Yield each `except Exception` in these parts; it does not catch panics (BaseException)."""
     for part in PARTS:
         for path in sorted((root / part).rglob("*.py")):
             module = ".".join(path.relative_to(root).with_suffix("").parts)
@@ -126,7 +126,7 @@ UNGUARDED: Mapping[str, str] = {
     "workers.fronts.front_end:FrontEnd._has_read": "what comes over a bridge, which is closed",
     "grpc.services.services:ServicesCodec.decode": "what is no message; all else is raised",
 }
-"""Those that stay, and why nobody is left waiting by what they let pass."""
+"""Accepted handlers, and why a panic that passes them leaves no caller waiting."""
 
 ANSWERED: Mapping[str, tuple[str, ...]] = {
     "residence.platforms.predictions:FilesLook.__init__": ("a look at files",),
@@ -207,7 +207,7 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
     "openai.embedding:Embeddings._executed": ("embeddings",),
     "http.connection.server:HttpServer._compress_later": ("JSON, compressed",),
 }
-"""Where somebody waits for an answer: the probes of test_owed_answers that panic there."""
+"""Places with a waiting caller: the probes of test_owed_answers that panic there."""
 
 _OF_OTHERS = "a place of this table that is told of sets it: "
 _PARENT = "the process ends with it, and its parent has another"
@@ -281,7 +281,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "http.dashboard.status_page:StatusRoutes._read": "read by the function that begins it",
     "http.dashboard.status_page:StatusRoutes.status": "read by the function that begins it",
 }
-"""The others, and why nobody waits there for what is raised."""
+"""All other places, and why no caller waits there."""
 
 _STEP = "one step of the interpreter's or of asyncio: it sets, discards, closes, frees or releases"
 _TIME = "the end of a time, which is of one call, and raises nothing: `Call.expire`"
@@ -390,4 +390,4 @@ CALLED: Mapping[str, tuple[str, ...] | str] = {
     "workers.parent:Supervisor._begin": _STEP,
     "workers.worker:_serve": "the process ends with it, and its parent has another",
 }
-"""What has the event loop call something: the probes that panic there, or why nobody waits."""
+"""Callbacks and protocols: the probes that panic there, or why no caller waits."""

@@ -1,4 +1,4 @@
-"""Our HTTP/2 with plain HTTP on it instead of gRPC: every request that ends gets the same body."""
+"""Our HTTP/2 server with plain HTTP instead of gRPC; it answers every request alike."""
 
 import asyncio
 import socket
@@ -25,13 +25,13 @@ _MOST = 1 << 20
 
 
 class _Plain:
-    """What is done with every request."""
+    """A route that answers every complete request with BODY."""
 
     message_first = False
     placement: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
-        """Answer when all of the request has come."""
+        """Answer when the request is complete."""
 
         def look() -> None:
             if stream.ended_by_client and stream.open:
@@ -55,10 +55,10 @@ class _PlainServer(GrpcServer):
 
 @asynccontextmanager
 async def plain_server() -> AsyncIterator[int]:
-    """Serve for the length of a block; gives the port."""
+    """Serve for the duration of a block; yields the port."""
     server = _PlainServer(
         Runner({}, WireCodec(), Gates(), Injection({}), message_seconds=1),
-        # One case of h2spec takes it for granted that no more than the least was announced.
+        # One h2spec case assumes the minimum frame size limit.
         limits=Http2Limits(max_frame_bytes=LARGEST_FRAME),
         max_connections=100,
         shared=Shared(Ledger(_MOST), MessageMemory(0)),

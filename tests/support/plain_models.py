@@ -1,4 +1,4 @@
-"""Models that give one answer to a request, loaded from what was exported."""
+"""Loads exported models that return one answer per request."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from xlaserve.runtime.load_context import LoadContext
 
 
 def load_plain(directory: Path, context: LoadContext) -> JaxExportModel:
-    """Load an artifact that is not one of steps."""
+    """Load an artifact that is not a stepped model."""
     model = jax_export.load(directory, context)
     assert isinstance(model, JaxExportModel)
     return model

@@ -1,4 +1,4 @@
-"""A directory and a user whose permissions count, also where root runs the tests."""
+"""A directory and an unprivileged user, for tests that run as root."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _NOBODY = 65534
 
 @contextmanager
 def unprivileged() -> Iterator[Path]:
-    """Be nobody for the length of a block, with a directory of one's own."""
+    """Become nobody, if root, for the duration of a block; yields a directory of that user."""
     with TemporaryDirectory() as name:
         is_root = os.geteuid() == 0
         if is_root:

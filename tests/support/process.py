@@ -1,4 +1,4 @@
-"""The server as a process of its own, started the way an operator starts it."""
+"""The server in its own process, started as an operator would start it."""
 
 import asyncio
 import json
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Of a machine that does other things too: what hangs is ended later by the limit of each test.
+# Generous, for busy machines: each test's own timeout ends what hangs.
 START_SECONDS = 240
 STOP_SECONDS = 120
 ENVIRONMENT = {
     "XLASERVE_LOG_LEVEL": "info",
-    # What a test measures must not depend on the tests before it.
+    # No test may depend on programs compiled by earlier tests.
     "XLASERVE_COMPILATION_CACHE_DIRECTORY": "none",
     "XLASERVE_COMPILE_PROCESSES": "0",
 }
 
 
 ONLY_IDENTITY = ("--model-control-mode", "explicit", "--load-model", "identity")
-"""Flags for tests that ask no other example: those take four seconds of a core to compile."""
+"""Flags that load one example only: compiling all of them takes four CPU seconds."""
 
 
 @dataclass
@@ -34,26 +34,26 @@ class ServerProcess:
     log: list[dict[str, Any]]
 
     def event(self, name: str) -> dict[str, Any]:
-        """Return the log record of an event that has happened."""
+        """Return the log record of an event that must have occurred."""
         return next(record for record in self.log if record.get("event") == name)
 
     @property
     def url(self) -> str:
-        """Where gRPC is served."""
+        """Address of the gRPC server."""
         return str(self.event("listening")["grpc"])
 
     @property
     def http(self) -> str:
-        """Where HTTP is served."""
+        """Address of the HTTP server."""
         return str(self.event("listening")["http"])
 
     async def until(self, event: str) -> None:
-        """Read the log until an event has happened."""
+        """Read the log until an event occurs."""
         while not any(record.get("event") == event for record in self.log):
             assert await self.read(), f"the server ended before it was {event}: {self.log}"
 
     async def read(self) -> bool:
-        """Read a line of the log; tell whether there was one."""
+        """Read a line of the log; return whether there was one."""
         assert self.process.stderr is not None
         line = await self.process.stderr.readline()
         self._note(line)
@@ -64,14 +64,14 @@ class ServerProcess:
             self.log.append(json.loads(line))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit status; the log is whole then."""
+        """Send a signal and return the exit status once the server has exited."""
         self.process.send_signal(number)
         return await self.ended()
 
     async def ended(self) -> int:
-        """Return the exit status once the server has ended; the log is whole then."""
+        """Wait for the exit and return the exit status; the log is then complete."""
         async with asyncio.timeout(STOP_SECONDS):
-            # asyncio hears of the end of a process once its pipes were read to their end.
+            # asyncio reports the exit only after the pipes have been drained.
             _, rest = await self.process.communicate()
         for line in rest.splitlines():
             self._note(line)
@@ -80,7 +80,7 @@ class ServerProcess:
 
 
 def command(*arguments: str) -> Sequence[str]:
-    """Return the command line of xlaserve in this interpreter."""
+    """Return the command line for xlaserve in this interpreter."""
     return (sys.executable, "-m", "xlaserve.cli", *arguments)
 
 
@@ -92,12 +92,11 @@ async def served(
     until: str = "started",
     **variables: str,
 ) -> AsyncIterator[ServerProcess]:
-    """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
+    """Run `xlaserve serve` on free ports for the duration of a block.
 
-    Or from another event of its log on, such as `listening`.
-
-    Where a directory of programs is given, what it compiles is kept there. `variables` are of its
-    environment.
+    The block starts once the models are loaded, or at the log event `until`, for example
+    `listening`. `programs` is a compilation cache directory; `variables` are environment
+    variables.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -123,13 +122,13 @@ async def served(
 
 
 async def run(*arguments: str) -> tuple[int, str, str]:
-    """Run a program to its end; return exit status, stdout and stderr."""
+    """Run a program; return exit status, stdout and stderr."""
     code, out, err = await run_bytes(*arguments)
     return code, out.decode(), err.decode()
 
 
 async def run_bytes(*arguments: str) -> tuple[int, bytes, bytes]:
-    """Run a program to its end; return exit status, stdout and stderr as they are."""
+    """Run a program; return exit status, stdout and stderr as bytes."""
     process = await asyncio.create_subprocess_exec(
         *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Google's protobuf over the same messages as the codec, to judge it by."""
+"""Google's protobuf classes for the codec's messages, as a reference for the codec."""
 # ruff: noqa: RUF009 - betterproto describes the fields of a message by default values
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ DISPUTED = (
     "a size has more than five bytes",
     "a field of a group has the number 0",
 )
-"""What only some versions of google refuse."""
+"""Errors that only some versions of Google's protobuf report."""
 
 
 class Colour(betterproto.Enum):
@@ -39,7 +39,7 @@ class Colour(betterproto.Enum):
 
 @dataclass(eq=False, repr=False)
 class Everything(betterproto.Message):
-    """Every type in every form: single, repeated, optional, in maps, in a oneof, in itself."""
+    """Every field type in every form: singular, repeated, optional, map, oneof, and recursive."""
 
     int32: int = betterproto.int32_field(1)
     int64: int = betterproto.int64_field(2)
@@ -110,12 +110,12 @@ class Everything(betterproto.Message):
 
 
 def everything(**values: Any) -> Everything:
-    """Make one, whatever the values are."""
+    """Create a message from any field values."""
     return Everything(**values)
 
 
 class Google:
-    """Google's classes for the generated ones, in a pool of their own."""
+    """Google's message classes, in their own descriptor pool."""
 
     def __init__(self) -> None:
         self._pool = descriptor_pool.DescriptorPool()
@@ -129,22 +129,22 @@ class Google:
             self._classes[ours] = self.named(name)
 
     def __call__(self, ours: type[betterproto.Message]) -> type[Message]:
-        """Return Google's class for a generated one."""
+        """Return Google's class for a generated class."""
         return self._classes[ours]
 
     def named(self, name: str) -> type[Message]:
-        """Return Google's class for the full name of a message."""
+        """Return Google's class for a full message name."""
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
 
 
 def descriptor_set() -> descriptor_pb2.FileDescriptorSet:
-    """Return what the compiler said of the contracts."""
+    """Return protoc's descriptors of the contracts."""
     data = resources.files("xlaserve_proto").joinpath("descriptor_set.binpb").read_bytes()
     return descriptor_pb2.FileDescriptorSet.FromString(data)
 
 
 def contract_messages() -> Iterator[tuple[str, type[betterproto.Message]]]:
-    """Name every message of the contracts, nested ones too, with its generated class."""
+    """Yield every message of the contracts, including nested ones, with its generated class."""
     for file in descriptor_set().file:
         module = import_module(MODULES[file.package])
         for path in _messages("", file.message_type):
@@ -152,7 +152,7 @@ def contract_messages() -> Iterator[tuple[str, type[betterproto.Message]]]:
 
 
 def exchanged_messages() -> list[type[betterproto.Message]]:
-    """List the requests and responses of every method of the contracts."""
+    """Return the request and response classes of all methods of the contracts."""
     ours = dict(contract_messages())
     names = {
         name.removeprefix(".")
@@ -171,7 +171,7 @@ def _messages(prefix: str, descriptors: Iterable[Any]) -> Iterator[str]:
             yield from _messages(f"{prefix}{descriptor.name}.", descriptor.nested_type)
 
 
-# --- Everything, as Google sees it -------------------------------------------------------------
+# --- Descriptor of Everything --------------------------------------------------------------------
 
 
 def _file_of_everything() -> descriptor_pb2.FileDescriptorProto:

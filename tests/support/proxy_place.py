@@ -1,4 +1,4 @@
-"""A server behind a proxy, and clients of that proxy."""
+"""A server behind a reverse proxy, and clients of that proxy."""
 
 import asyncio
 import ssl
@@ -17,19 +17,19 @@ from support.proxy_programs import NAME, Proxy
 from support.server import RunningServer
 
 SOURCE = "127.0.0.3"
-"""Where clients of REST come from: another address than that of the proxy."""
+"""Source address of HTTP clients, different from the proxy's."""
 Headers: TypeAlias = Sequence[tuple[str, str]]
 
 
 class Client:
-    """A connection to a proxy that speaks HTTP/1.1."""
+    """An HTTP/1.1 connection to a proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.interim: list[int] = []
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Read a status and headers, by name in lower case."""
+        """Read the status and the header fields by lower-case name."""
         while True:
             block = await self.reader.readuntil(b"\r\n\r\n")
             first, *lines = block.decode("latin-1").rstrip().split("\r\n")
@@ -41,7 +41,7 @@ class Client:
         return status, {name.lower(): value.strip() for name, _, value in pairs}
 
     async def answer(self, *, head: bool = False) -> Answer:
-        """Read an answer, whatever says where it ends."""
+        """Read a response, however its body is delimited."""
         async with asyncio.timeout(MOST_SECONDS):
             status, headers = await self.head()
             if head or status in (204, 304):
@@ -55,7 +55,7 @@ class Client:
             return Answer(status, headers, body)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Read chunks as they come, to the last."""
+        """Yield chunks as they arrive."""
         while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
             yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readuntil(b"\r\n")
@@ -68,7 +68,7 @@ class Client:
         body: bytes | None = None,
         host: str = NAME,
     ) -> Answer:
-        """Send a request and read the answer."""
+        """Send a request and read the response."""
         await self.send(method, path, *headers, body=body, host=host)
         return await self.answer(head=method == "HEAD")
 
@@ -91,7 +91,7 @@ class Client:
 
 @dataclass
 class Place:
-    """A proxy with the server behind it."""
+    """A proxy and the server behind it."""
 
     proxy: Proxy
     server: RunningServer
@@ -99,13 +99,13 @@ class Place:
     port: int
     authority: Path
     log: Path
-    """The access log of the server."""
+    """The server's access log."""
     folder: Path
     found: dict[str, str] = field(default_factory=dict)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Connect to the proxy for the length of a block."""
+        """Connect to the proxy for the duration of a block."""
         context = None
         if self.proxy.has_tls:
             context = ssl.create_default_context(cafile=str(self.authority))
@@ -124,7 +124,7 @@ class Place:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """Connect to the proxy over gRPC for the length of a block."""
+        """Open a gRPC channel to the proxy for the duration of a block."""
         credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
         options = [
             ("grpc.ssl_target_name_override", NAME),
@@ -138,7 +138,7 @@ class Place:
             yield channel
 
     async def try_all(self, checks: Mapping[str, Callable[["Place"], Awaitable[None]]]) -> None:
-        """Make each check, and note what it found: "yes", or what went wrong."""
+        """Run each check and record "yes" or the error."""
         for name, check in checks.items():
             self.generation.may_go_on.set()
             await self.try_one(name, check)
@@ -150,7 +150,7 @@ class Place:
         check: Callable[["Place"], Awaitable[None]],
         seconds: float = MOST_SECONDS,
     ) -> None:
-        """Make one check, and note what it found."""
+        """Run one check and record the result."""
         try:
             async with asyncio.timeout(seconds):
                 await check(self)

@@ -1,4 +1,4 @@
-"""Reverse proxies of Debian in front of a server, each with its file of deploy/proxies."""
+"""Debian's reverse proxies in front of a server, each with its file from deploy/proxies."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from support.tools import program
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "proxies"
 NAME = "models.example"
-"""What the files call the server."""
+"""Server name in the configuration files."""
 _MODULES = Path("/usr/lib/apache2/modules")
 _LOADED = (
     *("mpm_event", "authz_core", "headers", "ssl", "http2", "proxy", "proxy_http"),
@@ -30,12 +30,12 @@ class Backend:
     rest: str
     grpc: str
     authority: Path | None = None
-    """The certificate that it is verified by; None where it has no TLS."""
+    """CA certificate for verifying the server; None if it has no TLS."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """One program."""
+    """A reverse proxy program."""
 
     name: str
     file: str
@@ -44,7 +44,7 @@ class Proxy:
     has_tls: bool = True
 
     def command(self, folder: Path) -> Sequence[str]:
-        """Return what starts it in the foreground, with what was written to a folder."""
+        """Return the command that runs it in the foreground with the files in a folder."""
         path = program(*self.programs)
         return [path, *(part.format(folder=folder) for part in _ARGUMENTS[self.name])]
 
@@ -95,7 +95,7 @@ _MAIN: Mapping[str, str] = {
 
 
 def written(proxy: Proxy, backend: Backend, port: int, certificates: Path) -> str:
-    """Return the file of a proxy, for a backend and a port of this test."""
+    """Return the configuration file, adapted to this test's backend and port."""
     text = (FOLDER / proxy.file).read_text()
     if backend.authority is not None:
         text = to_tls(proxy, text)
@@ -109,13 +109,13 @@ def written(proxy: Proxy, backend: Backend, port: int, certificates: Path) -> st
         "HAProxy": ("bind :443 ", f"bind 127.0.0.1:{port} "),
         "Caddy": (f"{NAME}:443 {{", f"{NAME}:{port} {{\n\tbind 127.0.0.1"),
         "Apache": ("Listen 443", f"Listen 127.0.0.1:{port}"),
-        "Varnish": ("", ""),  # by a flag
+        "Varnish": ("", ""),  # set by a command-line flag
     }
     return text.replace(*listening[proxy.name]).replace("*:443", f"*:{port}")
 
 
 def to_tls(proxy: Proxy, text: str) -> str:
-    """Return a file with the lines for a server with TLS, as its first lines say."""
+    """Enable the lines for a TLS backend, as the file's header explains."""
     if proxy.name == "Apache":
         text = text.replace('"h2c://', '"h2://').replace('"http://', '"https://')
         text = text.replace("//127.0.0.1:", "//localhost:")
@@ -127,7 +127,7 @@ def to_tls(proxy: Proxy, text: str) -> str:
 async def running(
     proxy: Proxy, backend: Backend, certificates: Path, folder: Path
 ) -> AsyncIterator[int]:
-    """Run a proxy in front of a backend for the length of a block; return its port."""
+    """Run a proxy in front of a backend for the duration of a block; yields its port."""
     port = free_port()
     text = written(proxy, backend, port, certificates)
     (folder / proxy.file).write_text(text)
@@ -170,12 +170,12 @@ async def _listens(port: int, process: asyncio.subprocess.Process, folder: Path)
 
 
 def told(folder: Path) -> str:
-    """Return what a proxy has said."""
+    """Return the output of a proxy."""
     files = [folder / "output", folder / "errors"]
     return "\n".join(file.read_text() for file in files if file.exists())[-4000:]
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The results in docs/measurements/proxies.md, as the tests that make them expect."""
+"""Test results recorded in docs/measurements/proxies.md, which the tests must reproduce."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "proxies.
 
 
 def results(proxy: str, checks: Iterable[str]) -> dict[str, str]:
-    """Return what the page says of the checks of a proxy, "yes" or why not."""
+    """Return the recorded result of each check for a proxy: "yes" or the reason for a failure."""
     rows = [
         [cell.strip() for cell in line.strip("|\n ").split("|")]
         for line in (PAGE.read_text() if PAGE.exists() else "").splitlines()

@@ -1,4 +1,4 @@
-"""The committed programs of torch.export with PyTorch's answers, and archives that were changed."""
+"""Stored torch.export programs with PyTorch's answers, and modified archives."""
 
 import io
 import json
@@ -21,25 +21,25 @@ Files = dict[str, bytes]
 
 
 def path(name: str) -> Path:
-    """Return the file of a committed program."""
+    """Return the file of a stored program."""
     return DATA / f"{name}.pt2"
 
 
 def answers(name: str) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the inputs and what PyTorch answered."""
+    """Return a program's inputs and PyTorch's answers."""
     with np.load(DATA / f"{name}.npz") as stored:
         inputs = [stored[key] for key in sorted(stored) if key.startswith("input")]
         return inputs, [stored[key] for key in sorted(stored) if key.startswith("output")]
 
 
 def files_of(name: str) -> Files:
-    """Return the files of a committed archive, below its directory."""
+    """Return the files of a stored archive, relative to its directory."""
     with zipfile.ZipFile(path(name)) as zipped:
         return {key.partition("/")[2]: zipped.read(key) for key in zipped.namelist()}
 
 
 def packed(files: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """Return an archive of these files."""
+    """Return an archive with these files."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", compression) as zipped:
         for name, data in files.items():
@@ -48,7 +48,7 @@ def packed(files: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) ->
 
 
 def changed(name: str, change: Callable[[Json], object], file: str = PROGRAM) -> bytes:
-    """Return a committed archive, one of whose files of JSON was changed."""
+    """Return a stored archive after changing one of its JSON files."""
     files = files_of(name)
     tree = json.loads(files[file])
     change(tree)
@@ -56,5 +56,5 @@ def changed(name: str, change: Callable[[Json], object], file: str = PROGRAM) ->
 
 
 def read(data: bytes) -> Archive:
-    """Read an archive that is in memory."""
+    """Parse an in-memory archive."""
     return archive.read(data)

@@ -1,4 +1,4 @@
-"""Models that are Python code, written into repositories of tests."""
+"""Writes Python models into test repositories."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,13 +13,13 @@ from support.server import Serve
 Start: TypeAlias = Callable[..., AbstractAsyncContextManager[Client]]
 
 OWN = "from xlaserve import Context, InferenceError, PythonModel, Request\nimport numpy as np\n\n"
-"""How a model.py of our own interface begins."""
+"""First lines of a model.py with our own interface."""
 
 VECTORS = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ -1 ] }]
 output [{ name: "y", data_type: TYPE_FP32, dims: [ -1 ] }]
 """
-"""The tensors of a configuration: a vector of any length in, and one out."""
+"""Configuration with one input and one output vector of any length."""
 
 
 def write(
@@ -30,7 +30,7 @@ def write(
     beside: Mapping[str, str] | None = None,
     begin: str = OWN,
 ) -> Path:
-    """Write a model, and return its version directory; `beside` are files beside model.py."""
+    """Write a model and return its version directory; `beside` are additional files there."""
     version = root / name / "1"
     version.mkdir(parents=True, exist_ok=True)
     for file, text in {"model.py": begin + dedent(code), **(beside or {})}.items():
@@ -42,16 +42,16 @@ def write(
 
 
 def write_function(root: Path, name: str, body: str, config: str = VECTORS) -> Path:
-    """Write a model whose `infer` has this body; `x` is its input."""
+    """Write a model whose `infer` has this body, in which `x` is the input."""
     lines = "\n".join("        " + line for line in dedent(body).strip().splitlines())
     begin = "class Model(PythonModel):\n    def infer(self, inputs):\n        x = inputs['x']\n"
     return write(root, name, f"{begin}{lines}\n", config)
 
 
 def starting(serve: Serve, root: Path) -> Start:
-    """Return what runs a server that allows Python models, with all of a repository loaded.
+    """Return a function that runs a server with Python models enabled and all models loaded.
 
-    The block has a client of it.
+    The function is a context manager that yields a client.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which answers come from bytes that were known."""
+"""Records which answers come from the cache of repeated requests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from xlaserve.serving.repeats import Repeats
 
 
 def noted_repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that has, of each request that is looked up, whether its answer was known."""
+    """Return a list that gets, for each lookup, whether the answer was cached."""
     known, answer = [], Repeats.answer
 
     def noting(self: Repeats, *asked: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Servers that are replaced by others (SIGUSR2), which have their log."""
+"""Servers that are replaced by new processes (SIGUSR2) sharing the log."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ MOST_SECONDS = 120
 
 @asynccontextmanager
 async def ending(server: ServerProcess) -> AsyncIterator[None]:
-    """End what has replaced a server, behind a block."""
+    """Kill the replacements of a server at the end of a block."""
     try:
         yield
     finally:
@@ -24,17 +24,17 @@ async def ending(server: ServerProcess) -> AsyncIterator[None]:
                 with suppress(ProcessLookupError):
                     os.kill(record["pid"], signal.SIGKILL)
         if server.process.returncode is not None:
-            # All of them write to one log: it ends with the last one.
+            # All of them write to one pipe, which closes with the last one.
             await server.process.communicate()
 
 
 def records(server: ServerProcess, event: str) -> list[dict[str, Any]]:
-    """Return what the log has of an event by now."""
+    """Return the log records of an event so far."""
     return [record for record in server.log if record.get("event") == event]
 
 
 async def replace(server: ServerProcess, process: int) -> int:
-    """Replace a server by its process id; return that of the new one, once the old one is gone."""
+    """Replace the process of a server; return the new process id once the old one has exited."""
     known = len(records(server, "server replaced"))
     os.kill(process, signal.SIGUSR2)
     while len(records(server, "server replaced")) == known:
@@ -46,7 +46,7 @@ async def replace(server: ServerProcess, process: int) -> int:
 
 
 async def is_over(process: int) -> None:
-    """Return once a process has ended, though nobody has waited for it."""
+    """Wait until a process has exited, even if nobody has reaped it."""
     state = Path(f"/proc/{process}/stat")
     while state.exists() and ") Z " not in state.read_text():
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The memory of a server that is in a process of its own, or in several."""
+"""Resident memory of a server with one or several processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,32 +7,32 @@ from pathlib import Path
 import psutil
 
 _RESET_PEAK = "5"
-"""Written to clear_refs, it sets VmHWM back to what is resident now (proc(5))."""
+"""Written to clear_refs, it resets VmHWM to the current resident size (proc(5))."""
 
 
 @dataclass(frozen=True)
 class Resident:
-    """A process whose resident memory is watched, with its workers where it has some."""
+    """A server process whose resident memory is measured, including its workers."""
 
     process: psutil.Process
     workers: Sequence[psutil.Process] = field(default=(), kw_only=True)
 
     @property
     def all(self) -> Sequence[psutil.Process]:
-        """Return all processes of the server that serve."""
+        """Return all serving processes."""
         return [self.process, *self.workers]
 
     def resident_bytes(self) -> int:
-        """Return what it holds in memory now."""
+        """Return the current resident memory."""
         return sum(int(one.memory_info().rss) for one in self.all)
 
     def forget_peak(self) -> None:
-        """Let the peak count from now."""
+        """Reset the peak."""
         for one in self.all:
             Path(f"/proc/{one.pid}/clear_refs").write_text(_RESET_PEAK)
 
     def peak_bytes(self) -> int:
-        """Return the most it has held in memory, each process at its own time."""
+        """Return the sum of the processes' peaks, which need not coincide in time."""
         return sum(map(_peak_of, self.all))
 
 

@@ -1,6 +1,6 @@
-"""More steps of random programs: everything that `jax.numpy` and `jax.lax` have on a batch."""
+"""More random program steps: everything in `jax.numpy` and `jax.lax` that applies to a batch."""
 
-# What steps do says their names.
+# The names of the functions say what each step does.
 # mypy: ignore-errors=True
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 
@@ -22,7 +22,7 @@ def _ints(v: Array) -> Array:
 
 
 def _like(p: Program, v: Array) -> Array:
-    """Return one number of each row, in a shape that meets `v`, whose first axis is the batch."""
+    """Return one number per row, shaped to broadcast with `v`, whose first axis is the batch."""
     return p.index().reshape((p.batch,) + (1,) * (v.ndim - 1))
 
 
@@ -38,7 +38,7 @@ def _of_several(p: Program, v: Array) -> Array:
 
 
 def _two_reduced(p: Program, v: Array) -> Array:
-    """Reduce numbers and their places together."""
+    """Reduce values and their indices together."""
     v, axis = _floats(v), p.axis(v)
     places = lax.broadcasted_iota(jnp.int32, v.shape, p.random.choice([axis, axis, p.axis(v)]))
 
@@ -55,7 +55,7 @@ def _bits_reduced(p: Program, v: Array) -> Array:
 
 
 def _started(p: Program, v: Array) -> Array:
-    """Reduce from a start that is not neutral, and that XLA leaves out of one element."""
+    """Reduce from a non-neutral initial value, which XLA omits for a single element."""
     start = np.float32(p.random.choice([0, 1, 3]))
     how = p.random.choice([lax.add, lax.max, lax.min, lax.mul])
     return lax.reduce(_floats(v), start, how, _axes(p, v))
@@ -92,7 +92,7 @@ def _searched(p: Program, v: Array) -> Array:
 
 
 def _counted_up(p: Program, v: Array) -> Array:
-    """How often each integer is there, of each row or of all."""
+    """Count each integer, per row or over all rows."""
     numbers = _ints(v).reshape(p.batch, -1) % 4
     if p.random.random() < 0.6:
         return jax.vmap(lambda row: jnp.bincount(row, length=4))(numbers)
@@ -100,7 +100,7 @@ def _counted_up(p: Program, v: Array) -> Array:
 
 
 def _routed(p: Program, v: Array) -> Array:
-    """A mixture of experts by sorting: tokens of a row, or of all rows."""
+    """A mixture of experts implemented by sorting tokens, of one row or of all rows."""
     flat = _floats(v).reshape(p.batch, -1)
 
     def route(tokens: Array) -> Array:
@@ -124,7 +124,7 @@ def _numbers(p: Program, rank: int) -> str:
 
 
 def _convolved_any(p: Program, v: Array) -> Array:
-    """Convolve with any dimension for the batch."""
+    """Convolve with any dimension as the batch."""
     v = _floats(v)
     rank = p.random.choice([3, 3, 4])
     assert v.ndim == rank
@@ -153,7 +153,7 @@ def _convolved_any(p: Program, v: Array) -> Array:
 
 
 def _multiplied_any(p: Program, v: Array) -> Array:
-    """Multiply by weights, or by another value, along any dimensions."""
+    """Multiply by weights or another value along any dimensions."""
     v = _floats(v)
     other = p.random.choice([p.other(v), v, _floats(p.random.choice(p.pool))])
     left, right = list(range(v.ndim)), list(range(other.ndim))
@@ -178,7 +178,7 @@ def _summed(p: Program, v: Array) -> Array:
 
 
 def _scanned_any(p: Program, v: Array) -> Array:
-    """Scan along any dimension, over what other rows or a counter may decide."""
+    """Scan along any dimension, with state that other rows or a counter may affect."""
     axis = p.axis(v)
     moved = jnp.moveaxis(_floats(v), axis, 0)
 
@@ -195,7 +195,7 @@ def _scanned_any(p: Program, v: Array) -> Array:
 
 
 def _while_of_all(p: Program, v: Array) -> Array:
-    """A loop whose trips a reduction over rows decides, one that freezes rows, or neither."""
+    """A loop that stops on a reduction over rows, that freezes finished rows, or neither."""
     v = _floats(v)
     going = p.random.choice([
         lambda s: (jnp.abs(s[1]) > 2).any(), lambda s: jnp.abs(s[1]).max() > 2,
@@ -213,7 +213,7 @@ def _while_of_all(p: Program, v: Array) -> Array:
 
 
 def _looped_to(p: Program, v: Array) -> Array:
-    """A loop to a bound of the row, of all rows, or of the size."""
+    """A loop whose bound depends on the row, on all rows, or on the batch size."""
     v, n = _floats(v), p.index()
     how = p.random.randrange(4)
     if how == 0:
@@ -284,7 +284,7 @@ def _along_taken(p: Program, v: Array) -> Array:
 
 
 def _sliced_any(p: Program, v: Array) -> Array:
-    """Slices at a place of the data, of the size, or of a counter; they are clamped."""
+    """Clamped slices whose start comes from data, the batch size, or a counter."""
     axis = p.axis(v)
     size = v.shape[axis]
     at = p.random.choice([
@@ -330,7 +330,7 @@ def _narrowed(p: Program, v: Array) -> Array:
 
 
 def _quantised(p: Program, v: Array) -> Array:
-    """Quantise by the largest number of the row, of a feature, or of everything, and multiply."""
+    """Quantize by the maximum of the row, of a feature, or of everything, and multiply."""
     v = _floats(v)
     axes = p.random.choice([tuple(range(1, v.ndim)), (v.ndim - 1,), None, (0,)])
     scale = jnp.abs(v).max(axes, keepdims=True) / 127 + 1e-6
@@ -404,7 +404,7 @@ def _drawn(p: Program, v: Array) -> Array:
 
 
 def _numbered(p: Program, v: Array) -> Array:
-    """Numbers of rows and sizes, as data."""
+    """Row indices and sizes used as data."""
     kind = p.random.choice([jnp.int32, jnp.int32, jnp.int8, jnp.float32, jnp.uint8])
     rows = jnp.arange(p.batch).astype(kind)
     size = jnp.asarray(p.batch).astype(kind)
@@ -424,7 +424,7 @@ def _numbered(p: Program, v: Array) -> Array:
 
 
 def _sized_any(p: Program, v: Array) -> Array:
-    """Something whose shape is of the size of the batch, and rows of it."""
+    """An array whose shape depends on the batch size, and rows of it."""
     v = _floats(v)
     width = p.random.choice([2, 3])
     wide = p.random.choice([
@@ -442,7 +442,7 @@ def _sized_any(p: Program, v: Array) -> Array:
 
 
 def _nested(p: Program, v: Array) -> Array:
-    """Functions of functions, called more than once."""
+    """Nested functions, called more than once."""
     inner = jax.jit(p.random.choice([
         lambda a: jnp.tanh(_floats(a)), lambda a: _floats(a) - _floats(a).max(p.axis(v)),
         lambda a: lax.optimization_barrier(_floats(a) * 2), lambda a: nn.gelu(_floats(a)),
@@ -535,11 +535,11 @@ MORE: list[tuple[str, Step]] = [
 ]  # fmt: skip
 
 STEPS: list[tuple[str, Step]] = [*USUAL, *MORE]
-"""All of them, the usual ones among them."""
+"""All steps, including the usual ones."""
 
 
 def plain(program: Program) -> Any:
-    """Return a program whose outputs are of types that every trial can read."""
+    """Wrap a program so that its outputs have dtypes that every trial can read."""
 
     def outputs(*inputs: Array) -> list[Array]:
         return [_plain(one) for one in program(*inputs)]
