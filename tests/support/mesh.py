@@ -124,9 +124,8 @@ class Mesh:
     ) -> Any:
         """Forward a client's request, as message or bytes, to the model with this id.
 
-        Replaces the mesh's headers, drops transport headers, and writes the id to the
-        message field that the runtime has named. Rejects methods that the runtime did not
-        name.
+        Replaces the mesh's headers, drops transport headers, and writes the id to the message
+        field that the runtime named. Raises KeyError for methods that it did not name.
         """
         full = f"inference.GRPCInferenceService/{method}"
         data = request if isinstance(request, bytes) else request.SerializeToString()

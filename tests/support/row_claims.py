@@ -1,7 +1,7 @@
-"""What rules say of the results of one operation, written down, and held against what XLA computes.
+"""Checks what the proof rules say about single operations against XLA's results.
 
-Each operand is tried in every way that a value can vary; `Sample` writes the program for all of
-them at once.
+Each operand is tested in every way in which a value can vary with the batch. `Sample` generates a
+single program for all combinations.
 """
 
 import re
@@ -24,12 +24,12 @@ from xlaserve.row_proofs.proof import PAIRS, followed
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 FEW, MANY = 1, 3
-"""Batches in which programs are run."""
+"""Batch sizes with which programs are run."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An operation on operands that vary in some ways each."""
+    """An operation and its operand types."""
 
     name: str
     attributes: str
@@ -37,11 +37,11 @@ class Sample:
     results: Sequence[str]
     region: str = ""
     kinds: Sequence[Sequence[str]] = ()
-    """Ways in which the operands vary, each of them in turn where none are named."""
+    """How each operand varies, for each combination to test; all combinations if empty."""
 
     @classmethod
     def read(cls, text: str) -> "Sample":
-        """Read `name | attributes | operand, operand -> result | region`, of bare types."""
+        """Parse `name | attributes | operand, operand -> result | region`, with bare types."""
         name, attributes, kinds, *region = (part.strip() for part in text.split("|"))
         before, after = (
             [one.strip() for one in side.split(",") if one.strip()] for side in kinds.split("->")
@@ -50,7 +50,7 @@ class Sample:
 
     @cached_property
     def variants(self) -> Sequence[Sequence[str]]:
-        """Return the kinds of operands that are tried: one other than alike, or all of rows."""
+        """Return the combinations to test: a single varying operand, or all operands alike."""
         if self.kinds:
             return self.kinds
         count = len(self.operands)
@@ -67,7 +67,7 @@ class Sample:
         ]
 
     def said(self) -> Mapping[str, str]:
-        """Return the kinds of operands, in lines, by what the rules say of the results."""
+        """Return the operand kinds of all combinations, grouped by what the rules say."""
         count = len(self.results)
         found: dict[str, list[str]] = {}
         for number, variant in enumerate(self.variants):
@@ -77,7 +77,7 @@ class Sample:
 
     @cached_property
     def values(self) -> Sequence[Value]:
-        """Return what is known of all results."""
+        """Return what the proof knows about every result."""
         with refining.parsing():
             whole = range(len(self.variants) * len(self.results))
             modules = [refining.parse(self._text(rows, whole)) for rows in PAIRS[0]]
@@ -85,7 +85,7 @@ class Sample:
             return followed(read, self._batched)[1]
 
     def contradictions(self) -> Iterator[str]:
-        """Yield where what is computed is not what the rules say."""
+        """Yield each contradiction between the computed results and the rules."""
         random = np.random.default_rng(5)
         claimed = [place for place, value in enumerate(self.values) if value.blocked is None]
         if not claimed:
@@ -111,7 +111,7 @@ class Sample:
 
     @cached_property
     def _arguments(self) -> Mapping[str, str]:
-        """Return the types of the arguments by name; those of rows begin with `r`."""
+        """Return argument types by name; names of batched arguments begin with `r`."""
         found: dict[str, str] = {}
         for variant in self.variants:
             for place, (kind, of) in enumerate(zip(variant, self.operands, strict=True)):
@@ -136,7 +136,7 @@ class Sample:
         ]
 
     def _text(self, rows: int, places: Collection[int]) -> str:
-        """Return the program that gives the results at some places."""
+        """Return the text of the program that returns the results with these indices."""
         lines: list[str] = []
         for number, variant in enumerate(self.variants):
             names = [f"%o{number}_{place}" for place in range(len(variant))]
@@ -197,7 +197,7 @@ def _is_possible(kind: str, of: str) -> bool:
 
 
 def _made(name: str, kind: str, of: str, place: int) -> list[str]:
-    """Return the lines that make an operand."""
+    """Return the lines that create an operand."""
     return _MAKERS[kind](name, of, place)
 
 
@@ -291,15 +291,16 @@ _MAKERS: Mapping[str, Callable[[str, str, int], list[str]]] = MappingProxyType(
         "mixed": _mixed,
     }
 )
-"""Ways in which an operand varies: as the rows do, in any way along what is not the batch, not at
-all, along the batch, with the size of the batch, and as something of several rows."""
+"""How an operand can vary: row by row, in any way but with the batch, not at all, along the batch,
+with the batch size, and as a mixture of several rows.
+"""
 
 
-# --- what is said, and what is so --------------------------------------------------------------
+# --- Claims and results --------------------------------------------------------------------------
 
 
 def dimension_text(dimension: Dimension) -> str:
-    """Write the factors of a dimension: `R` is the rows, `4*` one along which elements differ."""
+    """Format a dimension's factors: `R` for rows, `4*` for one along which values vary."""
 
     def of(one: Factor) -> str:
         count = f"{one.size.per_row}b".removeprefix("1") if one.size.per_row else one.size.fixed
@@ -309,7 +310,7 @@ def dimension_text(dimension: Dimension) -> str:
 
 
 def written(value: Value) -> str:
-    """Write what is known of a value, or why nothing is."""
+    """Format what is known about a value, or why nothing is known."""
     if value.blocked is not None:
         return f"{value.blocked.operation.partition('.')[2]}: {value.blocked.reason}"
     found = "[" + ", ".join(map(dimension_text, value.dimensions)) + "]"
@@ -321,9 +322,9 @@ def written(value: Value) -> str:
 
 
 def contradiction(value: Value, together: Array, beside: Array, alone: Sequence[Array]) -> str:
-    """Return how results differ from what is known of them; empty where they do not.
+    """Return how the results contradict what is known; empty if they do not.
 
-    Those `beside` are of a batch of which only the second row is the same.
+    `beside` comes from a batch in which all rows but the second are different.
     """
     factors = [part for dimension in value.dimensions for part in dimension]
     shapes = [[part.size.at(rows) for part in factors] for rows in (MANY, FEW)]
@@ -346,7 +347,7 @@ def contradiction(value: Value, together: Array, beside: Array, alone: Sequence[
         return ""
     for number, single in enumerate(singles):
         part_of = whole if rows is None else whole.take([number], rows)
-        # What grows with the batch has the same elements at the same places.
+        # Dimensions that grow with the batch are compared up to the smaller size.
         places = tuple(slice(0, count) for count in single.shape)
         if not _is_alike(part_of[places], single):
             return f"row {number} is not what it is alone"
@@ -358,7 +359,7 @@ def _is_alike(one: Array, other: Array) -> bool:
 
 
 def table(path: Path) -> Mapping[str, Mapping[str, str]]:
-    """Read samples, and below each what is said of its results and of which operands."""
+    """Read samples, each with what the rules say and the operand kinds it applies to."""
     found: dict[str, dict[str, str]] = {}
     rows: dict[str, str] = {}
     for line in path.read_text().splitlines():

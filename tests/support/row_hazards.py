@@ -1,6 +1,6 @@
-"""Functions whose rows see one another, their place, or the size of their batch.
+"""Functions whose rows affect one another, or depend on their index or on the batch size.
 
-Each comes with the operation that the verdict names; none where it may be unknown.
+Each comes with the operation that the verdict must name; none if it may be unknown.
 """
 
 # A table of functions: what each is says its name.
@@ -75,7 +75,7 @@ def frozen_by_another(x):
 
 
 def frozen_by_a_captured_value(x):
-    """Freeze by a predicate that is written alike and reads another captured value."""
+    """Freeze rows by a predicate of identical form that captures another value."""
     limit, other = x * 0.0 + 0.1, x * 0.0 + 0.9
 
     def step(v):
@@ -97,7 +97,7 @@ def cond_on_any(x):
 
 
 def masked(reduced, mask, old=lambda x, other: x):
-    """Return what changes the rows of a mask where something holds of all."""
+    """Return a function that changes masked rows if a reduction over all rows holds."""
     return lambda x: lax.cond(
         reduced(x[:, 0] > 3),
         lambda v: jnp.where(mask(v)[:, None], v * 2, old(v, x)),
@@ -267,12 +267,12 @@ def diagonal_of_each(x):
 
 
 def cut_of_rows(n):
-    """An integer of the first row, of which more is computed before it is looked at."""
+    """Slice out the first row's integer, with a computation between slice and use."""
     return lax.slice(n, (0,), (1,)) + 1
 
 
 def repeated_to(x):
-    """Each place five times in turn, of which four are cut: which these are, the size says."""
+    """Repeat each index once per row, then keep four; the batch size decides which."""
     places = jnp.broadcast_to(jnp.arange(5)[:, None], (5, x.shape[0])).reshape(-1)
     return lax.slice(places, (0,), (4,))
 
@@ -287,7 +287,7 @@ def scatter_the_sum(x):
 
 
 def time_major(x):
-    """Take the rows for time."""
+    """Treat the batch dimension as time."""
 
     def step(h, v):
         h = jnp.tanh(v @ w(4, 4) + h)

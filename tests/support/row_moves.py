@@ -1,10 +1,10 @@
-"""Random programs that move the elements of a batch about, for numpy and for `jax.numpy` alike.
+"""Random programs that rearrange a batch's elements, for numpy and `jax.numpy` alike.
 
-Sizes are `(per_row, fixed)`, so that a program is the same one at every batch size, and is checked
-without compiling it.
+Sizes are pairs `(per_row, fixed)`, so that a program is valid for every batch size and can be
+checked without compiling it.
 """
 
-# An array is one of numpy or of JAX, and `xp` is the module that made it.
+# Arrays are numpy's or JAX's; `xp` is the module they belong to.
 # mypy: ignore-errors=True
 
 import random
@@ -15,20 +15,20 @@ import numpy as np
 from jax import lax
 
 INPUTS = ((5, 6), "float32"), ((3, 6), "float32"), ((2,), "float32")
-"""Behind the batch."""
+"""Shapes without the batch dimension, and dtypes."""
 
 Array = Any
 Size = tuple[int, int]
 Shape = tuple[Size, ...]
 Move = Callable[[Any, Any, list[Array]], Array]
-"""Takes the module, the batch size and all values before."""
+"""Takes the module, the batch size, and all previous values."""
 
 _MOST = 400
 _TABLE = np.arange(96, dtype=np.float32) * 7 % 31
 
 
 def _at(size: Size, b: Any) -> Any:
-    # The bare number: a symbolic expression times 0 is none.
+    # A plain number: a symbolic expression times 0 stays symbolic.
     return size[0] * b + size[1] if size[0] else size[1]
 
 
@@ -47,14 +47,14 @@ def _times(left: Size, right: Size) -> Size | None:
 
 
 class Moves:
-    """A function `(xp, b, *inputs) -> outputs` that is the same for the same seed."""
+    """A function `(xp, b, *inputs) -> outputs`, determined by its seed."""
 
     def __init__(self, seed: int, steps: int = 9) -> None:
         self.random = random.Random(seed)
         self.shapes: list[Shape] = [((1, 0), *((0, size) for size in shape)) for shape, _ in INPUTS]
         self.moves: list[Move] = []
         self.taken: list[str] = []
-        """The names of the steps, for who looks for what went wrong."""
+        """Names of the steps, for debugging."""
         while len(self.taken) < steps:
             step = self.random.choice(STEPS)
             count = len(self.moves)
@@ -73,7 +73,7 @@ class Moves:
         return [values[place].reshape((b, *sizes)) for place, sizes in self.outputs]
 
     def _outputs(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return which values are outputs, and their shapes behind the batch."""
+        """Return the indices of the outputs, and their shapes without the batch dimension."""
         found = []
         for place, shape in enumerate(self.shapes):
             if place < len(INPUTS):
@@ -91,19 +91,19 @@ class Moves:
     # --- for the steps
 
     def pick(self) -> tuple[int, Shape]:
-        """Choose a value, more often a late one."""
+        """Choose a value, preferring recent ones."""
         places = range(len(self.shapes))
         place = self.random.choice([*places, *places[-3:], *places[-3:]])
         return place, self.shapes[place]
 
     def axis(self, shape: Shape) -> int:
-        """Choose a dimension, more often one that grows."""
+        """Choose a dimension, preferring those that grow with the batch."""
         axes = list(range(len(shape)))
         grow = [axis for axis in axes if shape[axis][0]]
         return self.random.choice(axes if not grow or self.random.random() < 0.5 else grow)
 
     def bound(self, size: Size) -> Size:
-        """Choose a place in a dimension, also one that moves with the batch."""
+        """Choose an index in a dimension, possibly one that depends on the batch size."""
         return self.random.choice([
             (0, 0), (0, 1), (0, 2), (0, 3), size, (1, 0), (2, 0), (3, 0), (5, 0), (size[0], 0),
             (max(size[0] - 1, 0), size[1]), (size[0], size[1] - 1), (size[0] // 2, size[1] // 2),
@@ -111,7 +111,7 @@ class Moves:
         ])  # fmt: skip
 
     def put(self, shape: Shape, move: Move) -> bool:
-        """Take a value up; False where it is too large or has no elements."""
+        """Append a value; return False if it is too large or empty."""
         elements: Size | None = (0, 1)
         for size in shape:
             elements = elements and _times(elements, size)
@@ -182,7 +182,7 @@ def _joined(p: Moves) -> str | None:
 
 
 def _joined_flat(p: Moves) -> str | None:
-    """Rows of several lengths one behind the other, and cut apart again, somewhere."""
+    """Flatten and concatenate rows of different lengths, then slice the result somewhere."""
     places = [p.pick()[0] for _ in range(p.random.choice([2, 2, 3]))]
     width = p.random.choice([1, 2, 3, 6])
     sizes = []
@@ -248,7 +248,7 @@ def _strided(p: Moves) -> str | None:
     size = shape[axis]
     stride = p.random.choice([2, 3, max(size[0], 2)])
     start = p.random.randrange(stride)
-    # The last stride is cut short, so that the size is one of ours.
+    # Otherwise the new size could not be written as (per_row, fixed).
     if size[0] % stride or size[1] % stride:
         return None
     new = (*shape[:axis], (size[0] // stride, size[1] // stride), *shape[axis + 1 :])
@@ -260,7 +260,7 @@ def _strided(p: Moves) -> str | None:
 
 
 def _split_apart(p: Moves) -> str | None:
-    """One piece of `split`, in equal parts or at a bound."""
+    """One piece of `split`, in equal parts or at an index."""
     place, shape = p.pick()
     axis = p.axis(shape)
     size = shape[axis]
@@ -303,7 +303,7 @@ def _padded_and_cut(p: Moves) -> str | None:
 
 
 def _taken(p: Moves) -> str | None:
-    """What lies at numbers that are counted."""
+    """Elements at computed indices."""
     place, shape = p.pick()
     axis = p.axis(shape)
     size = shape[axis]
@@ -326,7 +326,7 @@ def _taken(p: Moves) -> str | None:
 
 
 def _taken_of_each(p: Moves) -> str | None:
-    """One element, or some, of each row: `v[arange(b), ...]`."""
+    """One or more elements of each row: `v[arange(b), ...]`."""
     place, shape = p.pick()
     if len(shape) < 2 or shape[0] != (1, 0) or shape[1][0]:
         return None
@@ -364,7 +364,7 @@ def _repeated(p: Moves) -> str | None:
 
 
 def _counted(p: Moves) -> str | None:
-    """Numbers, or a table, from a place that may move with the batch."""
+    """An iota or a table, sliced at an index that may depend on the batch size."""
     first = p.random.choice([(0, 0), (1, 0), (0, 2)])
     size = p.random.choice([(0, 4), (0, 6), (1, 0), (2, 0), (0, 3)])
     is_table = p.random.random() < 0.5
@@ -396,7 +396,7 @@ def _doubled(p: Moves) -> str | None:
 
 
 def _sliced_at(p: Moves) -> str | None:
-    """A slice whose place is computed, and is clamped: of a table, the size, or the data."""
+    """A clamped dynamic slice whose index comes from a table, the batch size, or the data."""
     place, shape = p.pick()
     axis = p.axis(shape)
     size = shape[axis]
@@ -414,7 +414,7 @@ def _sliced_at(p: Moves) -> str | None:
 
 
 def _put_at(p: Moves) -> str | None:
-    """A slice of one value put into another, at a place that is computed."""
+    """Write a slice of one value into another at a computed index."""
     place, shape = p.pick()
     axis = p.axis(shape)
     fit = [
@@ -435,7 +435,7 @@ def _put_at(p: Moves) -> str | None:
 
 
 def _taken_flat(p: Moves) -> str | None:
-    """Elements of a flattened value, at numbers of two counts together."""
+    """Elements of a flattened value at indices that combine two iotas."""
     place, shape = p.pick()
     elements: Size | None = (0, 1)
     for size in shape:
@@ -463,7 +463,7 @@ def _taken_flat(p: Moves) -> str | None:
 
 
 def _place(xp: Any, start: Any, kind: int, values: list[Array]) -> Any:
-    """Return a place: a number, one behind a comparison, or one that a row decides."""
+    """Return an index: a constant, a comparison's result, or one from a row's data."""
     at = xp.asarray(start)
     if kind == 1:
         at = xp.where(at < 0, at + 1, at)
@@ -473,7 +473,7 @@ def _place(xp: Any, start: Any, kind: int, values: list[Array]) -> Any:
 
 
 class _Dynamic:
-    """Slices at places that are clamped, of numpy or of JAX."""
+    """Clamped dynamic slices, for numpy or JAX."""
 
     def __init__(self, xp: Any) -> None:
         self._is_plain = xp is np
@@ -501,14 +501,14 @@ STEPS = (
 )  # fmt: skip
 
 
-# --- trial -------------------------------------------------------------------------------------
+# --- Trial ---------------------------------------------------------------------------------------
 
 _ALONE = 3
 _BATCHES = (1, 2, 3, 5, 8)
 
 
 def leaks(program: Moves, seed: int = 0) -> list[str]:
-    """Return, for each output, what its rows depend on besides themselves; empty for nothing."""
+    """Return, for each output, what its rows depend on besides themselves; empty if nothing."""
     draw = np.random.default_rng(seed)
     rows = [
         draw.permutation(10_000)[: _ALONE * int(np.prod(shape))]

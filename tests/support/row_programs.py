@@ -1,9 +1,9 @@
-"""Random small programs of `jax.numpy` on a batch, some of which mix its rows.
+"""Random small `jax.numpy` programs on a batch, some of which mix its rows.
 
-What is proved of one must hold when it runs.
+Whatever the analysis proves about a program must hold when it runs.
 """
 
-# What steps do says their names.
+# The names of the functions say what each step does.
 # mypy: ignore-errors=True
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
@@ -17,14 +17,14 @@ import numpy as np
 from jax import lax, nn
 
 INPUTS = ((4, 6), "float32"), ((3,), "int32")
-"""Behind the batch."""
+"""Shapes without the batch dimension, and dtypes."""
 
 Array = Any
 Step = Callable[["Program", Array], Array]
 
 
 class Program:
-    """A function `(x, n) -> outputs` that is the same for the same seed."""
+    """A function `(x, n) -> outputs`, determined by its seed."""
 
     def __init__(
         self, seed: int, steps: int = 7, of: Sequence[tuple[str, Step]] | None = None
@@ -37,7 +37,7 @@ class Program:
         self.indices: Array = None
         self.pool: list[Array] = []
         self.taken: list[str] = []
-        """The names of the steps, for who looks for what went wrong."""
+        """Names of the steps, for debugging."""
 
     def __call__(self, x: Array, n: Array) -> list[Array]:
         self.random = random.Random(self._seed)
@@ -47,7 +47,7 @@ class Program:
             value = self.random.choice(self.pool[-3:])
             try:
                 made = step(self, value)
-            # A step that does not fit its operand, or cannot be said of an open batch.
+            # The step does not fit its operand, or cannot be traced with a symbolic batch.
             except Exception:
                 continue
             if isinstance(made, jax.Array) and made.ndim <= 5 and self._is_small(made):
@@ -65,7 +65,7 @@ class Program:
         return str(first) == "b" and all(isinstance(size, int) for size in rest)
 
     def axis(self, value: Array) -> int:
-        """Choose a dimension, seldom the batch."""
+        """Choose a dimension, rarely the batch."""
         axes = list(range(value.ndim))
         static = [axis for axis in axes if isinstance(value.shape[axis], int)]
         return self.random.choice(axes if not static or self.random.random() < 0.15 else static)
@@ -76,7 +76,7 @@ class Program:
         return drawn.astype(np.float32) / 2
 
     def other(self, value: Array) -> Array:
-        """Return another value of the same shape and type, made fit where it is not."""
+        """Return another value of the same shape and dtype."""
         found = [one for one in self.pool if one.shape == value.shape and one.dtype == value.dtype]
         return self.random.choice(found)
 
@@ -335,7 +335,7 @@ def _branched_for_each(p: Program, v: Array) -> Array:
 
 
 def _asked_for(p: Program, v: Array) -> Array:
-    """A branch that is taken where any row asks for it; some change rows that do not."""
+    """A branch taken if any row asks for it; some variants change the other rows as well."""
     v = _floats(v)
     asks = (p.index() > p.random.choice([0, 3, 7])).reshape((p.batch,) + (1,) * (v.ndim - 1))
     on = p.random.choice([
@@ -351,7 +351,7 @@ def _asked_for(p: Program, v: Array) -> Array:
 
 
 def _generated(p: Program, v: Array) -> Array:
-    """Tokens until all rows are done; some loops go on writing into rows that are."""
+    """Generate tokens until all rows are done; some variants keep writing into finished rows."""
     flat = jnp.abs(_floats(v).reshape(p.batch, -1))[:, :4]
     most, room = p.random.choice([(6, 6), (6, 6), (5, 7), (7, 5)])
     fill, filler = p.random.choice([(3, 3), (3, 3), (3, 3), (0, 0), (3, 4)])
@@ -360,7 +360,7 @@ def _generated(p: Program, v: Array) -> Array:
     is_counted = p.random.random() < 0.8
     begun = jnp.full((p.batch, room), fill, jnp.int32)
     if first:
-        # What was asked; the rest is to be filled.
+        # The prompt; the remaining positions are generated.
         told = p.random.choice([first, first, first + 1])
         asked = jnp.clip(flat[:, :1] * jnp.ones((1, told)), 0, 8).astype(jnp.int32)
         begun = jnp.concatenate([asked, begun[:, told:]], 1)
@@ -478,4 +478,4 @@ STEPS: list[tuple[str, Step]] = [
     ("one_hot", lambda p, v: nn.one_hot(p.index(), 4)),
     ("index", lambda p, v: p.index() + jnp.arange(3)[p.random.randrange(3)]),
 ]  # fmt: skip
-"""By name; a step fits most values, and those that it does not fit are not counted."""
+"""Steps by name; a step that does not fit a value is skipped and not counted."""

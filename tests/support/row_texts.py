@@ -1,4 +1,4 @@
-"""Walks over programs of StableHLO that are written down, for tests of the proof of rows."""
+"""Runs the row analysis on StableHLO programs written as text."""
 
 import re
 
@@ -10,7 +10,7 @@ _SIZE = re.compile(r"(?:(?<=[<x\[:])|(?<=[,:] ))(\d*)B(?=[x,\]:>])")
 
 
 def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = "") -> Verdict:
-    """Walk over a program; `B` is the batch, `2B` twice as much. `second` differs at size two."""
+    """Analyze a program with batch size `B`; `second` is the body for the second size."""
     texts = [_text(body, returned, arguments, PAIRS[0][0])]
     texts.append(_text(second or body, returned, arguments, PAIRS[0][1]))
     with refining.parsing():
@@ -26,7 +26,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
 
 
 def sized(text: str, rows: int) -> str:
-    """Return a program with the number of rows for its `B`, and for `2B` twice as much."""
+    """Return a program with `B` replaced by the number of rows, and `2B` by twice that."""
 
     def of_rows(found: re.Match[str]) -> str:
         return str(int(found[1] or 1) * rows)

@@ -1,4 +1,4 @@
-"""Runs what was proved: the hard trial of the product, and a harder one of each output."""
+"""Runs what was proved: the server's own row trial, and a stricter one for each output."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -26,7 +26,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def leak(exported: Exported, seed: int = 0) -> str:
-    """Return what a row of some output depends on besides the row; empty where nothing was seen."""
+    """Return what an output's row depends on besides the input row; empty if nothing was seen."""
     call = jax.jit(exported.call)
 
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -49,14 +49,14 @@ def _spec(name: str, shape: Sequence[object], dtype: "np.dtype[np.generic]") -> 
     )
 
 
-# --- a trial of each output --------------------------------------------------------------------
+# --- A trial of each output ----------------------------------------------------------------------
 
 WATCHED = 3
 SIZES = (2, 3, 5, 8)
-"""Batches besides that of one row."""
+"""Batch sizes besides 1."""
 MANY = 300
 COMPILED_SIZES = (3, 8)
-"""Of these where a program has to be compiled for each."""
+"""Batch sizes for programs that have to be compiled for each size."""
 
 _NUMBERS = (
     0.0,
@@ -76,7 +76,7 @@ _NUMBERS = (
 )
 _INTEGERS = (0, 1, 2, 3, 5, 7, -1, -2, 8, 100, 2**31 - 1, -(2**31), 2**30)
 _COMPILED = frozenset({"fft", "cholesky", "triangular_solve", "rng_bit_generator", "custom_call"})
-"""Operations that the reference interpreter of StableHLO has not."""
+"""Operations that StableHLO's reference interpreter does not support."""
 _QUICKLY = [("xla_backend_optimization_level", "0"), ("xla_llvm_disable_expensive_passes", True)]
 
 Run: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
@@ -91,13 +91,13 @@ def dependences(
     counts: bool = False,
     proved: Sequence[bool] = (),
 ) -> tuple[list[str], bool]:
-    """Return what rows of each output were seen to depend on, and whether XLA compiled it.
+    """Return what the rows of each output depend on, and whether XLA compiled the program.
 
-    The reference interpreter of StableHLO computes each element in the same way at every size: what
-    differs depends on more than its row. What it has not, XLA computes, and then only what is
-    beyond rounding counts. A program that `counts` up to an integer of its input is given no large
-    one. Outputs that are not `proved`, and were not seen to depend on anything, are looked at in a
-    large batch too. Inside of `refining.parsing()`.
+    StableHLO's reference interpreter computes each element in the same way at every size, so
+    any difference shows a dependence. Operations that it does not support are compiled by XLA;
+    then only differences beyond rounding count. Programs that `counts` marks loop up to an
+    integer input, so they get no large integers. Outputs that are not `proved` and showed no
+    dependence are tested in a large batch as well. Call it within `refining.parsing()`.
     """
     modules = {rows: refinery.refined(refinery.open_module(rows, "cpu")) for rows in (1, *SIZES)}
     first = refining.parse(modules[1])
@@ -108,14 +108,14 @@ def dependences(
     found: list[str] = []
     for number, values in enumerate(_VALUES):
         if is_compiled and values == "hostile":
-            # What overflows is no number in one kernel, and infinite in another.
+            # Overflow may give NaN in one kernel and infinity in another.
             continue
         trial = _Trial(kinds, (seed, number), values, counts=counts, is_exact=not is_compiled)
         found = trial.seen(runs, found)
         if all(found):
             break
     if not all(seen or is_proved for seen, is_proved in zip(found, proved, strict=False)):
-        # Of that many rows, narrow integers do not hold the numbers.
+        # With that many rows, narrow integers cannot hold the row numbers.
         many = refinery.refined(refinery.open_module(MANY, "cpu"))
         trial = _Trial(
             kinds, (seed, MANY), "large integers", counts=counts, is_exact=not is_compiled
@@ -126,7 +126,7 @@ def dependences(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Rows alone, and the same rows in batches."""
+    """Runs rows alone and the same rows in batches."""
 
     kinds: Inputs
     seed: Sequence[int]
@@ -135,7 +135,7 @@ class _Trial:
     is_exact: bool
 
     def seen(self, runs: "Mapping[int, Run]", before: Sequence[str]) -> list[str]:
-        """Return what each output depends on, where nothing was seen before."""
+        """Return the dependences of each output, testing only outputs without one so far."""
         random = np.random.default_rng(self.seed)
         watched = [_drawn(random, self.values, WATCHED, *kind) for kind in self.kinds]
         if self.counts:
@@ -191,7 +191,7 @@ def _batches(
     kinds: Inputs,
     sizes: Sequence[int],
 ) -> Iterator[tuple[list[Array], list[tuple[int, int]], str]]:
-    """Yield batches, places with the numbers of the rows that lie there, and what is beside."""
+    """Yield batches, the (position, row number) pairs in them, and the kind of other rows."""
     for size in sizes:
         for beside in ("small integers", "hostile", "zeros", "copies"):
             places = [int(place) for place in random.permutation(size)[:WATCHED]]
@@ -213,7 +213,7 @@ def _interpreted(module: bytes) -> Run:
     parsed = refining.parse(module)
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        # Without their type: to the numpy of Python 3.11 an array is no Buffer.
+        # Untyped: in numpy for Python 3.11, arrays are not declared as Buffer.
         arrays: list[Any] = [np.ascontiguousarray(one) for one in inputs]
         given = [ir.DenseElementsAttr.get(one) for one in arrays]
         return [_read(one) for one in stablehlo.eval_module(parsed, given)]

@@ -1,4 +1,4 @@
-"""Exports functions of batches for tests of the proof that rows are independent."""
+"""Exports batched functions for tests of the row-independence proof."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -14,20 +14,20 @@ from xlaserve.row_proofs import Verdict, program, proof, prove, refining, size_a
 from xlaserve.row_proofs.findings import Finding, Unfollowed
 
 Inputs = Sequence[tuple[Sequence[int], str]]
-"""Shapes behind the batch, and dtypes."""
+"""Shapes without the batch dimension, and dtypes."""
 
 
 def exported(
     fn: Callable[..., Any], inputs: Inputs, *, platforms: Sequence[str] = ("cpu",)
 ) -> Exported:
-    """Export a function whose outputs are a list in the end, with an open batch."""
+    """Export a function with a symbolic batch size; its outputs become a list."""
     (batch,) = jax.export.symbolic_shape("b")
     arguments = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape, dtype in inputs]
 
     def flat(*arrays: Any) -> list[Any]:
         return jax.tree.leaves(fn(*arrays))
 
-    # Models are written for plain JAX, not for the strictness of our own tests.
+    # Models are plain JAX, without the strict promotion rules of our own tests.
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
@@ -39,19 +39,19 @@ def exported(
 def verdict_of(
     fn: Callable[..., Any], inputs: Inputs, *, platforms: Sequence[str] = ("cpu",)
 ) -> Verdict:
-    """Return what the analysis says of a function."""
+    """Return the analysis verdict for a function."""
     found = exported(fn, inputs, platforms=platforms)
     return prove(found, 0, [f"y{number}" for number in range(len(found.out_avals))])
 
 
 def findings_of(found: Exported) -> list[Finding | None]:
-    """Return why each output of a function is not proved; None where it is."""
+    """Return, for each output, why it is not proved, or None if it is."""
     with jax.enable_x64(True), refining.parsing():
         return findings_in(refining.Refinery(found, {}, "b"), found)
 
 
 def findings_in(refinery: refining.Refinery, found: Exported) -> list[Finding | None]:
-    """Return the same inside of `refining.parsing()`, of an artifact that a refinery is of."""
+    """Return the same for an artifact's refinery; call it within `refining.parsing()`."""
     asked = proof.Asked(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
     reason = "is not the same at both sizes"
     for rows in proof.PAIRS:

@@ -1,4 +1,4 @@
-"""A server with the mesh that drives it."""
+"""A server together with the mesh that drives it."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,28 +15,28 @@ _PROGRESS_SECONDS = 60
 
 
 def endpoint_at(kind: str, folder: Path) -> str:
-    """Return a free port for `port`, and a unix socket in a folder for `unix`."""
+    """Return a free port for `port`, or a Unix socket in a folder for `unix`."""
     return "port:0" if kind == "port" else f"unix:{folder}/grpc.sock"
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A server in the loop of a test, and a sidecar, which as a rule has heard that it is ready."""
+    """A server in the test's event loop, and a sidecar that usually knows it is ready."""
 
     application: Application
     url: str
     mesh: Mesh
     http: str = ""
-    """Where HTTP is served; empty for nowhere."""
+    """Address of the HTTP server; empty if there is none."""
 
     def held(self) -> Held:
-        """Count what models hold."""
+        """Count the memory and executables held by models."""
         return held(self.application)
 
     async def until_in_use(
         self, requests: int = 1, *, unless: "asyncio.Future[str] | None" = None
     ) -> None:
-        """Wait until so many inference requests are in progress, unless one of them has ended."""
+        """Wait until `requests` inferences are in progress, or until `unless` is done."""
         async with asyncio.timeout(_PROGRESS_SECONDS):
             while self.application.registry.requests != requests:
                 if unless is not None and unless.done():
@@ -44,11 +44,11 @@ class Runtime:
                 await asyncio.sleep(0)
 
     async def until_compiling(self, *models: str, step: int = 1) -> None:
-        """Wait until the load of one of these models has come to the compiler, so many times.
+        """Wait until one of these models is compiling its program number `step`.
 
-        Of models that share their programs each may leave the first one to another.
-        The test has the fixture `compilations`: programs that other tests have left are never
-        seen to be compiled.
+        Pass all models that share programs: any one of them may compile the first. The test
+        needs the fixture `compilations`; programs left by other tests would not be
+        compiled.
         """
         async with asyncio.timeout(_PROGRESS_SECONDS):
             stage = f"compiling {step} of"
@@ -56,7 +56,7 @@ class Runtime:
                 await asyncio.sleep(0)
 
     async def until_unloading(self, model: str) -> None:
-        """Wait until an unload has come, which is to take a while."""
+        """Wait until the model is unloading; the unload must be a slow one."""
         async with asyncio.timeout(_PROGRESS_SECONDS):
             while [State.UNLOADING] != [found.state for found in self._lifecycles(model)]:
                 await asyncio.sleep(0)
@@ -70,5 +70,6 @@ class Runtime:
 
 
 StartRuntime = Callable[..., AbstractAsyncContextManager[Runtime]]
-"""Runs a server and its mesh for the length of a block; settings by keyword. With `asked=False`
-the mesh has not asked for the status: so it is with a runtime that was restarted under it."""
+"""Runs a server and its mesh for the duration of a block; settings are keywords. With `asked=False`
+the mesh has not asked for the status, as after a restart of the runtime.
+"""

@@ -1,4 +1,4 @@
-"""An S3 server on the loopback (moto's), in the process of the tests."""
+"""A local S3 server (moto) in the test process."""
 
 import importlib
 import io
@@ -14,9 +14,9 @@ BUCKET = "bucket"
 
 @contextmanager
 def serving_bucket(objects: Mapping[str, bytes]) -> Iterator[Any]:
-    """Serve a bucket for the length of a block; yields a client of boto3.
+    """Serve a bucket for the duration of a block; yields a boto3 client.
 
-    The environment has its address and credentials meanwhile, as an operator would set them.
+    Sets address and credentials in the environment, as an operator would.
     """
     try:
         moto: Any = importlib.import_module("moto.server")

@@ -1,4 +1,4 @@
-"""A language model that writes what it was made to write, with a token for each ASCII character."""
+"""A language model that writes scripted answers, with one token per ASCII character."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -21,7 +21,7 @@ STOP = 5
 SPECIAL = {1: "<|python_tag|>", STOP: "</s>"}
 LENGTH = 512
 HEIGHT = 20.0
-"""The logit of the token that is to come; the others have 0."""
+"""Logit of the next token of the script; the others are 0."""
 HERMES = "{# <tool_call> #}"
 LLAMA = "{# <|python_tag|> #}"
 MESSAGES = (
@@ -31,7 +31,7 @@ MESSAGES = (
     "{% if message.tool_call_id %}={{ message.tool_call_id }}{% endif %}|{% endfor %}"
     "{{ messages[0].content[0] }}."
 )
-"""The first character of all messages is the number of the script: a chunk ends with it."""
+"""The chat template; the prompt ends with the first message's first digit, the script number."""
 
 
 def export(
@@ -42,9 +42,9 @@ def export(
     added: Mapping[int, str] = MappingProxyType({}),
     **config: str,
 ) -> Path:
-    """Export a model into `path`/1 that answers with one of the scripts, as its prompt ends.
+    """Export a model into `path`/1 that answers with the script that its prompt's end selects.
 
-    `added` are tokens by their codes that stand beside the vocabulary and are not special.
+    `added` are further tokens, by id, that are not special.
     """
     table = np.full((len(scripts), LENGTH), STOP, np.int32)
     for row, text in zip(table, scripts, strict=True):
@@ -66,7 +66,7 @@ def export(
         return logits(params, script, jnp.int32(0)), [{"k": held}]
 
     def decode(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> Any:
-        # The rows of the position are written too, as every model does, behind what is kept.
+        # Rows at the position are written as in every model, after the two reserved entries.
         slots = jnp.arange(tokens.shape[0])
         held = cache[0]["k"].at[slots, positions].set(tokens.astype(jnp.float32), mode="drop")
         begin, script = held[:, 0].astype(jnp.int32), held[:, 1].astype(jnp.int32)
@@ -93,7 +93,7 @@ def export(
 
 
 def tokenizer(added: Mapping[int, str] = MappingProxyType({})) -> Tokenizer:
-    """Return a tokenizer with a token for each character, by its code."""
+    """Return a tokenizer with one token per character, by code point."""
     made = Tokenizer(models.BPE(_vocabulary(added), []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -103,7 +103,7 @@ def tokenizer(added: Mapping[int, str] = MappingProxyType({})) -> Tokenizer:
 
 
 def _vocabulary(added: Mapping[int, str]) -> dict[str, int]:
-    # As GPT-2 numbers what is no printable character.
+    # GPT-2's numbering of non-printable bytes.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]
     letters = {code: chr(code) for code in printable}

@@ -1,4 +1,4 @@
-"""Models that serve sequences, and what their states should be."""
+"""Models that serve sequences, and their expected states."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +28,7 @@ STATE = """
 
 
 def folded(values: Iterable[int], state: int = 0) -> int:
-    """Return the state of a sequence behind these inputs: it depends on their order."""
+    """Return the state of a sequence after these inputs; it depends on their order."""
     for value in values:
         state = state * FACTOR + value
         state = (state + 2**63) % 2**64 - 2**63
@@ -36,14 +36,14 @@ def folded(values: Iterable[int], state: int = 0) -> int:
 
 
 def fold(params: Any, x: Any, start: Any, ready: Any, end: Any, corrid: Any, h: Any) -> Any:
-    """Fold an input into the state, and tell what the controls were."""
+    """Fold an input into the state, and return the control inputs as well."""
     following = h * jnp.int64(FACTOR) + x.astype(jnp.int64)
     told = jnp.concatenate([start, ready.astype(jnp.int32), end.astype(jnp.int32)], axis=1)
     return {"y": following, "told": told, "id": corrid, "h_next": following}
 
 
 def export_fold(root: Path, name: str = "fold", *, max_batch_size: int = 8) -> Path:
-    """Write the model that folds its inputs, without a configuration."""
+    """Export the folding model without a configuration."""
     return xlaserve.export_model(
         fold,
         {},
@@ -70,7 +70,7 @@ def configure(
     more: str = "",
     max_batch_size: int = 8,
 ) -> None:
-    """Write the configuration of a model that folds."""
+    """Write the configuration of a folding model."""
     text = f"""
 max_batch_size: {max_batch_size}
 sequence_batching {{
@@ -85,7 +85,7 @@ sequence_batching {{
 
 
 def x(value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return an input of one row."""
+    """Return an input with one row."""
     return np.array([[value]], np.int32)
 
 
@@ -136,7 +136,7 @@ sequence_batching {
 
 
 def write_keeper(root: Path, name: str, strategy: str, *, batched: bool) -> None:
-    """Write a Python model that keeps the state of its sequences itself."""
+    """Write a Python model that keeps the state of sequences itself."""
     directory = root / name / "1"
     directory.mkdir(parents=True)
     code = directory / "model.py"

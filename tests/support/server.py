@@ -1,4 +1,4 @@
-"""A whole server in the loop of a test."""
+"""A complete server in the test's event loop."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,11 +19,11 @@ class RunningServer:
 
     application: Application
     url: str
-    """Where gRPC is served."""
+    """Address of the gRPC server."""
     http: str | None
 
     def gather(self, model: str, rows: int) -> None:
-        """Have so many rows of a model gathered, whatever its warm-up made of a busy machine."""
+        """Make the model batch up to `rows` rows, regardless of its measured warm-up times."""
         _, instance = self.application.registry.resolve(model)
         runner: Any = instance.runner
         runner.batch_limit = rows
@@ -32,12 +32,12 @@ class RunningServer:
 
 
 Serve = Callable[..., AbstractAsyncContextManager[RunningServer]]
-"""Runs a server on a repository for the length of a block; settings by keyword."""
+"""Runs a server on a repository for the duration of a block; settings are keywords."""
 
 
 @asynccontextmanager
 async def serving(scratch: Path, repository: Path, **settings: Any) -> AsyncIterator[RunningServer]:
-    """Run a server on a repository for the length of a block; settings by keyword."""
+    """Run a server on a repository for the duration of a block; settings are keywords."""
     defaults: dict[str, Any] = {
         "grpc_endpoint": "port:0",
         "http_endpoint": "none",
@@ -47,7 +47,7 @@ async def serving(scratch: Path, repository: Path, **settings: Any) -> AsyncIter
         "background_compile": False,
         "compilation_cache_directory": "none",
         "http2_engine": ENGINE,
-        # Most tests compile what takes less than to start a process.
+        # For most tests, compiling takes less time than starting a process.
         "compile_processes": 0,
         "load_threads": 1,
     }

@@ -1,4 +1,4 @@
-"""A server of several processes, and what tells its workers apart."""
+"""A server with several processes, and ways to tell its workers apart."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from support.process import START_SECONDS, ServerProcess, served
 
 READY = "workers ready"
 WHO = "import os\nreturn {'y': np.full(1, os.getpid(), np.int64)}"
-"""The body of a model that answers with the process that it runs in."""
+"""Body of a model that returns its process id."""
 CONFIG = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
 output [{ name: "y", data_type: TYPE_INT64, dims: [ 1 ] }]
@@ -25,7 +25,7 @@ output [{ name: "y", data_type: TYPE_INT64, dims: [ 1 ] }]
 
 
 def repository(root: Path) -> Path:
-    """Return a repository with `who`, and with `echo` that returns what it is sent."""
+    """Return a repository with the model `who`, and `echo`, an identity model."""
     python_models.write_function(root, "who", WHO, CONFIG)
     identity_models.write(root, "echo", "FP32", [-1])
     return root
@@ -33,7 +33,7 @@ def repository(root: Path) -> Path:
 
 @asynccontextmanager
 async def several(models: Path, *flags: str, processes: int = 2) -> AsyncIterator[ServerProcess]:
-    """Run a server of so many processes, all of them ready, for the length of a block."""
+    """Run a server with several ready processes for the duration of a block."""
     given = ("--processes", str(processes), "--allow-python-models", *flags)
     async with served(models, *given) as server:
         await server.until(READY)
@@ -41,22 +41,22 @@ async def several(models: Path, *flags: str, processes: int = 2) -> AsyncIterato
 
 
 def workers(server: ServerProcess) -> dict[int, int]:
-    """Return the process ids of the workers by their numbers; those that died are not there."""
+    """Return the latest process id of each worker by worker number."""
     started = [record for record in server.log if record.get("event") == "worker started"]
     return {record["of"]: record["pid"] for record in started}
 
 
 async def replaced(server: ServerProcess, number: int, victim: int) -> None:
-    """Read the log until it says which process a worker is now that has died.
+    """Read the log until a worker that died has a new process.
 
-    Else the next test takes the dead one for it.
+    Otherwise the next test would mistake the dead process for it.
     """
     while workers(server)[number] == victim:
         assert await server.read(), f"the server ended: {server.log}"
 
 
 async def is_gone(pid: int) -> None:
-    """Return once a process is not there any more."""
+    """Wait until a process has disappeared."""
     while True:
         try:
             os.kill(pid, 0)
@@ -66,12 +66,12 @@ async def is_gone(pid: int) -> None:
 
 
 def who(row: float = 1.0) -> dict[str, Any]:
-    """Return a request for the model that answers with its process."""
+    """Return a request for the model `who`."""
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [row]}]}
 
 
 async def asked(session: aiohttp.ClientSession, url: str) -> int:
-    """Return the process that answers on the connection of a session."""
+    """Return the id of the process that serves a session's connection."""
     async with session.post(f"http://{url}/v2/models/who/infer", json=who()) as response:
         answer = await response.json()
         assert response.status == 200, answer
@@ -79,7 +79,7 @@ async def asked(session: aiohttp.ClientSession, url: str) -> int:
 
 
 async def connections_of(url: str, count: int) -> Counter[int]:
-    """Open so many connections side by side, and count which process each of them is in."""
+    """Open several connections at the same time, and count them per process."""
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(aiohttp.ClientSession()) for _ in range(count)]
         return Counter([await asked(session, url) for session in sessions])
@@ -87,23 +87,23 @@ async def connections_of(url: str, count: int) -> Counter[int]:
 
 @asynccontextmanager
 async def one_each(url: str, count: int = 2) -> AsyncIterator[list[aiohttp.ClientSession]]:
-    """Give a session to each worker, with a connection that stays open."""
+    """Yield one session per worker, with a connection that stays open."""
     async with AsyncExitStack() as stack, asyncio.timeout(START_SECONDS):
         found: dict[int, aiohttp.ClientSession] = {}
         while len(found) < count:
-            # Its connection stays open however long the others take.
+            # Keep the connection open however long the other sessions take.
             connector = aiohttp.TCPConnector(keepalive_timeout=START_SECONDS)
             session = aiohttp.ClientSession(f"http://{url}", connector=connector)
             await stack.enter_async_context(session)
             if found.setdefault(await asked(session, url), session) is not session:
-                # A worker that is replaced takes seconds to come, and connections have a limit.
+                # A replaced worker takes seconds to start: do not use up the connection limit.
                 await session.close()
                 await asyncio.sleep(0.01)
         yield list(found.values())
 
 
 async def connections_ready(url: str, model: str, count: int) -> set[int]:
-    """Return the statuses that connections are given which ask whether a model is ready."""
+    """Return the statuses of readiness requests, each on its own connection."""
     async with AsyncExitStack() as stack:
         found = set[int]()
         for _ in range(count):
@@ -115,7 +115,7 @@ async def connections_ready(url: str, model: str, count: int) -> set[int]:
 
 @asynccontextmanager
 async def clients(url: str, count: int = 2) -> AsyncIterator[dict[int, Any]]:
-    """Give a client over gRPC to each worker, by its process, with a connection of its own."""
+    """Yield one gRPC client per worker, by process id, each with its own connection."""
     async with AsyncExitStack() as stack, asyncio.timeout(START_SECONDS):
         found: dict[int, Any] = {}
         while len(found) < count:

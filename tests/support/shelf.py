@@ -21,41 +21,41 @@ MIB = 1 << 20
 
 ECHO_BYTES = 16 * MIB
 ECHO_ANSWER_BYTES = 16 * MIB - 1024
-"""What `echo` answers: with what surrounds it, just below what a mesh takes."""
+"""Answer size of `echo`; with its framing, just below the mesh's limit."""
 LARGE_BYTES = 128 * MIB
-"""Parameters of `large`."""
+"""Size of the parameters of `large`."""
 SPINS_PER_SECOND = 7 * 10**7
-"""About what `spin` does; on a slow machine less."""
+"""Approximate iterations per second of `spin`; fewer on slow machines."""
 
 SLOW_ROWS = 256
-"""The most rows that `slow` takes: 16 executables, a second or more to compile."""
+"""max_batch_size of `slow`: 16 executables that take a second or more to compile."""
 
 _LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """A directory of models. Not to be written to."""
+    """A directory of models; treat it as read-only."""
 
     root: Path
 
     def path(self, name: str) -> Path:
-        """Return where something lies."""
+        """Return the path of a model."""
         return self.root / name
 
 
 def add(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Tell by which parameter it is."""
+    """Add a parameter that identifies the model."""
     return x + params["v"]
 
 
 def add_all(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Add all there is."""
+    """Add both parameters."""
     return add(params, x) + params["w"].sum()
 
 
 def spin(params: Mapping[str, jax.Array], n: jax.Array) -> jax.Array:
-    """Take as long as the request says."""
+    """Loop for as many iterations as the request says."""
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         count, value = carry
@@ -66,19 +66,19 @@ def spin(params: Mapping[str, jax.Array], n: jax.Array) -> jax.Array:
 
 
 def deep(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Take long to compile."""
+    """Run a function that takes long to compile."""
     for _ in range(_LAYERS):
         x = jnp.tanh(x @ params["w"]) + jnp.sort(x, axis=1)
     return x
 
 
 def echo(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Answer nearly all that it is asked."""
+    """Return nearly all of the input."""
     return x[:ECHO_ANSWER_BYTES]
 
 
 def large(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Have much memory in parameters."""
+    """Use large parameters."""
     return x + params["w"].sum()
 
 
@@ -100,9 +100,9 @@ def fill(root: Path) -> None:
 
 
 def export_adder(path: Path, value: float, *, bytes_besides: int = 0, computation: int = 0) -> Path:
-    """Export x FP32[2] -> y = x + value, perhaps with parameters that add nothing.
+    """Export x FP32[2] -> y = x + value, optionally with parameters that add nothing.
 
-    Models of different `computation` share no program.
+    Models with different `computation` share no program.
     """
     params = {"v": np.full(1, value, np.float32)}
     if bytes_besides:
@@ -129,7 +129,7 @@ def _export(fn: Any, params: object, inputs: Any, path: Path, max_batch_size: in
 
 
 def _add_configured(root: Path) -> None:
-    """Add a model directory whose configuration has another name, and a schema beside it."""
+    """Add a model whose configuration names another model, and schema files for it."""
     export_adder(root / "configured/1", 4)
     tensor = {"data_type": "TYPE_FP32", "dims": [2]}
     config = {
@@ -155,7 +155,7 @@ def _add_single_file(root: Path) -> None:
 
 
 def _add_broken(root: Path) -> None:
-    """Add models that cannot be loaded, each for a reason of its own."""
+    """Add models that fail to load, each for a different reason."""
     directory = export_adder(root / "corrupt/1", 6)
     for file in directory.glob("*.jaxexp"):
         data = bytearray(file.read_bytes())
@@ -166,28 +166,28 @@ def _add_broken(root: Path) -> None:
 
 
 def addition(*x: float, name: str = "", **more: Any) -> Any:
-    """Make a request to one of the adders."""
+    """Return a request for one of the adders."""
     return _request(name, "x", "FP32", np.array(x or (0, 0), np.float32), **more)
 
 
 def sums(response: Any) -> list[float]:
-    """Read what an adder answered."""
+    """Return an adder's output."""
     values: list[float] = np.frombuffer(response.raw_output_contents[0], np.float32).tolist()
     return values
 
 
 def spinning(seconds: float) -> Any:
-    """Make a request to `spin` that takes about so long."""
+    """Return a request for `spin` that takes about this long."""
     return _request("", "n", "INT32", np.array([SPINS_PER_SECOND * seconds], np.int32))
 
 
 def deep_rows(rows: int = 1) -> Any:
-    """Make a request to `slow`."""
+    """Return a request for `slow`."""
     return _request("", "x", "FP32", np.zeros((rows, 8), np.float32))
 
 
 def octets(count: int) -> Any:
-    """Make a request to `echo`, which takes ECHO_BYTES."""
+    """Return a request for `echo`, which expects ECHO_BYTES."""
     return _request("", "x", "UINT8", np.zeros(count, np.uint8))
 
 

@@ -1,4 +1,4 @@
-"""A model that takes its time: each row is multiplied again and again, and none sees another."""
+"""A slow model that multiplies each row again and again, independently of the others."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ WIDTH = 128
 
 
 def export_slow(root: Path, name: str, loops: int, *, add: float = 1.0, version: int = 1) -> Path:
-    """Write a version that adds a number to its input after so many products.
+    """Export a version that adds a number to its input after `loops` matrix products.
 
-    A thousand of them take some tens of milliseconds.
+    A thousand loops take some tens of milliseconds.
     """
 
     def slow(params: Any, x: jax.Array) -> jax.Array:
-        # The products are of a permutation: they change nothing, which XLA does not know.
+        # The matrix is a permutation, so the products change nothing, but XLA cannot know.
         turned = jax.lax.fori_loop(0, loops, lambda _, v: jnp.tanh(v @ params["w"]), x)
         answer: jax.Array = x + params["add"] + 0 * turned
         return answer
@@ -38,7 +38,7 @@ def export_slow(root: Path, name: str, loops: int, *, add: float = 1.0, version:
 
 
 def rows(value: float, count: int = 1) -> dict[str, Any]:
-    """Return a request over REST for so many rows of a number."""
+    """Return a REST request with `count` rows of a value."""
     data = [value] * (count * WIDTH)
     tensor = {"name": "x", "datatype": "FP32", "shape": [count, WIDTH], "data": data}
     return {"inputs": [tensor]}

@@ -1,4 +1,4 @@
-"""Many models through a runtime with room for few, by clients that cancel: what is left of them."""
+"""Soak test: many models, a runtime with memory for few, and clients that cancel."""
 
 import asyncio
 import random
@@ -21,18 +21,18 @@ from xlaserve.settings import Settings
 
 MODELS = 200
 ROOM = 20
-"""How many of them fit."""
+"""Number of models that fit in memory."""
 
 _VARIANTS = 20
-"""Different models among them: a request that another model answers is found out."""
+"""Number of distinct models, so that answers from a wrong model are detected."""
 _LOAD_THREADS = 2
 _CLIENTS = 6
 _LONGEST = 20
-"""How many times its length a soak may take."""
+"""Maximum duration of a soak, as a multiple of the requested duration."""
 _WARM_PART = 0.1
-"""Part of the time after which the memory of the process counts as what it needs."""
+"""Fraction of the time after which the process is considered warm."""
 
-# How often, of the times that there is a choice.
+# Probabilities of random choices.
 _ANY_MODEL = 0.2  # else one that is loaded
 _CANCELLED_LOAD = 0.2
 _GREEDY_LOAD = 0.1  # without room for it
@@ -43,7 +43,7 @@ _ASKED_WHEN_GONE = 0.5
 
 @dataclass
 class Report:
-    """What happened, and what is left."""
+    """Counters and violations of a soak."""
 
     seconds: float
     capacity_bytes: int
@@ -51,12 +51,12 @@ class Report:
     after: Held | None = None
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
-    """What must never be, in words."""
+    """Violated invariants, in words."""
     most_bytes: int = 0
-    """The largest sum of the sizes of what the mesh held to be in memory."""
+    """Maximum total size of the models that the mesh considered loaded."""
     most_booked_bytes: int = 0
     warm_bytes: int = 0
-    """Resident memory of the process after some time, and at the end."""
+    """Resident memory of the warm process, and at the end."""
     end_bytes: int = 0
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ class Report:
 
 
 async def soak(seconds: float, folder: Path, seed: int = 0, least_loads: int = 0) -> Report:
-    """Run a server in this process on a port and a unix socket, and clients on both of them.
+    """Run a server in this process, on a port and a Unix socket, and clients of both.
 
-    The folder is empty and may be written to. Where the machine is too busy for `least_loads` in
-    that time it takes longer, but not for ever.
+    `folder` must be empty and writable. A busy machine may take longer to reach `least_loads`,
+    up to a limit.
     """
     jax_runtime.start("cpu")
     values = _export(folder / "models")
@@ -94,7 +94,7 @@ async def soak(seconds: float, folder: Path, seed: int = 0, least_loads: int = 0
 
 
 def _export(root: Path) -> dict[str, int]:
-    """Make every model, each a computation of its own; return what each of them adds."""
+    """Export every model with its own computation; return the number that each one adds."""
     values = {f"model-{number}": number % _VARIANTS for number in range(MODELS)}
     for number, (model, value) in enumerate(values.items(), start=1):
         export_adder(root / model / "1", value, computation=number)
@@ -131,13 +131,13 @@ async def _server(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """A model that is loaded; another one after each load."""
+    """One load of a model; each load gets a new object."""
 
     size_bytes: int
 
 
 class _Sidecar:
-    """A cache of models as a mesh keeps it: the least recently used one makes room."""
+    """An LRU cache of models, as in a mesh."""
 
     def __init__(
         self,
@@ -154,17 +154,17 @@ class _Sidecar:
         self._random = chance
         self._models = list(values)
         self._loaded: dict[str, _Copy] = {}
-        """The least recently used one first."""
+        """Loaded models, least recently used first."""
         self._coming: dict[str, int] = {}
-        """Id -> bytes that are predicted."""
+        """Predicted size of each loading model."""
         self._going: dict[str, int] = {}
-        """Id -> bytes that are not free yet."""
+        """Size of each unloading model."""
         self._gone: dict[str, object] = {}
-        """Id -> the unload that was OK, while nobody loads it again."""
+        """Marks each model whose unload succeeded, until somebody loads it again."""
         self._loads = asyncio.Semaphore(_LOAD_THREADS)
 
     async def run(self, seconds: float, root: Path, least_loads: int) -> None:
-        """Ask, load and unload for so long, and until there were so many loads."""
+        """Run the clients for this long, or longer until there were enough loads."""
         begun = time.monotonic()
 
         def is_over() -> bool:
@@ -178,7 +178,7 @@ class _Sidecar:
             group.create_task(self._watch(is_over, begun + _WARM_PART * seconds))
 
     async def end(self) -> None:
-        """Unload one half, and start again as a mesh that knows nothing of the other."""
+        """Unload half of the models, then reconnect as a mesh that does not know the rest."""
         for model in self._models[::2]:
             await self._unload(model)
         await self._meshes[0].status()
@@ -200,7 +200,7 @@ class _Sidecar:
         self._report.counts[what] += 1
 
     async def _watch(self, is_over: Callable[[], bool], warm: float) -> None:
-        """Look at the sums, as often as the loop comes around."""
+        """Check the memory totals continuously."""
         report, process = self._report, psutil.Process()
         while not is_over():
             total = self._loaded_bytes + sum(self._going.values())
@@ -234,10 +234,10 @@ class _Sidecar:
     # --- requests ---
 
     async def _ask(self, model: str) -> None:
-        """Send a request, perhaps without the patience for its answer; check the answer."""
+        """Send a request, sometimes with a short timeout or cancelled; check the answer."""
         gone, copy = self._gone.get(model), self._loaded.pop(model, None)
         if copy is not None:
-            self._loaded[model] = copy  # the most recently used one now
+            self._loaded[model] = copy  # most recently used now
         chosen = self._random.random()
         timeout = self._random.uniform(1e-4, 3e-3) if chosen < _LATE_REQUEST else None
         x = self._random.randrange(1000)
@@ -273,7 +273,7 @@ class _Sidecar:
     # --- management ---
 
     async def _load(self, model: str, path: Path) -> None:
-        """Make room and load, perhaps without room, perhaps without the patience for it."""
+        """Evict and load; sometimes skip the eviction, sometimes cancel the load."""
         greedy = self._random.random() < _GREEDY_LOAD
         predicted = (await self._mesh.predict(model, path)).sizeInBytes
         self._count("predictions")
@@ -319,7 +319,7 @@ class _Sidecar:
         return 0
 
     async def _unload(self, model: str) -> None:
-        """Unload, which has to be OK, and ask once more, which must not be."""
+        """Unload, which must succeed; sometimes send a request, which must then fail."""
         copy = self._loaded.pop(model, None)
         self._going[model] = copy.size_bytes if copy else 0
         status, text = await outcome(self._mesh.unload(model))

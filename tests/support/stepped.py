@@ -1,4 +1,4 @@
-"""A stepped model, exported: it counts, and keeps a sum and random numbers in its state."""
+"""A stepped model that counts, with a sum and a random key in its state."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ INPUTS = {"start": ("INT32", [1]), "count": ("INT32", [1])}
 
 
 def begin(params: Any, start: jax.Array, count: jax.Array) -> Any:
-    """Return a state with all that a pytree may have: a key too, and an array that was no array."""
+    """Return an initial state with every kind of pytree leaf, including a key and a scalar."""
     return {
         "next": start,
         "sums": (jnp.zeros(2, jnp.float32),),
@@ -23,7 +23,7 @@ def begin(params: Any, start: jax.Array, count: jax.Array) -> Any:
 
 
 def step(params: Any, state: Any, start: jax.Array, count: jax.Array) -> Any:
-    """Answer the number, the sum of all so far times a parameter, and a random number."""
+    """Return the number, the scaled sum of all numbers so far, and a random number."""
     key, use = jax.random.split(state["key"])
     sums = state["sums"][0] + state["next"].astype(jnp.float32) * params["scale"]
     left = state["left"] - 1
@@ -40,7 +40,7 @@ PARAMS = {"scale": np.array([1, 2], np.float32)}
 
 
 def export_counter(path: Path, **fields: Any) -> Path:
-    """Write it as a version directory; `fields` of ExportableStream that differ."""
+    """Export the counter; `fields` override those of ExportableStream."""
     given: dict[str, Any] = {"params": PARAMS, "inputs": INPUTS, "begin": begin}
     given |= fields
     return export_stream(given.pop("step", step), path=path, **given)

@@ -1,5 +1,4 @@
-"""The four stock clients of Triton behind one way to call them: gRPC and HTTP, with and without
-asyncio."""
+"""A common interface to Triton's four stock clients: gRPC and HTTP, blocking and asyncio."""
 
 import asyncio
 import inspect
@@ -22,7 +21,7 @@ KINDS = ("grpc", "http", "grpc.aio", "http.aio")
 
 
 class Stock:
-    """One of the clients; every method is awaited, whether it blocks or not."""
+    """One of the clients; all methods are coroutines."""
 
     def __init__(self, kind: str, client: Any, threads: ThreadPoolExecutor) -> None:
         self.kind = kind
@@ -31,7 +30,7 @@ class Stock:
         self.module: ModuleType = tritonclient.grpc if "grpc" in kind else tritonclient.http
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the client, in a thread where it blocks."""
+        """Call a method of the client, on a thread if it blocks."""
         call = getattr(self.client, method)
         if self.kind.endswith("aio"):
             found = call(*args, **kwargs)
@@ -43,15 +42,15 @@ class Stock:
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     def input(self, *args: Any) -> Any:
-        """Make an InferInput."""
+        """Create an InferInput."""
         return self.module.InferInput(*args)
 
     def output(self, name: str, **kwargs: Any) -> Any:
-        """Make an InferRequestedOutput."""
+        """Create an InferRequestedOutput."""
         return self.module.InferRequestedOutput(name, **kwargs)
 
     async def fault(self, method: str, *args: Any, **kwargs: Any) -> str:
-        """Return the text of the error of a call, which must fail."""
+        """Return the error message of a call that must fail."""
         try:
             await self.ask(method, *args, **kwargs)
         except InferenceServerException as error:
@@ -61,7 +60,7 @@ class Stock:
 
 @asynccontextmanager
 async def stock_client(kind: str, server: RunningServer) -> AsyncIterator[Stock]:
-    """Connect a stock client to a server for the length of a block."""
+    """Connect a stock client for the duration of a block."""
     module = {
         "grpc": tritonclient.grpc,
         "http": tritonclient.http,
@@ -69,7 +68,7 @@ async def stock_client(kind: str, server: RunningServer) -> AsyncIterator[Stock]
         "http.aio": tritonclient.http.aio,
     }[kind]
     url = server.url if "grpc" in kind else server.http
-    # That of HTTP without asyncio belongs to the thread that made it.
+    # The blocking HTTP client must be used from the thread that created it.
     with ThreadPoolExecutor(1 if kind == "http" else 4) as threads:
         if kind.endswith("aio"):
             client = module.InferenceServerClient(url)

@@ -1,4 +1,4 @@
-"""Models for several devices, and caches that are filled for devices which are not there."""
+"""Models for several devices, and compilation caches for devices that are not attached."""
 
 import json
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ SHARDED: Mapping[str, Mapping[str, str]] = {
     "sharded": _SPREAD,
     "meshed": {**_SPREAD, "mesh": "data=2,model={half}"},
 }
-"""The parameters of configurations, by model."""
+"""Parameters of the configurations, by model."""
 
 
 def warm(cache: Path, target: str, count: int, *paths: Path, flags: str = "") -> list[Compiled]:
-    """Fill a cache as `xlaserve warm` does."""
+    """Fill a cache like `xlaserve warm`."""
     plan = WarmingPlan(str(cache), 1 << 30, flags)
     jobs = [
         Job(
@@ -43,7 +43,7 @@ def keys(cache: Path) -> list[dict[str, Any]]:
 
 
 def export_sharded(root: Path, count: int) -> dict[str, Path]:
-    """Export a perceptron for so many devices, in each placement, with three batch sizes and 4."""
+    """Export a perceptron for `count` devices in each placement, with three batch sizes."""
     random = np.random.default_rng(0)
     params = {
         "w1": random.standard_normal((64, 128)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""The tiny language model with a tokenizer of 32 tokens and a chat template, to talk to."""
+"""The tiny language model with a 32-token tokenizer and a chat template."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CONFIG = {"slots": "4", "windows": "64", "chunk": "8"}
 
 
 def export(path: Path, *, max_length: int = tiny_language.LENGTH, **config: str) -> Path:
-    """Export the model into `path`/1, and its configuration beside that."""
+    """Export the model into `path`/1, and write its configuration."""
     tiny_language.export(path / "1", max_length=max_length)
     tokenizer().save(str(path / "1" / "tokenizer.json"))
     (path / "1" / "tokenizer_config.json").write_text(
@@ -30,7 +30,7 @@ def export(path: Path, *, max_length: int = tiny_language.LENGTH, **config: str)
 
 
 def tokenizer() -> Tokenizer:
-    """Return a tokenizer with a token for each letter; the one that stops is tiny_language's."""
+    """Return a tokenizer with one token per letter, and the stop token of tiny_language."""
     names = [*SPECIAL, *LETTERS]
     assert len(names) == tiny_language.VOCAB
     assert names[tiny_language.STOP] == "</s>"
@@ -42,10 +42,10 @@ def tokenizer() -> Tokenizer:
 
 
 def tokens_of(text: str) -> list[int]:
-    """Return the tokens of a text of letters."""
+    """Encode a text of letters."""
     return [len(SPECIAL) + LETTERS.index(letter) for letter in text]
 
 
 def text_of(tokens: list[int]) -> str:
-    """Return the text of tokens, without special ones."""
+    """Decode tokens, without special ones."""
     return "".join(LETTERS[one - len(SPECIAL)] for one in tokens if one >= len(SPECIAL))

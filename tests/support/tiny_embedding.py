@@ -1,4 +1,4 @@
-"""A tiny model of embeddings in plain JAX, and what it answers, computed by NumPy."""
+"""A tiny embedding model in plain JAX, and its expected answers, computed with NumPy."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -19,7 +19,7 @@ from xlaserve import export_model
 VOCAB, SIZE = 32, 8
 LENGTHS = (4, 8)
 BEGIN = 1
-"""The special token that the tokenizer puts before a text."""
+"""Special token that the tokenizer prepends to every text."""
 
 
 def table() -> NDArray[np.float32]:
@@ -27,20 +27,20 @@ def table() -> NDArray[np.float32]:
 
 
 def embed(params: Any, input_ids: Any, attention_mask: Any) -> Any:
-    """Return the mean of the rows of the real tokens: one more, or one other, changes it."""
+    """Return the mean embedding of the real tokens; any additional or wrong token changes it."""
     real = attention_mask[..., None].astype(jnp.float32)
     found = (params["table"][input_ids] * real).sum(axis=1)
     return {"embedding": found / real.sum(axis=1)}
 
 
 def expected(tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Return the embedding of token ids."""
+    """Return the expected embedding of token ids."""
     found: NDArray[np.float32] = table()[list(tokens)].mean(axis=0)
     return found
 
 
 def export(path: Path, **declared: Any) -> Path:
-    """Export the model into `path`/1, with a tokenizer and a configuration that declares it."""
+    """Export the model into `path`/1, with a tokenizer and the declaring configuration."""
     ids = ("INT32", [-1, "s"])
     export_model(
         embed,
@@ -60,7 +60,7 @@ def export(path: Path, **declared: Any) -> Path:
 
 
 def tokenizer() -> Tokenizer:
-    """Return a tokenizer of letters that begins every text with a special token."""
+    """Return a letter tokenizer that prepends a special token."""
     made = tiny_chat.tokenizer()
     made.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", BEGIN)]

@@ -1,4 +1,4 @@
-"""A tiny language model in plain JAX, whose parameters are random."""
+"""A tiny language model in plain JAX, with random parameters."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -40,7 +40,7 @@ def init_cache(params: Any, slots: int, length: int) -> Any:
 
 
 def _attended(query: Any, keys: Any, values: Any, positions: Any) -> Any:
-    """Attend from rows [n, heads, width] at positions to keys [n, heads, window, width]."""
+    """Attend from queries [n, heads, width] at positions to keys [n, heads, window, width]."""
     scores = jnp.einsum("nhd,nhwd->nhw", query, keys) / WIDTH**0.5
     seen = jnp.arange(keys.shape[2])[None, None, :] <= positions[:, None, None]
     chances = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
@@ -48,12 +48,12 @@ def _attended(query: Any, keys: Any, values: Any, positions: Any) -> Any:
 
 
 def _run(params: Any, cache: Any, window: Any, tokens: Any, positions: Any, slots: Any) -> Any:
-    """Compute rows of one token each, written to their slots first."""
+    """Write one token per row to its slot, then compute the rows."""
     x = params["embedding"][tokens] + params["position"].at[positions].get(mode="clip")
     following = []
     for layer, before in zip(params["layers"], cache, strict=True):
         q, k, v = ((x @ layer[name]).reshape(-1, HEADS, WIDTH) for name in "qkv")
-        # A scatter drops what is beyond the end; a slice would clamp it.
+        # A scatter drops positions beyond the end; a slice would clamp them.
         held = {
             "k": before["k"].at[slots, :, positions].set(k, mode="drop"),
             "v": before["v"].at[slots, :, positions].set(v, mode="drop"),
@@ -82,7 +82,7 @@ def export(path: Path, **changed: Any) -> Path:
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """Return what the model answers, computed by NumPy, whole for every token."""
+    """Return the expected answer, computed by NumPy from scratch for every token."""
     params, tokens = parameters(), list(prompt)
     while len(tokens) < len(prompt) + count:
         x = params["embedding"][tokens] + params["position"][: len(tokens)]

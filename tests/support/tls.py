@@ -1,4 +1,4 @@
-"""A TLS client that decides itself where its records end, and where its segments do."""
+"""A TLS client that controls where its records and segments end."""
 
 import asyncio
 import fcntl
@@ -16,7 +16,7 @@ _ANSWER_SECONDS = 20
 
 
 def write_certificate(authority: trustme.CA, folder: Path, *names: str) -> dict[str, str]:
-    """Write a certificate for localhost, or names; return the settings of who shows it."""
+    """Write a certificate for `names` (default localhost); return the server's TLS settings."""
     issued = authority.issue_cert(*names or ("localhost",))
     chain, key = folder / "chain.pem", folder / "key.pem"
     chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
@@ -25,7 +25,7 @@ def write_certificate(authority: trustme.CA, folder: Path, *names: str) -> dict[
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """Return the context of a client that speaks HTTP/2 to servers with such a certificate."""
+    """Return a client context for HTTP/2 that trusts the authority."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     context.set_alpn_protocols(["h2"])
@@ -33,7 +33,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 
 
 class TlsClient:
-    """One connection to a server in the same event loop."""
+    """A connection to a server in the same event loop."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         self._socket = connection
@@ -42,7 +42,7 @@ class TlsClient:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
 
     async def shake_hands(self) -> None:
-        """Agree on the keys."""
+        """Perform the TLS handshake."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -54,18 +54,18 @@ class TlsClient:
                 return
 
     def record(self, octets: bytes) -> bytes:
-        """Return a record that holds the octets, to be sent."""
+        """Return a TLS record with these bytes, without sending it."""
         assert self._tls.write(octets) == len(octets) <= 1 << 14
         return self._outgoing.read()
 
     def close_notify(self) -> bytes:
-        """Return the record that says that no more will be sent."""
+        """Return the close_notify record, without sending it."""
         with suppress(ssl.SSLWantReadError):
             self._tls.unwrap()
         return self._outgoing.read()
 
     async def send(self, *segments: bytes) -> None:
-        """Send bytes; each segment is read by the server before the next one is sent."""
+        """Send bytes; wait after each segment until the server has read it."""
         async with asyncio.timeout(_ANSWER_SECONDS):
             for segment in segments:
                 await self._loop.sock_sendall(self._socket, segment)
@@ -74,12 +74,12 @@ class TlsClient:
 
     @property
     def _unread_bytes(self) -> int:
-        """Return about how much the server has not read of what was sent; exactly, if nothing."""
+        """Return roughly how many sent bytes the server has not read; a zero is exact."""
         count = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(count, sys.byteorder)
 
     async def receive(self, is_all: Callable[[bytes], bool]) -> bytes:
-        """Return what the server has sent once it is all, or the connection is closed."""
+        """Return the bytes received once they are complete or the connection is closed."""
         received = b""
         async with asyncio.timeout(_ANSWER_SECONDS):
             while not is_all(received) and (octets := await self._read()):
@@ -99,7 +99,7 @@ class TlsClient:
 
 @asynccontextmanager
 async def connected(url: str, context: ssl.SSLContext) -> AsyncIterator[TlsClient]:
-    """Connect to `unix:path`, where it is known what was read, and shake hands."""
+    """Connect to `unix:path`, where the kernel tells what the server has read; shake hands."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         path = url.removeprefix("unix:")

@@ -1,4 +1,4 @@
-"""Small tokenizers, made by the package `tokenizers`, as files beside a model."""
+"""Small tokenizers, built with the package `tokenizers`, and saved next to a model."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 
 def byte_level(size: int = 400) -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """A byte-level tokenizer, as in GPT-2, Llama 3 and Qwen."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def byte_level(size: int = 400) -> Tokenizer:
 
 
 def byte_fallback(size: int = 500) -> Tokenizer:
-    """As Llama 2 and Mistral have it: what has no token is written in tokens of bytes."""
+    """A tokenizer with byte fallback for unknown characters, as in Llama 2 and Mistral."""
     made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     made.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -68,7 +68,7 @@ def byte_fallback(size: int = 500) -> Tokenizer:
         show_progress=False,
     )
     made.train_from_iterator([text for text in TEXTS if text.isascii()], trainer)
-    # Tokens of bytes are ordinary ones: a model writes text in them.
+    # Byte tokens are ordinary tokens: models write text with them.
     found = json.loads(made.to_str())
     found["added_tokens"] = [
         one for one in found["added_tokens"] if not one["content"].startswith("<0x")
@@ -77,7 +77,7 @@ def byte_fallback(size: int = 500) -> Tokenizer:
 
 
 def word_piece(size: int = 300) -> Tokenizer:
-    """As BERT has it."""
+    """A WordPiece tokenizer, as in BERT."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -91,7 +91,7 @@ def word_piece(size: int = 300) -> Tokenizer:
 
 
 def word_ends(size: int = 300) -> Tokenizer:
-    """As the first GPT had it: the last token of a word says so."""
+    """A tokenizer that marks the last token of each word, as in the first GPT."""
     made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.decoder = decoders.BPEDecoder("</w>")
@@ -106,7 +106,7 @@ def word_ends(size: int = 300) -> Tokenizer:
 
 
 def unigram(size: int = 300) -> Tokenizer:
-    """As T5 has it, whose vocabulary has special tokens among the others."""
+    """A unigram tokenizer whose special tokens are among the others, as in T5."""
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -122,7 +122,7 @@ def unigram(size: int = 300) -> Tokenizer:
 
 
 def words() -> Tokenizer:
-    """The simplest, without a decoder: spaces between its tokens."""
+    """A word tokenizer without a decoder: tokens are joined with spaces."""
     made = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
     made.add_special_tokens(list(SPECIAL))
@@ -134,8 +134,7 @@ OF_LETTERS = ("<unk>", BEGIN, START, STOP, "<pad>", END)
 
 
 def letters() -> Tokenizer:
-    """A token for each letter, as many as the tiny language model has; the last special one ends
-    its answers."""
+    """A letter tokenizer for the tiny language model; the last special token is the stop."""
     vocabulary = {name: number for number, name in enumerate((*OF_LETTERS, *LETTERS))}
     made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     made.decoder = decoders.Fuse()
@@ -150,7 +149,7 @@ KINDS = {
 
 
 def with_begin(made: Tokenizer) -> Tokenizer:
-    """Have the tokenizer put a special token before each text, as those of Llama do."""
+    """Make the tokenizer prepend a special token to each text, as Llama's do."""
     made.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, made.token_to_id(BEGIN))]
     )
@@ -165,7 +164,7 @@ def save(
     config: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a tokenizer and what belongs to it to a folder."""
+    """Write a tokenizer and its configuration to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
     known = {"bos_token": BEGIN, "eos_token": {"content": STOP, "special": True}}
@@ -177,6 +176,6 @@ def save(
 
 
 def reference(made: Tokenizer, ids: Iterable[int]) -> str:
-    """Return the text of tokens as the package makes it of all of them."""
+    """Return the text that the package decodes from all tokens together."""
     text: str = made.decode(list(ids), skip_special_tokens=True)
     return text

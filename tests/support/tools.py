@@ -1,4 +1,4 @@
-"""Foreign programs that tests run: where one is missing, a test is skipped, or fails in CI."""
+"""External programs that tests run: a missing one skips the test, or fails it in CI."""
 
 import os
 import shutil
@@ -12,13 +12,13 @@ _FALSE = ("", "0", "false", "no")
 
 
 def required(environment: Mapping[str, str]) -> bool:
-    """Tell whether a missing program fails a test: `REQUIRE_TOOLS` says, or `CI`."""
+    """Return whether missing programs fail tests: `REQUIRE_TOOLS` if set, else `CI`."""
     said = environment.get(REQUIRE) or environment.get("CI", "")
     return said.lower() not in _FALSE
 
 
 def missing(reason: str) -> NoReturn:
-    """End a test that cannot run: as skipped, or as failed where every tool is required."""
+    """Skip the test, or fail it if all tools are required."""
     if required(os.environ):
         pytest.fail(
             f"{reason}, and in CI every tool is required ({REQUIRE}=0 skips)", pytrace=False

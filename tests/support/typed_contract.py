@@ -1,6 +1,6 @@
-"""Classes of a client that knows the V2 contract without its raw fields, as MLServer documents it.
+"""Client message classes for the V2 contract without raw fields, as MLServer documents it.
 
-Such a client finds the elements of a tensor in `contents` alone.
+Such a client finds the elements of tensors only in `contents`.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ ModelInferResponse
   3 string id
   5 repeated InferOutputTensor outputs
 """
-"""Messages by name, each with its fields; maps of parameters are left out."""
+"""Messages and their fields; maps of parameters are omitted."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _PACKAGE = "contract"

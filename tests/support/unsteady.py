@@ -1,9 +1,8 @@
-"""A second run, alone, of each test that failed: one that passes then is unsteady.
+"""Reruns each failed test alone; a test that then passes is unsteady.
 
-Takes effect with `--unsteady FILE`, which tox.ini gives. A run with unsteady tests succeeds, and
-prints them with the outputs of both runs, unless they are more than `MOST` in a run of tox or of
-.ci/run, or one of them has been unsteady before, which the file says. A test that fails both
-times has failed.
+Enabled by `--unsteady FILE`, which tox.ini sets. A run with unsteady tests succeeds and prints them
+with the output of both runs. It fails if there are more than `MOST` in one run of tox or .ci/run,
+or if FILE says that one of them was unsteady before. A test that fails twice has failed.
 """
 
 import fcntl
@@ -22,12 +21,13 @@ from xml.etree import ElementTree
 import pytest
 
 MOST = 3
-"""Most unsteady tests of a run of tox or of .ci/run that succeeds."""
+"""Maximum number of unsteady tests in a successful run of tox or .ci/run."""
 RUN = "UNSTEADY_RUN"
-"""Environment variable that names that run, over its environments. Without it each run of pytest
-is one."""
+"""Environment variable that identifies this run across its environments. Without it, each pytest
+run counts on its own.
+"""
 REMEMBERED_SECONDS = 14 * 24 * 3600
-"""How long a test counts as unsteady before; long enough to mend its cause."""
+"""How long a test stays recorded as unsteady: long enough to fix the cause."""
 _HEADING = "UNSTEADY"
 _OTHERS = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
 _STARTING_SECONDS = 120
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the reports where they come together: in the process that starts those of xdist."""
+    """Watch reports in the main process, which gets those of all xdist workers."""
     if config.option.unsteady and not hasattr(config, "workerinput"):
         file = Path(config.option.unsteady).absolute()
         run = os.environ.get(RUN) or f"{os.getpid()}-{time.time_ns()}"
@@ -51,19 +51,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class Memory:
-    """A file with the tests that were unsteady, a line each."""
+    """A file that records unsteady tests, one per line."""
 
     file: Path
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what is remembered, oldest first."""
+        """Return the records that have not expired, oldest first."""
         if not self.file.exists():
             return []
         found = [json.loads(line) for line in self.file.read_text().splitlines()]
         return [one for one in found if time.time() - one["seconds"] < REMEMBERED_SECONDS]
 
     def add(self, tests: list[str], run: str) -> None:
-        """Remember tests, of a run."""
+        """Record unsteady tests of a run."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -74,14 +74,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What became of a test when it ran alone."""
+    """Result of rerunning a test alone."""
 
     has_passed: bool
     output: str
 
 
 class Unsteady:
-    """The failures of a session of pytest, and what became of each when it ran again."""
+    """The failures of a pytest session, and the results of their reruns."""
 
     def __init__(self, config: pytest.Config, memory: Memory, run: str) -> None:
         self._config = config
@@ -92,16 +92,18 @@ class Unsteady:
         self._verdict = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a failure as pytest counts them; a process that crashed is told in the same way."""
+        """Record a failure as pytest counts it; a crashed worker is reported in the same
+        way.
+        """
         if report.failed and not hasattr(report, "wasxfail"):
             self._failures.setdefault(report.nodeid, []).append(report)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Run the failures again, and let the session succeed where all of them are unsteady.
+        """Rerun the failures; the session succeeds if all of them are unsteady.
 
-        Not where something else has failed, such as a collection, nor where tests were left out
-        after the failure: then the session did not show that the others pass.
+        Does nothing if there were other errors, such as in collection, or if tests were
+        skipped after a failure: then nothing shows that the other tests pass.
         """
         if exitstatus != pytest.ExitCode.TESTS_FAILED or not self._is_whole(session):
             return
@@ -132,7 +134,7 @@ class Unsteady:
         return bool(counted) and counted == session.testsfailed and not stopped
 
     def _take_back(self, names: list[str]) -> None:
-        """Have the summary tell failures under a heading of their own."""
+        """Move these failures to a separate section of the summary."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None:
             return
@@ -167,14 +169,14 @@ class Unsteady:
                 yield f"--- {heading} ---"
                 yield text
 
-    # --- the second run ---
+    # --- Rerun -----------------------------------------------------------------------------------
 
     def _rerun(self, name: str) -> Rerun:
         limit = 2 * float(self._config.getini("faulthandler_timeout") or 0) + _STARTING_SECONDS
         with TemporaryDirectory() as directory:
             verdict, output = Path(directory, "verdict.xml"), Path(directory, "output.txt")
             command = [sys.executable, "-m", "pytest", *self._options(), f"--junitxml={verdict}"]
-            # A file: a process that the test leaves behind would hold a pipe open.
+            # Not a pipe: a process that the test leaves behind would hold it open.
             with output.open("wb") as file:
                 try:
                     ended = subprocess.run(
@@ -193,11 +195,11 @@ class Unsteady:
             return Rerun(has_passed, output.read_text(errors="replace"))
 
     def _options(self) -> Iterator[str]:
-        """Return the options of this run that say how a test runs, not which tests run."""
+        """Yield this run's options that affect how tests run, but not which tests."""
         option = self._config.option
-        # Those of the command line stand in place of the marks in `addopts`.
+        # Command-line options replace the marks in `addopts`.
         yield from ("-m", "", "--rootdir", str(self._config.rootpath))
-        # What a test that passes has printed, too.
+        # also print the output of a passing test
         yield "-rP"
         if self._config.inipath is not None:
             yield from ("-c", str(self._config.inipath))
@@ -209,7 +211,7 @@ class Unsteady:
             yield from ("--numprocesses", "0")
         if getattr(option, "timeout", None) is not None:
             yield from ("--timeout", str(option.timeout))
-        # The same choices at random: what fails for some of them fails again.
+        # Reuse the random seed: it may be the cause of the failure.
         if isinstance(seed := getattr(option, "randomly_seed", None), int):
             yield f"--randomly-seed={seed}"
 
@@ -219,9 +221,9 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_passed(verdict: Path) -> bool:
-    """Tell whether a report has a test that passed, and none that did anything else."""
+    """Return whether a report consists of passed tests only, and at least one."""
     if not verdict.exists():
-        return False  # the process ended within the test
+        return False  # the process died during the test
     suites = list(ElementTree.parse(verdict).getroot().iter("testsuite"))
     numbers = [
         [int(suite.get(key, -1)) for key in ("failures", "errors", "skipped")] for suite in suites

@@ -1,7 +1,7 @@
-"""A server in a process of its own, what it costs, and a client that must not suffer."""
+"""A server under attack, in its own process, and a client that must not suffer."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 import os
@@ -32,18 +32,18 @@ _STOP_SECONDS = 30
 
 @dataclass(frozen=True)
 class Target(Resident):
-    """The server that is attacked."""
+    """The server under attack."""
 
     url: str
 
     def cpu_seconds(self) -> float:
-        """Return what it has computed."""
+        """Return the CPU time of all its processes."""
         times = [one.cpu_times() for one in self.all]
         return float(sum(one.user + one.system for one in times))
 
 
 def export_models(folder: Path) -> None:
-    """Write `echo`, and `wide`, which answers a number with two megabytes."""
+    """Write the models `echo`, and `wide`, which returns two megabytes for a number."""
     xlaserve.export_model(
         lambda params, x: {"y": x},
         {},
@@ -63,7 +63,7 @@ def export_models(folder: Path) -> None:
 
 @contextmanager
 def target(folder: Path, *flags: str) -> Iterator[Target]:
-    """Serve the models of a folder, whose last entry becomes the log."""
+    """Serve the models of a folder; the log is written there."""
     log = folder / "log"
     arguments = ("serve", str(folder / "models"), "--grpc-endpoint", "port:0")
     with log.open("w") as written:
@@ -86,7 +86,7 @@ def target(folder: Path, *flags: str) -> Iterator[Target]:
 
 
 def _started(log: Path, process: "subprocess.Popen[bytes]", is_ready: str) -> tuple[str, list[int]]:
-    """Return the address once a server is ready, and the ids of its workers."""
+    """Wait until a server is ready; return its address and the ids of its workers."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         events: dict[str, list[dict[str, Any]]] = {}
@@ -102,14 +102,14 @@ def _started(log: Path, process: "subprocess.Popen[bytes]", is_ready: str) -> tu
 
 
 def infer_request(model: str, values: int) -> bytes:
-    """Write a request for one of the models."""
+    """Return a serialized request for one of the models."""
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * values)])
     request.inputs.add(name="x", datatype="FP32", shape=[1, values])
     return bytes(request.SerializeToString())
 
 
 class Victim:
-    """A client that calls `echo` every 20 ms, on a connection of its own."""
+    """A client that calls `echo` every 20 ms on its own connection."""
 
     def __init__(self, url: str) -> None:
         self.calls = 0
@@ -121,7 +121,7 @@ class Victim:
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Victim":
-        """Return once it was answered: it is there before the attackers are."""
+        """Wait for the first answer, so that the client is connected before the attackers."""
         self._thread.start()
         self._was_answered.wait(_STOP_SECONDS)
         return self
@@ -137,7 +137,7 @@ class Victim:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
-                    # A newcomer may be refused until those that were dropped are gone.
+                    # The server may refuse new connections until dropped ones are gone.
                     is_first = not self.calls
                     stub.ModelInfer(request, timeout=_STOP_SECONDS, wait_for_ready=is_first)
                 except grpc.RpcError as error:

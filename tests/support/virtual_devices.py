@@ -1,4 +1,4 @@
-"""Scripts in processes of their own: how many devices the CPU plays is decided when JAX starts."""
+"""Runs scripts in new processes, because JAX fixes the number of CPU devices at start."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def run_on_devices(script: Path, directory: Path, count: int) -> str:
-    """Run a script, with a directory and the number of its devices, to its end; return stdout."""
+    """Run a script, giving it a directory and a device count; return its stdout."""
     ran = subprocess.run(
         [sys.executable, str(script), str(directory), str(count)],
         env=os.environ

@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer as soon as nothing else is left to do."""
+"""An event loop whose clock jumps to the next timer when nothing else is left to do."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Advances the time by what it is asked to wait, and does not wait."""
+    """Advances the clock by the timeout instead of waiting."""
 
     now = 0.0
 
@@ -20,7 +20,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine that is given the clock of its loop, and does nothing but sleep."""
+    """Run a coroutine that only sleeps; it gets the loop's clock."""
     selector = _Selector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Random steps of a model beside what it is a model of, which are compared after each."""
+"""Random walks over a system and its model, which are compared after each step."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -6,12 +6,12 @@ from typing import Protocol, TypeVar
 
 
 class Walker(Protocol):
-    """A model that knows what has to hold."""
+    """A system with a model to compare it to."""
 
     random: Random
 
     def look(self) -> None:
-        """Compare; raises AssertionError."""
+        """Raise AssertionError if system and model differ."""
         ...
 
 
@@ -19,7 +19,7 @@ _Walker = TypeVar("_Walker", bound=Walker)
 
 
 def walk(model: _Walker, weights: Mapping[Callable[[_Walker], None], int], steps: int) -> _Walker:
-    """Take so many steps, each as often as its weight says, and return the model."""
+    """Take random steps with these weights and return the walker."""
     for _ in range(steps):
         (step,) = model.random.choices(list(weights), list(weights.values()))
         step(model)

@@ -1,4 +1,4 @@
-"""A clock of the wall that a test sets, in a server that is a process of its own."""
+"""A wall clock that a test sets, for servers in other processes."""
 
 import mmap
 import os
@@ -16,7 +16,7 @@ _SECONDS = struct.Struct("q")
 
 
 class Wall:
-    """Tells and sets the time of servers with these variables."""
+    """The wall clock of servers that run with `variables` in their environment."""
 
     def __init__(self, library: Path, file: Path, shared: mmap.mmap) -> None:
         self.variables: Mapping[str, str] = {"LD_PRELOAD": str(library), "MOVED_WALL": str(file)}
@@ -24,18 +24,18 @@ class Wall:
         self._moved = 0
 
     def jump(self, seconds: int) -> None:
-        """Set the clock forward, or back, for all that run."""
+        """Move the clock of all running servers by some seconds, which may be negative."""
         self._moved += seconds
         _SECONDS.pack_into(self._shared, 0, self._moved)
 
     def time(self) -> float:
-        """Return the time that the servers have."""
+        """Return the servers' current time."""
         return time.time() + self._moved
 
 
 @contextmanager
 def wall(directory: Path) -> Iterator[Wall]:
-    """Make a clock for servers; a test without a compiler is skipped, or fails in CI."""
+    """Build a clock for servers; without a C compiler the test is skipped, or fails in CI."""
     library, file = directory / "wall.so", directory / "moved"
     compiler = tools.program("cc", "gcc", "clang")
     flags = ("-O1", "-shared", "-fPIC", "-o", library)

@@ -1,4 +1,4 @@
-"""A client in memory that keeps to its windows, and checks that the server keeps to its own."""
+"""An in-memory client that obeys flow control, and checks that the server does."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -19,11 +19,11 @@ from support.memory_client import REQUEST, MemoryClient, Streaming, Unary
 from xlaserve.grpc.http2.frames import DEFAULT_WINDOW
 
 Sizes = Callable[[Random], int]
-"""Says how long the next frame is."""
+"""Returns the size of the next frame."""
 
 
 class Upload:
-    """What is to be sent on a stream."""
+    """The data to send on a stream."""
 
     def __init__(self, octets: bytes) -> None:
         self.octets = octets
@@ -32,10 +32,10 @@ class Upload:
 
 
 class WindowedClient(MemoryClient):
-    """Sends what the windows allow in frames of any size, and grants windows bit by bit.
+    """Sends within the windows in frames of random size, and grants windows in small steps.
 
-    Fails where the server grants too little, so that nothing could ever be sent again, or sends
-    more than it was granted (RFC 9113 6.9.1).
+    Fails if the server grants too little to ever continue, or sends more than it was granted
+    (RFC 9113 6.9.1).
     """
 
     def __init__(
@@ -47,29 +47,29 @@ class WindowedClient(MemoryClient):
         connection: int = 0,
         **limits: Any,
     ) -> None:
-        """`window` is what each stream takes before it is widened, `connection` what all do."""
+        """`window` is each stream's initial window, `connection` adds to the shared one."""
         super().__init__(route, greets=False, **limits)
         self._random = random
         self.window = DEFAULT_WINDOW
-        """What we may send on the connection."""
+        """What the client may send on the connection."""
         self.windows: dict[int, int] = {}
-        """And on each stream."""
+        """What the client may send on each stream."""
         self.granted = DEFAULT_WINDOW
         """What the server may send on the connection."""
         self.grants: dict[int, int] = {}
-        """And on each stream."""
+        """What the server may send on each stream."""
         self.bodies: dict[int, bytearray] = {}
         self.ends: set[int] = set()
         self.uploads: dict[int, Upload] = {}
         self.charged = 0
-        """Bytes of DATA that we have sent, with their padding."""
+        """Bytes of DATA sent, including padding."""
         self._step = window
         more = [window_update(0, connection)] if connection else []
         self.granted += connection
         self.exchange(PREFACE, settings((Setting.INITIAL_WINDOW_SIZE, window)), *more)
 
     def exchange(self, *parts: bytes | Frame) -> None:
-        """Send, in reads of any size, and take note of what comes back."""
+        """Send bytes in reads of random size and process the server's frames."""
         octets = b"".join(map(bytes, parts))
         frames = self.send_at_random(octets, self._random) if octets else self.taken()
         for frame in frames:
@@ -97,7 +97,7 @@ class WindowedClient(MemoryClient):
             self.ends.add(frame.stream)
 
     def open(self, stream: int, octets: bytes) -> None:
-        """Open a stream, and have so much to send on it."""
+        """Open a stream with this much data to send."""
         self.windows[stream] = self.limits.stream_window_bytes
         self.grants[stream] = self._step
         self.bodies[stream] = bytearray()
@@ -105,7 +105,7 @@ class WindowedClient(MemoryClient):
         self.exchange(headers(stream, REQUEST))
 
     def upload(self, sizes: Sizes, padding: int = 0) -> None:
-        """Send all there is, in turns; fail where the windows do not open again."""
+        """Send all uploads, interleaved; fail if the server never reopens the windows."""
         while waiting := {s: u for s, u in self.uploads.items() if not u.ended}:
             parts: list[Frame] = []
             for stream, upload in waiting.items():
@@ -137,7 +137,7 @@ class WindowedClient(MemoryClient):
                 return
 
     def download(self, step: int) -> None:
-        """Take all answers, a step of window at a time; fail where nothing comes of it."""
+        """Receive all answers, granting `step` bytes at a time; fail if nothing arrives."""
         self.exchange()
         while self.core.streams:
             open_ = sorted(self.core.streams)

@@ -1,4 +1,4 @@
-"""A client on HTTP/2 itself, for what a gRPC client would not send or would not show."""
+"""A low-level HTTP/2 client, for requests and observations that gRPC clients do not support."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ _ANSWER_SECONDS = 20
 
 
 def request_headers(path: str, *more: tuple[str, str], **changes: str) -> list[tuple[str, str]]:
-    """Return the headers of a call; pseudo-headers may be changed by name."""
+    """Return the request headers of a call; keywords change pseudo-headers."""
     plain = {
         ":method": "POST",
         ":scheme": "http",
@@ -30,17 +30,17 @@ def request_headers(path: str, *more: tuple[str, str], **changes: str) -> list[t
 
 
 def base64_unpadded(value: str) -> str:
-    """Write the value of a header that ends in -bin."""
+    """Encode the value of a header whose name ends in -bin."""
     return base64.b64encode(value.encode()).decode().rstrip("=")
 
 
 def framed(message: bytes) -> bytes:
-    """Put the length in front of a message."""
+    """Prefix a message with its gRPC frame header."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class Wire:
-    """One connection."""
+    """A client connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -54,37 +54,37 @@ class Wire:
         self.h2.initiate_connection()
         self.flush()
         self.events: list[Any] = []
-        """What has come and was not asked for yet."""
+        """Events received but not yet consumed."""
         self.acknowledges = True
-        """Whether windows are widened for the data that comes."""
+        """Whether to send WINDOW_UPDATE for received data."""
 
     def flush(self) -> None:
-        """Send what is due."""
+        """Send pending output."""
         self.writer.write(self.h2.data_to_send())
 
     def open(self, headers: Headers) -> int:
-        """Start a call and leave it open; return its stream."""
+        """Start a call and leave it open; return its stream id."""
         stream: int = self.h2.get_next_available_stream_id()
         self.h2.send_headers(stream, headers)
         self.flush()
         return stream
 
     def send(self, headers: Headers, message: bytes = b"") -> int:
-        """Make a call with one message; return its stream."""
+        """Make a call with one message; return its stream id."""
         stream = self.open(headers)
         self.h2.send_data(stream, framed(message), end_stream=True)
         self.flush()
         return stream
 
     def send_nothing(self, headers: Headers) -> int:
-        """Make a call that ends without a message; return its stream."""
+        """Make a call that ends without a message; return its stream id."""
         stream = self.open(headers)
         self.h2.end_stream(stream)
         self.flush()
         return stream
 
     async def until(self, kind: type[Any], stream: int | None = None) -> Any:
-        """Return the next event of a kind, and of a stream."""
+        """Return the next event of this type, and of this stream if given."""
         async with asyncio.timeout(_ANSWER_SECONDS):
             while (event := self._take(kind, stream)) is None:
                 data = await self.reader.read(65536)
@@ -104,7 +104,7 @@ class Wire:
         return None
 
     async def trailers(self, stream: int) -> dict[str, str]:
-        """Return the headers with which a call ends."""
+        """Return the trailers of a call."""
         await self.until(h2.events.StreamEnded, stream)
         blocks = [
             event
@@ -115,7 +115,7 @@ class Wire:
         return dict(blocks[-1].headers)
 
     async def ping(self) -> None:
-        """Send a PING and wait for its answer: what was sent before it has come by then."""
+        """Send a PING and await its acknowledgement; earlier answers have then arrived."""
         self.h2.ping(b"xlaserve")
         self.flush()
         await self.until(h2.events.PingAckReceived)
@@ -130,7 +130,7 @@ class _Recorded:
 
 
 def sent(headers: Headers, message: bytes = b"", *, whole: bool = True) -> bytes:
-    """Return what a client sends for one call on a new connection; or for its headers alone."""
+    """Return a client's bytes for one call (or its headers only) on a new connection."""
     recorded: Any = _Recorded()
     wire = Wire(asyncio.StreamReader(), recorded)
     if whole:
@@ -143,7 +143,7 @@ def sent(headers: Headers, message: bytes = b"", *, whole: bool = True) -> bytes
 
 @asynccontextmanager
 async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
-    """Connect to `host:port` or `unix:path`; over TLS to a server that is called localhost."""
+    """Connect to `host:port` or `unix:path`; with TLS, the server must be named localhost."""
     name = None if tls is None else "localhost"
     if url.startswith("unix:"):
         path = url.removeprefix("unix:")
@@ -160,5 +160,5 @@ async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[
 
 
 def size_of_headers(headers: Headers) -> int:
-    """Return the size of a header list as its limit counts it (RFC 9113, 10.5.1)."""
+    """Return the size of a header list as defined for its limit (RFC 9113, 10.5.1)."""
     return sum(len(name.encode()) + len(value.encode()) + 32 for name, value in headers)
