@@ -1,4 +1,4 @@
-"""What the tests of the model runtime share: models, and a server that a mesh drives."""
+"""Fixtures for model runtime tests: models, and a server driven by a mesh."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,21 +17,21 @@ from xlaserve.settings.choices import ModelControlMode
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> shelf.Shelf:
-    """Every model of the shelf; none is in the server's repository."""
+    """All models of the shelf, outside the server's repository."""
     return shelf.Shelf(made_once(tmp_path_factory, "shelf", shelf.fill))
 
 
-# What a mesh is answered does not depend on the kind of its endpoint, and all others ask a port.
-# test_model_runtime_ids.py is asked at a port by `slow` too.
+# Answers do not depend on the kind of endpoint, and all other tests use a port. `slow` runs
+# test_model_runtime_ids.py on a port as well.
 @pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.large)])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A unix socket, as deploy/modelmesh has it; and a free port, where large tests run too."""
+    """A Unix socket, as in deploy/modelmesh; `large` runs use a free port as well."""
     return endpoint_at(request.param, tmp_path)
 
 
 @pytest.fixture
 def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> StartRuntime:
-    """Run a server on an empty repository, which listens at the endpoint of the test."""
+    """Run a server on an empty repository, listening at the test's endpoint."""
     repository = tmp_path / "repository"
     repository.mkdir()
 
@@ -55,13 +55,13 @@ def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> S
 
 @pytest.fixture
 async def runtime(start: StartRuntime) -> AsyncIterator[Runtime]:
-    """A server with the default settings."""
+    """A server with default settings."""
     async with start() as running:
         yield running
 
 
 @pytest.fixture
 def compilations() -> Iterator[list[str]]:
-    """Collect the names of what XLA compiles while a test runs; may be cleared."""
+    """Collect the names of the functions XLA compiles during a test; the list may be cleared."""
     with noted_compilations() as names:
         yield names

@@ -1,7 +1,7 @@
-"""A server whose devices compute on their own, through the front door; the CPU plays them."""
+"""A whole server with accelerator scheduling; CPU devices are declared to be accelerators."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ ON_ALL = '{"parameters": {"devices": {"string_value": "all"}}}'
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model that gains from batches and one that has none, on both devices."""
+    """A batched and an unbatched model, both on all devices."""
     root = tmp_path_factory.mktemp("models")
     weights = np.random.default_rng(0).standard_normal((COLUMNS, COLUMNS)).astype(np.float32)
     for name, batch in (("batched", 8), ("single", 0)):

@@ -1,4 +1,4 @@
-"""Who may do what, tried on every door: each operation, over each protocol, by each caller."""
+"""Access rules for every operation, over each protocol, by each caller."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ from xlaserve.settings.choices import Http2Engine
 from xlaserve_proto.mmesh import LoadModelRequest
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,7 +47,7 @@ OF_ALL = [operation.value for operation in PERMITTED]
 
 @dataclass(frozen=True)
 class Who:
-    """One caller of the rules, and what it shows."""
+    """A caller in the access rules, with its token."""
 
     name: str
     token: str
@@ -61,7 +61,7 @@ class Who:
 ALLOWED = {
     operation: Who(operation.value, new_token(), (operation.value,)) for operation in PERMITTED
 }
-"""A caller that may do one thing, for each thing."""
+"""For each operation, a caller that may do nothing else."""
 OTHERS = {
     operation: Who(
         f"not {operation.value}",
@@ -69,14 +69,14 @@ OTHERS = {
         tuple(
             other
             for other in OF_ALL
-            # These include readiness.
+            # readiness is implied by these
             if other != operation.value
             and not (operation is Operation.READINESS and other in ("infer", "metadata"))
         ),
     )
     for operation in PERMITTED
 }
-"""A caller that may do everything but one thing, for each thing."""
+"""For each operation, a caller that may do everything else."""
 NOBODY = Who("", "", ())
 WRONG = Who("", "xla_wrong", ())
 
@@ -89,7 +89,7 @@ def rules(*more: dict[str, Any]) -> str:
     return json.dumps({"caller": [*callers, *more]})
 
 
-# --- the doors ---------------------------------------------------------------------------------
+# --- RPCs and routes -----------------------------------------------------------------------------
 
 
 def every_route() -> list[Route]:
@@ -141,7 +141,7 @@ async def _place(
 
 
 async def load_for_mesh(server: RunningServer) -> None:
-    """Load the one model as a mesh does: others may have unloaded it."""
+    """Load the model as a mesh does, in case another test has unloaded it."""
     who = ALLOWED[Operation.RUNTIME]
     asked = bytes(LoadModelRequest(model_id="fp32", model_type="identity", model_path="fp32"))
     async with connect_grpc(server.url) as wire:
@@ -150,7 +150,7 @@ async def load_for_mesh(server: RunningServer) -> None:
 
 
 async def ask_grpc(wire: Wire, path: str, who: Who, body: bytes = b"") -> tuple[str, str]:
-    """Return the status and the text that a request is answered with."""
+    """Return the gRPC status and message of a request."""
     stream = wire.send(request_headers(path, *who.headers), body)
     block: Any = await wire.until(h2.events.ResponseReceived, stream)
     fields = dict(block.headers)
@@ -219,7 +219,7 @@ async def test_every_route_asks_for_its_permission(place: Place, route: Route) -
 
 @only_own_engine
 async def test_files_of_the_page_are_for_everybody(place: Place) -> None:
-    """A browser shows no token before a page has asked for one."""
+    """A browser has no token before a page has asked for one."""
     files = [route for route in ROUTES if route.operation in OPEN]
     answers = [await ask_http(place.http, route, NOBODY) for route in files]
 
@@ -227,7 +227,7 @@ async def test_files_of_the_page_are_for_everybody(place: Place) -> None:
     assert {200} == {answer.status for answer in answers}
 
 
-# --- what unknown callers learn -----------------------------------------------------------------
+# --- What unknown callers learn ------------------------------------------------------------------
 
 
 def infer_body(model: str) -> bytes:
@@ -252,7 +252,7 @@ async def test_a_model_that_is_there_and_one_that_is_not_are_refused_alike(
 
 @only_own_engine
 async def test_nothing_over_http_tells_what_is_there(place: Place) -> None:
-    """Neither a path, nor a model, nor a method, nor a body: all are answered alike."""
+    """The same answer for any path, model, method and body."""
     asked = [
         ("POST", "/v2/models/fp32/infer"),
         ("POST", "/v2/models/none/infer"),
@@ -274,7 +274,7 @@ async def test_nothing_over_http_tells_what_is_there(place: Place) -> None:
 
 
 async def test_health_for_anyone_names_no_model(tmp_path: Path) -> None:
-    """Neither the one that is asked for, nor all of them; to whom may infer it does."""
+    """Without permission, health of a model and the list of models are hidden."""
     identity_models.write(tmp_path / "models", "fp32", "FP32")
     file = tmp_path / "rules.json"
     file.write_text(rules({"name": "anyone", "anyone": True, "allow": ["health"]}))
@@ -296,11 +296,11 @@ async def test_health_for_anyone_names_no_model(tmp_path: Path) -> None:
     assert found[""][1][1].replace("fp32", "none") == found[""][2][1]
 
 
-# --- credentials of connections -----------------------------------------------------------------
+# --- Connection credentials ----------------------------------------------------------------------
 
 
 async def test_the_user_of_a_unix_socket_is_a_caller(tmp_path: Path) -> None:
-    """As a mesh is: it shows nothing."""
+    """Like a mesh, it needs no token."""
     (tmp_path / "models").mkdir()
     file = tmp_path / "rules.json"
     found = []
@@ -399,14 +399,14 @@ async def test_a_certificate_is_a_caller_over_every_protocol(tmp_path: Path) -> 
     assert {"a": ("0", 200), "b": (PERMISSION_DENIED, 403), "c": (UNAUTHENTICATED, 401)} == found
 
 
-# --- other rules --------------------------------------------------------------------------------
+# --- Reloading rules -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("because", ["SIGHUP", "a file changed"])
 async def test_new_rules_hold_for_connections_that_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, because: str
 ) -> None:
-    """Wrong ones do not, and the log says so."""
+    """Invalid rules are logged and not applied."""
     if because == "a file changed":
         monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
     (tmp_path / "models").mkdir()
@@ -437,12 +437,12 @@ async def test_new_rules_hold_for_connections_that_are_open(
     assert ["0", "0", UNAUTHENTICATED, "0"] == found
 
 
-# --- the fast paths -----------------------------------------------------------------------------
+# --- Fast paths ----------------------------------------------------------------------------------
 
 
 @only_own_engine
 async def test_a_fast_path_asks_every_time(place: Place) -> None:
-    """Whatever the request before it on its connection had, in one header block or another."""
+    """Regardless of the previous requests and their header blocks."""
     who, other = ALLOWED[Operation.INFER], OTHERS[Operation.INFER]
     order = [who, who, NOBODY, who, WRONG, other, who, NOBODY]
     body = json.dumps(
@@ -488,11 +488,11 @@ async def test_a_token_in_another_form_is_none(
     assert (UNAUTHENTICATED, 401) == (status, answer.status)
 
 
-# --- quotas -------------------------------------------------------------------------------------
+# --- Quotas --------------------------------------------------------------------------------------
 
 
 async def test_quotas_are_told_with_when_to_come_again(tmp_path: Path) -> None:
-    """A stream counts by its requests, not itself."""
+    """A stream counts by its requests, not as a request itself."""
     identity_models.write(tmp_path / "models", "fp32", "FP32")
     token = new_token()
     quota = {"requests_per_second": 0.001, "burst": 3}
@@ -530,11 +530,11 @@ async def test_quotas_are_told_with_when_to_come_again(tmp_path: Path) -> None:
     assert 900 < int(answer.headers["retry-after"]) <= 1000
 
 
-# --- restrictions -------------------------------------------------------------------------------
+# --- Restrictions --------------------------------------------------------------------------------
 
 
 async def test_restrictions_hold_by_their_groups(tmp_path: Path) -> None:
-    """In the words of Triton, and for SageMaker too."""
+    """With Triton's restriction groups, and for SageMaker's routes, too."""
     identity_models.write(tmp_path / "models", "fp32", "FP32")
     running = serving(
         tmp_path,
@@ -583,13 +583,13 @@ async def test_restrictions_hold_by_their_groups(tmp_path: Path) -> None:
     assert "This API is restricted, expecting header 'admin'" == answers[1].error
 
 
-# --- hosts and origins --------------------------------------------------------------------------
+# --- Hosts and origins ---------------------------------------------------------------------------
 
 APP = "https://app.example"
 
 
 async def test_pages_of_other_sites_change_and_infer_nothing(tmp_path: Path) -> None:
-    """Also where the header blocks of requests are known that differ in nothing else."""
+    """Even if requests with otherwise identical header blocks are cached."""
     identity_models.write(tmp_path / "models", "fp32", "FP32")
     body = json.dumps(
         {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}

@@ -1,4 +1,4 @@
-"""The access log of a whole server: a record of each request, over both protocols."""
+"""The access log of a whole server: a record for each request over both protocols."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[str, str, bytes]] = {
 async def test_records_of_errors_over_http_say_who_asked_and_what_was_sent(
     serve: Serve, models: Path, tmp_path: Path, refused: str
 ) -> None:
-    """On the general path and behind a head that is known: three times on one connection."""
+    """On the general path and the fast path: three times on one connection."""
     method, path, body = REFUSED[refused]
     token = new_token()
     rules = tmp_path / "rules.json"

@@ -1,12 +1,12 @@
-"""What a request asks for survives every short cut: each answer of a form is as the first one is.
+"""Fast paths preserve the form of answers: all answers to a form equal the first one.
 
-Fast paths, layouts, heads, plans, answers that are kept, workers and front ends remember requests.
-Each form is asked for several times in random order between all others, and over streams and
-gRPC-Web too; see `answer_forms`.
+Fast paths, layouts, cached header blocks, plans, response caches, workers and front ends remember
+requests. Each form is sent several times, in random order among all others, over unary calls,
+streams and gRPC-Web; see `answer_forms`.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import itertools
@@ -57,17 +57,17 @@ EVERYTHING = (
 
 @dataclass(frozen=True)
 class Server:
-    """A server of one kind, and connections to it."""
+    """A server of one kind, with connections to it."""
 
     kind: str
     application: Application | None
-    """Where it is in this process."""
+    """The application if it runs in this process, else None."""
     channels: Sequence[grpc.aio.Channel]
     connections: Sequence[Connection]
 
     @property
     def has_compression(self) -> bool:
-        """Tell whether messages of gRPC may be compressed."""
+        """Return whether gRPC messages may be compressed."""
         return self.settings.get("http2_engine") != "h2"
 
     @property
@@ -104,7 +104,7 @@ async def _connections(url: str, tls: ssl.SSLContext | None) -> list[Connection]
 
 
 def _channels(url: str, *, is_tls: bool) -> list[grpc.aio.Channel]:
-    # Channels of equal options would share a connection.
+    # Channels with equal options would share a connection.
     options = [[("grpc.use_local_subchannel_pool", 1), ("n", at)] for at in range(CONNECTIONS)]
     if not is_tls:
         return [grpc.aio.insecure_channel(url, options=more) for more in options]
@@ -117,7 +117,7 @@ def _channels(url: str, *, is_tls: bool) -> list[grpc.aio.Channel]:
 async def _running(
     kind: str, models: Path, scratch: Path
 ) -> AsyncIterator[tuple[str, str, Application | None]]:
-    """Run a server of a kind; yield its addresses, and itself if it is here."""
+    """Run a server; yield its addresses, and its application if it is in this process."""
     if kind in PROCESSES:
         async with several(models, *EVERYTHING, *PROCESSES[kind]) as server:
             yield server.url, server.http, None
@@ -138,12 +138,12 @@ async def _running(
 
 
 OBSERVED = {"trace_level": "TIMESTAMPS", "trace_rate": 1}
-"""Has each request traced and in the access log."""
+"""Settings that trace and log every request."""
 LOCAL: Mapping[str, Mapping[str, Any]] = {
     "own engine": {"http2_engine": "own", "typed_answers": "both"},
     "TLS": {"http2_engine": "own"},
     "h2": {"http2_engine": "h2"},
-    # Nothing is answered in the pass of the event loop in which it came.
+    # No answer is sent in the event loop iteration in which its request arrived.
     "threads, observed": {
         "inline_execution_seconds": 0,
         "typed_answers": "typed",
@@ -160,7 +160,7 @@ KINDS = [*LOCAL, "two workers", pytest.param("front ends", marks=pytest.mark.slo
 
 
 WITH_CONTENTS = [kind for kind in KINDS if LOCAL.get(str(kind), {}).get("typed_answers") != "raw"]
-"""Those that answer typed requests in typed contents."""
+"""Kinds of server that answer typed requests with typed contents."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
@@ -193,7 +193,7 @@ async def server(
 
 
 async def _sent(connection: Connection, data: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send a request; return status, headers and body of its answer, which may be in chunks."""
+    """Send a request; return status, headers and body, decoding chunks."""
     await connection.send(data)
     answer = await connection.answer()
     body = answer.body
@@ -220,7 +220,7 @@ async def over_grpc(server: Server, which: int, asked: Asked) -> Answer:
 
 
 async def over_stream(server: Server, which: int, asked: Asked) -> Answer:
-    """Ask in a stream of its own."""
+    """Send the request in a new stream."""
 
     async def sent() -> AsyncIterator[bytes]:
         yield asked.message.SerializeToString(deterministic=True)
@@ -265,9 +265,9 @@ Ask = Callable[[Server, int, Asked], Coroutine[Any, Any, Answer]]
 async def every_answer(
     server: Server, forms: Sequence[Form], door: Ask, *others: Ask
 ) -> dict[str, list[Answer]]:
-    """Ask for each form five times, in random order and on each of the connections.
+    """Send each form five times, in random order, over each connection.
 
-    Of other doors it is asked for once.
+    Over the additional protocols it is sent only once.
     """
     turns = [
         (form, over_stream if form.streams_only else door, number)
@@ -293,7 +293,7 @@ def refused(found: Mapping[str, Sequence[Answer]]) -> set[str]:
 
 
 def is_to_be_refused(name: str) -> bool:
-    """Tell whether a form is one that nobody can be answered in: events are text, say."""
+    """Return whether a form must be rejected, such as binary outputs in an event stream."""
     if "accepts events" in name:
         return not {*name.split(" & ")}.isdisjoint(BINARY) or "no such" in name
     return "no such" in name or "of 5 rows" in name
@@ -303,9 +303,9 @@ BINARY = {"binary outputs", "one output binary", "binary classes", "binary_data_
 
 
 def is_as_asked(answer: Answer) -> bool:
-    """Tell whether an answer has the id and the values that were sent."""
+    """Return whether an answer has the id and values that were sent."""
     if "outputs" not in answer:
-        return True  # a refusal
+        return True  # a rejection has no values
     same = [one for output in answer["outputs"] for one in _checked(output[-1])]
     return answer["id"] is True and all(one is True for one in same)
 
@@ -328,14 +328,14 @@ async def test_every_answer_over_grpc_has_the_form_of_the_first(server: Server) 
         answer for answers in found.values() for answer in answers if not is_as_asked(answer)
     ]
     for name, answers in found.items():
-        # An output in shared memory has neither.
+        # Outputs in shared memory have neither contents.
         filled = [set(output[-1]) for output in answers[0].get("outputs", ()) if output[-1]]
         is_typed = "typed" in name.split() and server.settings.get("typed_answers") != "raw"
         assert all(is_typed == bool(each - {"raw"}) for each in filled), (name, answers[0])
 
 
 def differs(answers: Sequence[Answer]) -> bool:
-    """Tell whether they are not all alike; an error in a stream has no status."""
+    """Return whether the answers differ; errors in a stream have no status to compare."""
     statuses = {answer["status"] for answer in answers if "status" in answer}
     first, *others = [{**answer, "status": None} for answer in answers]
     return len(statuses) > 1 or any(answer != first for answer in others)
@@ -351,16 +351,16 @@ async def test_every_answer_over_http_has_the_form_of_the_first(server: Server) 
     ]
 
 
-# --- one typed request, its fields in any order ------------------------------------------------
+# --- A typed request with its fields in any order ------------------------------------------------
 
 
 def field(number: int, octets: bytes) -> bytes:
-    """Return a field of bytes, of a message or of a text; short ones alone."""
+    """Encode a length-delimited field with fewer than 128 bytes."""
     return bytes([number << 3 | 2, len(octets)]) + octets
 
 
 def typed_fields() -> tuple[list[bytes], Callable[[Sequence[bytes]], bytes]]:
-    """Return the fields of an input, and what makes the fields of a request of such."""
+    """Return the encoded fields of an input, and a function that makes request fields of it."""
     contents = field(5, pb.InferTensorContents(fp32_contents=[1.5, -2]).SerializeToString())
     of_input = [field(1, b"x"), field(2, b"FP32"), field(3, b"\x02"), contents]
     return of_input, b"".join
@@ -370,7 +370,7 @@ def typed_fields() -> tuple[list[bytes], Callable[[Sequence[bytes]], bytes]]:
 async def test_a_typed_request_is_answered_in_contents_whatever_the_order_of_its_fields(
     server: Server,
 ) -> None:
-    """As clients write them that keep fields in hash tables: k6 does so in random order."""
+    """Some clients, such as k6, serialize fields in the random order of a hash table."""
     of_input, join = typed_fields()
     ordinary = field(5, join(of_input))
     of_request = [
@@ -399,7 +399,7 @@ async def test_a_typed_request_is_answered_in_contents_whatever_the_order_of_its
 async def test_a_client_without_raw_fields_sees_its_tensors_beside_others_that_have_them(
     server: Server, datatype: str
 ) -> None:
-    """It knows the messages of the contract alone: 30 of 30 of its requests are answered to it."""
+    """A client that only knows typed contents gets them in all of 30 answers."""
     dtype = np.dtype("<f4" if datatype == "FP32" else "<f8")
     seen = []
     for number in range(30):
@@ -427,7 +427,7 @@ async def test_a_client_without_raw_fields_sees_its_tensors_beside_others_that_h
     assert [True] * 30 == seen
 
 
-# --- what there is to ask for ------------------------------------------------------------------
+# --- Completeness --------------------------------------------------------------------------------
 
 
 def _said(parameters: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -435,7 +435,7 @@ def _said(parameters: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 async def test_all_that_a_request_may_say_is_asked_for() -> None:
-    """Each field of the messages, each kind of parameter, and each that the server obeys."""
+    """Each message field, each parameter type, and each parameter that the server obeys."""
     requests = [form.ask(1).message for form in answer_forms.grpc_forms(SEED)]
     inputs = [tensor for one in requests for tensor in one.inputs]
     outputs = [output for one in requests for output in one.outputs]
@@ -473,13 +473,13 @@ async def test_all_ways_of_serving_have_a_server() -> None:
 
 @pytest.mark.parametrize("server", ["own engine"], indirect=True)
 async def test_every_kind_of_station_has_a_model(server: Server) -> None:
-    """And so has every station that may be around one."""
+    """And every wrapper of stations has one, too."""
     assert server.application is not None
     application, around, kinds = server.application, set(), {}
     for model in MODELS:
         _, instance = application.registry.resolve(model.name)
         candidate = Candidate(application.stations, instance, None)
-        if model.kind != "inline":  # a busy machine may find another to be quicker
+        if model.kind != "inline":  # on a busy machine another kind may be measured as faster
             kinds[model.name] = next(one.name for one in STATIONS if one.fits(candidate))
         around |= {one.name for one in WRAPPINGS if one.fits(candidate)}
 

@@ -1,4 +1,4 @@
-"""Parameters of tensors to the code of Python models, and of answers and outputs to clients."""
+"""Tensor parameters passed to Python models, and parameters that they return to clients."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ x = np.array([1, 2], np.float32)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """A client of a server whose models give parameters."""
+    """A client of a server whose models return parameters."""
     root: Path = tmp_path_factory.mktemp("models")
     write(root, "echo", ECHO)
     write(root, "apart", ECHO, PROCESS)
@@ -114,13 +114,13 @@ async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
 
 
 def asking(model: str, **more: Any) -> dict[str, Any]:
-    """Return a request in JSON."""
+    """Return a JSON request."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2], **more}
     return {"id": "i", "inputs": [tensor]}
 
 
 async def post(asked: Client, path: str, body: dict[str, Any], accept: str = "*/*") -> str:
-    """Return the body of an answer over HTTP, of an error too."""
+    """Return the body of an HTTP answer, also if it is an error."""
     request = urllib.request.Request(
         f"http://{asked.server.http}/v2/models/{path}",
         json.dumps(body).encode(),
@@ -138,7 +138,7 @@ async def post(asked: Client, path: str, body: dict[str, Any], accept: str = "*/
 
 
 def plain(parameters: Any) -> dict[str, Any]:
-    """Return the values of a map of parameters of gRPC."""
+    """Return the values of a gRPC parameter map."""
     return {n: getattr(p, p.WhichOneof("parameter_choice")) for n, p in parameters.items()}
 
 
@@ -146,7 +146,7 @@ def plain(parameters: Any) -> dict[str, Any]:
 async def test_code_is_given_parameters_of_tensors_and_gives_its_own(
     asked: Client, model: str
 ) -> None:
-    """The parameters of the shared memory and classification extensions are not the code's."""
+    """Parameters of the shared memory and classification extensions are hidden from the code."""
     tensor: Any = given(triton, "x", x)
     tensor._get_tensor().parameters["scale"].double_param = 2.5
     wanted: Any = [triton.InferRequestedOutput("said"), triton.InferRequestedOutput("y")]
@@ -219,7 +219,7 @@ async def test_generate_has_parameters_of_answers_as_fields(asked: Client) -> No
 
 
 async def test_an_answer_with_parameters_is_not_kept(asked: Client) -> None:
-    """They are of one execution: what the cache would give has none."""
+    """The parameters belong to one execution, so a cached answer would lack them."""
     body = asking("cached")
     found = [json.loads(await post(asked, "cached/infer", body)) for _ in range(2)]
 
@@ -249,7 +249,7 @@ async def test_a_parameter_that_nobody_can_be_told_fails_the_request(
 
 @pytest.mark.parametrize("model", ["triton", "triton_apart"])
 async def test_models_of_tritons_interface_give_parameters(asked: Client, model: str) -> None:
-    """`InferenceResponse(parameters=...)`, and those of the model that it called."""
+    """`InferenceResponse(parameters=...)`, and parameters of a nested call's answer."""
     body = asking(model)
     found = [
         json.loads(await post(asked, f"{model}/infer", {**body, "parameters": parameters}))
@@ -267,5 +267,5 @@ async def test_what_reaches_the_code_is_not_named_as_without_effect(asked: Clien
             await post(asked, f"{model}/infer", {**body, "parameters": own})
 
     named = [one for one in logs if one["event"] == "parameters of requests have no effect"]
-    # Triton's interface has no place for those of inputs.
+    # Triton's interface has no parameters for inputs.
     assert [("triton", ["mine"])] == [(one["model"], one["parameters"]) for one in named]

@@ -1,7 +1,7 @@
-"""Batches through the front door: what clients see, and what the statistics say."""
+"""Batching in a whole server: the answers that clients get, and the statistics."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ CLIENTS = 48
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gains from batches: its parameters are read once for all rows."""
+    """A model that benefits from batches, because an execution reads its parameters only once."""
     root = tmp_path_factory.mktemp("models")
     weights = np.random.default_rng(0).standard_normal((256, 2048)).astype(np.float32) / 16
     xlaserve.export_model(
@@ -54,7 +54,7 @@ def totals(server: RunningServer) -> Any:
 async def test_many_clients_share_executions_and_get_their_own_rows(
     serve: Serve, repository: Path
 ) -> None:
-    """Requests of one to four rows, over one connection; never another's rows, never padding."""
+    """One to four rows each, on one connection; no other request's rows and no padding."""
     async with serve(repository, load_model=("wide",)) as server:
         server.gather("wide", 32)
         async with grpc.aio.insecure_channel(server.url) as channel:
@@ -89,7 +89,7 @@ async def test_without_batching_every_request_is_executed_by_itself(
 async def test_the_rest_is_compiled_while_the_model_serves(
     serve: Serve, repository: Path, compilations: list[str]
 ) -> None:
-    """Ready with two sizes; every other comes later, and no request compiles anything."""
+    """The model is ready with two batch sizes; others are compiled in the background."""
     async with serve(repository, background_compile=True) as server:
         await server.application.control.load("wide")
         _, instance = server.application.registry.resolve("wide")

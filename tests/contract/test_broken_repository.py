@@ -1,4 +1,4 @@
-"""A start with what can be wrong in a repository: the rest serves, and all of it is named."""
+"""A server starts despite a broken repository: the rest is served, and all errors are reported."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ ALL = ("--model-control-mode", "explicit", "--load-model", "*", "--allow-python-
 
 
 class Broken(NamedTuple):
-    """A model that cannot be loaded."""
+    """A model that fails to load."""
 
     make: Callable[[Path], object]
-    """Breaks the directory of an identity model."""
+    """Damages the directory of an identity model."""
     reason: str
-    """Part of what the log and the index say."""
+    """Part of the reason in the log and the index."""
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -68,7 +68,7 @@ SKIPPED: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "file": (lambda at: at.write_text(""), "it is a file, expected a directory"),
     "pipe": (os.mkfifo, "it is a FIFO, expected a directory"),
 }
-"""Entries that are no models: what makes them, and the reason in the log."""
+"""Entries that are not models: how to create them, and the reason in the log."""
 
 
 def write(root: Path) -> None:
@@ -79,7 +79,7 @@ def write(root: Path) -> None:
         broken.make(root / name)
     for name, (make, _) in SKIPPED.items():
         make(root / name)
-    # Its code takes its own directory away while it is loaded.
+    # The model's code deletes its own directory during the load.
     python_models.write_function(root, "leaving", "return {'y': x}", several.CONFIG)
     code = root / "leaving" / "1" / "model.py"
     going = f"import shutil\nshutil.rmtree({str(root / 'leaving')!r}, ignore_errors=True)\n"

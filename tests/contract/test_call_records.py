@@ -1,7 +1,7 @@
-"""The record of a call holds what its transport saw, whichever way the request was read."""
+"""Call records contain what the transport measured, on every path that reads requests."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ VALUES = np.arange(4, dtype=np.float32)
 
 
 class Records:
-    """Notes the records of calls that have ended (an Observer)."""
+    """Collects the records of completed calls (an Observer)."""
 
     began = None
 
@@ -81,7 +81,7 @@ QUESTIONS = {
 async def test_a_call_begins_with_its_headers_however_late_its_message_comes(
     server: RunningServer, records: Records, method: str
 ) -> None:
-    """By the same clock, in one process: on the fast path and on the general one, three times."""
+    """Three times each on the fast path and the general path, compared by a monotonic clock."""
     octets = framed(QUESTIONS[method].SerializeToString())
     async with connect_wire(server.url) as wire:
         for cut in (0, 3, len(octets) - 1):
@@ -110,7 +110,7 @@ async def test_a_call_begins_with_its_head_however_late_its_body_comes(
     monkeypatch: pytest.MonkeyPatch,
     is_handed_over: bool,
 ) -> None:
-    """Where the head is known, and where the general path is given what came of the body."""
+    """On the fast path, and after it has handed a partial body over to the general path."""
     waiting: list[FastPath] = []
     original = FastPath._await_body
 
@@ -148,7 +148,7 @@ async def test_a_call_begins_with_its_head_however_late_its_body_comes(
 async def test_bytes_are_counted_as_they_are_inflated(
     server: RunningServer, records: Records, coding: grpc.Compression, count: int
 ) -> None:
-    """Of answers that a thread writes, too."""
+    """Including answers that are written on a thread."""
     texts = np.array([b"text"] * count, np.object_)
     raw = bytes(to_bytes(BYTES, texts))
     request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[raw])

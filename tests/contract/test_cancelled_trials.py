@@ -1,4 +1,4 @@
-"""A load that is given up while a process tries it: what a client sent, and has left."""
+"""A cancelled load whose trial process is still running with files sent by a client."""
 
 import asyncio
 import json
@@ -19,14 +19,14 @@ import os, pathlib, time
 pathlib.Path({path!r}, str(os.getpid())).touch()
 time.sleep(3600)
 """
-"""Of a trial: says who it is, and does not end."""
+"""Source of a trial process that reports its id and never exits."""
 FILE = {"file:1/sent.jaxexp": b"a file of a model"}
 CONFIG = json.dumps({"max_batch_size": 0})
 
 
 @pytest.fixture
 def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory that has the id of each process that tries a model, and does not end."""
+    """Make trial processes hang; return the directory in which each writes its id."""
     began = tmp_path / "began"
     began.mkdir()
     command = (sys.executable, "-c", HANGS.format(path=str(began)))
@@ -37,14 +37,14 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def alive(began: Path) -> Iterator[int]:
-    """Yield the processes that have begun and are there."""
+    """Yield the trial processes that are still running."""
     for file in began.iterdir():
         if Path("/proc", file.name).exists():
             yield int(file.name)
 
 
 async def test_its_process_ends_with_it(trials: Path, serve: Serve, tmp_path: Path) -> None:
-    """Nobody waits for it, and its thread is there for the loads of others."""
+    """The cancelled load's only thread is free for other loads again."""
     root = tmp_path / "models"
     write(root, "other", "FP32")
     async with (

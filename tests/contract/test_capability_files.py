@@ -1,4 +1,4 @@
-"""`cc_model_filenames`: the file of a model for the compute capability of its devices."""
+"""`cc_model_filenames`: the model file for the compute capability of the device."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ async def test_the_file_of_the_capability_is_loaded(
     capability: str,
     expected: int,
 ) -> None:
-    """Any other device has the usual one, and the log says so where there is no capability."""
+    """Other devices use the default file; a device without a capability is logged."""
     beside = {"hopper.py": "from xlaserve import PythonModel\n" + CODE.replace("FACTOR", "3")}
     write(tmp_path, "m", CODE.replace("FACTOR", "2"), VECTORS + FILES, beside)
     if capability:

@@ -1,4 +1,4 @@
-"""The `checksum` agent of a model repository, as Triton's is configured."""
+"""Triton's `checksum` repository agent."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ TENSOR = {"data_type": "TYPE_FP32", "dims": [1]}
 
 
 def put(root: Path, **parameters: str) -> Path:
-    """Write a model with an agent; returns its directory."""
+    """Write a model with the agent; return its directory."""
     config = {
         "backend": "identity",
         "input": [{"name": "x", **TENSOR}],

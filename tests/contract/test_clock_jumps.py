@@ -1,6 +1,6 @@
-"""The clock of the wall is set while a server runs: waits go on, and credentials follow it.
+"""The wall clock jumps while a server runs: timeouts are unaffected, and credentials follow it.
 
-`test_clocks.py` has each use of that clock by name. Here it jumps under all that waits at once.
+`test_clocks.py` lists each use of that clock. Here it jumps during all waits at the same time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from xlaserve.serving.access.tokens import digest_of, new_token
 
 HOUR, DAY = 3600, 86400
 LONG_SECONDS = HOUR // 2
-"""Every limit here: no test takes so long, and both jumps are longer."""
+"""Every limit: longer than any test, and shorter than both jumps."""
 VECTORS = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
 output [{ name: "y", data_type: TYPE_FP32, dims: [ 1 ] }]
@@ -76,13 +76,13 @@ ONE_A_DAY = {"requests_per_second": 1 / DAY, "burst": 1}
 
 
 def signed(now: float, seconds: float) -> str:
-    """Return a token that is valid from a moment on, for so long."""
+    """Return a token that is valid for `seconds` from `now`."""
     claims = {"iss": "i", "aud": "a", "sub": "alice", "nbf": int(now), "exp": int(now + seconds)}
     return jwt.encode(claims, KEY, "ES256", {"kid": "k"})
 
 
 def write_rules(directory: Path) -> Path:
-    """Write rules: who shows TOKEN may do all, alice little, and a quota admits one in two days."""
+    """Write rules: TOKEN may do everything, alice little; RARE has a tight daily quota."""
     public = ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
     (directory / "keys").write_text(json.dumps({"keys": [{**public, "kid": "k"}]}))
     everything = ["infer", "manage", "metadata", "metrics", "page", "health"]
@@ -119,7 +119,7 @@ def near(one: float, other: float) -> bool:
 
 
 def durations(text: str) -> list[float]:
-    """Return all sums and gauges of seconds and microseconds that metrics have, in seconds."""
+    """Return all sums and gauges of durations in the metrics, in seconds."""
     found = re.findall(r"^(\w*_(?:seconds|us)(?:_sum)?)(?:{.*})? (\S+)$", text, re.M)
     limits = ("limit", "timeout", "process_start_time", "cpu")
     return [

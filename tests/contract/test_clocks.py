@@ -1,7 +1,7 @@
-"""The clock of the wall is set now and then: what waits, ages or counts goes by another one.
+"""The wall clock may be set at any time, so timeouts, ages and counters use another clock.
 
-Each use of it in the server is a row here, with what it is for, and what an hour too much or too
-little does.
+Each use of the wall clock in the server has a row here: its purpose, and the effect of an hour too
+much or too little.
 """
 
 import ast
@@ -50,11 +50,11 @@ USES: Mapping[tuple[str, str], str] = {
     ("serving/observability/tracing.py", "Tracing._end_spans"): TOLD,
     ("workers/parent.py", "Supervisor._note"): TOLD,
 }
-"""What uses the clock of the wall, by file and function."""
+"""Uses of the wall clock, by file and function."""
 
 
 def uses_of(tree: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the functions that name the clock of the wall, each as often as it does."""
+    """Yield the name of the enclosing function for each use of the wall clock."""
     for node in ast.iter_child_nodes(tree):
         inner = scope
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

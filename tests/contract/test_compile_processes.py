@@ -1,4 +1,4 @@
-"""Loads are compiled in processes of their own: what a client and an operator see of that."""
+"""Compilation in separate processes, as clients and operators see it."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from xlaserve.authoring import lowering
 FLAGS = ("--model-control-mode", "explicit", "--compile-processes", "1")
 SHAPE = (2, 3)
 FOLDED = {"long": 25_000, "endless": 400_000}
-"""Numbers whose greatest one XLA finds while it compiles: in seconds, and in an hour."""
+"""Sizes of constant reductions that XLA folds while compiling: for seconds, or an hour."""
 
 
 def _export(root: Path, name: str, factor: float) -> None:
@@ -48,7 +48,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda p, x: {"y": x - p}, np.float32(1), {"x": ("FP32", [2])}, root / "third" / "1"
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lowering, "_check_runs_alike", lambda *given: None)  # it compiles
+        patched.setattr(lowering, "_check_runs_alike", lambda *given: None)
         for name, count in FOLDED.items():
             _export_folded(root / name / "1", count)
     return root
@@ -84,7 +84,7 @@ async def infer(server: ServerProcess, model: str, rows: int) -> Any:
 
 
 def compilers(server: int) -> Sequence[int]:
-    """Return the processes that compile for a server."""
+    """Return the compile processes of a server."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -98,19 +98,19 @@ def compilers(server: int) -> Sequence[int]:
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and nobody asked for does not."""
+    """Return whether a process is running; zombies are not."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 async def held(server: ServerProcess, model: str = "long") -> "tuple[asyncio.Task[Answer], int]":
-    """Begin a load that compiles for a while; return it and the process that compiles it."""
+    """Start a load that compiles for a while; return it and its compile process."""
     loading = asyncio.ensure_future(load(server, model))
     async with asyncio.timeout(MOST_SECONDS):
         while "compiling" not in await reason(server, model):
             await asyncio.sleep(0.01)
-        # A trial has a process of its own, of the same command.
+        # Wait for the compiler's log event: a trial is a process with the same command.
         while not (compiles := events(server, "a process compiles")):
             await server.read()
     pid = compiles[-1]["pid"]
@@ -119,7 +119,7 @@ async def held(server: ServerProcess, model: str = "long") -> "tuple[asyncio.Tas
 
 
 async def reason(server: ServerProcess, model: str) -> str:
-    """Return how far a load has come, as the index says."""
+    """Return the progress of a load as shown by the index."""
     index = (await post(server, "/v2/repository/index", {})).json
     return "".join(row["reason"] for row in index if row["name"] == model)
 
@@ -130,7 +130,7 @@ def events(server: ServerProcess, name: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 async def test_loads_are_compiled_in_one_process_that_is_niced(server: ServerProcess) -> None:
-    """It is there once something is compiled, and stays; the answers are what they were."""
+    """The process starts with the first compilation and stays; the answers are unchanged."""
     assert [] == compilers(server.process.pid)
     niceness = os.getpriority(os.PRIO_PROCESS, server.process.pid)
     loads = [(await load(server, model)).status for model in ("first", "second", "third")]
@@ -148,7 +148,7 @@ async def test_loads_are_compiled_in_one_process_that_is_niced(server: ServerPro
 
 @pytest.mark.slow
 async def test_a_load_survives_the_end_of_the_process(server: ServerProcess) -> None:
-    """Killed by an operator, or for want of memory; another one tries again, as the log says."""
+    """After a kill by an operator or the OOM killer, another process retries, which is logged."""
     loading, pid = await held(server)
     os.kill(pid, signal.SIGKILL)
 
@@ -164,7 +164,7 @@ async def test_a_load_survives_the_end_of_the_process(server: ServerProcess) -> 
 async def test_a_process_that_hangs_ends_its_load_and_no_other(
     repository: Path, tmp_path: Path
 ) -> None:
-    """The load fails once its time is over, its thread with it, and the next one goes on."""
+    """The load fails at its timeout and its thread is freed for the next load."""
     flags = ("--load-seconds", "30", "--scratch-directory", str(tmp_path))
     async with served(repository, *FLAGS, *flags) as server:
         loading, pid = await held(server, "endless")
@@ -179,7 +179,7 @@ async def test_a_process_that_hangs_ends_its_load_and_no_other(
 
 
 def slow_in(processes: Any) -> Sequence[int]:
-    """Return the processes that compile `slow` now."""
+    """Return the processes that are compiling `slow`."""
     tasks = tuple(processes._running)
     return [task._process.pid for task in tasks if task.job.model == "slow" and task._process]
 
@@ -190,12 +190,12 @@ def slow_in(processes: Any) -> Sequence[int]:
 async def test_a_load_that_is_cancelled_ends_the_process(
     start: StartRuntime, models: Shelf, endpoint: str
 ) -> None:
-    """The process is gone, as no thread of the server could be; the next load has another."""
+    """Its process is killed, and the next load gets another one."""
     async with start(compile_processes=1) as runtime:
         processes: Any = runtime.application.compilation.processes
         call = runtime.mesh.load("slow", models.path("slow"))
         waiting = asyncio.ensure_future(mesh.code(call))
-        # It is there before, for loads to come: this one has to be in it.
+        # An idle process may exist before: wait until it has this load.
         await until(lambda: slow_in(processes))
         (pid,) = slow_in(processes)
         call.cancel()
@@ -219,7 +219,7 @@ async def test_sigterm_within_a_compilation_ends_both(server: ServerProcess) -> 
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_leaves_no_process(server: ServerProcess) -> None:
-    """Also one that is stopped, and hears of nothing: the system ends it."""
+    """Even a compile process that is stopped and gets no message is killed by the kernel."""
     loading, pid = await held(server)
     os.kill(pid, signal.SIGSTOP)
     await server.stop(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Answers are compressed where that pays: what the compressor is given, and what comes of it."""
+"""Answers are compressed where that saves bytes: the compressor's calls and results."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,10 +18,10 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.net import compression
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 FLOATS = 2 << 20
-"""8 MiB of them."""
+"""8 MiB as FP32."""
 TRIED = 64 << 10
 RANDOM = np.random.default_rng(7).standard_normal(FLOATS).astype(np.float32)
 ZEROS = np.zeros(FLOATS, np.float32)
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note the bytes of each call of the compressor."""
+    """Record the size of each input of the compressor."""
     calls: list[int] = []
     original = compression.deflate
 
@@ -57,7 +57,7 @@ async def server(serve: Serve, models: Path) -> AsyncIterator[RunningServer]:
 
 
 def binary(values: np.ndarray[Any, Any]) -> bytes:
-    """Return a request of REST whose tensors are binary both ways."""
+    """Return a REST request with binary input and output."""
     data = values.tobytes()
     head = {
         "inputs": [
@@ -77,7 +77,7 @@ def binary(values: np.ndarray[Any, Any]) -> bytes:
 
 
 async def over_rest(server: RunningServer, values: np.ndarray[Any, Any]) -> list[bool]:
-    """Ask three times, the last two behind a head that is known; tell which were compressed."""
+    """Send three requests, the last two on the fast path; return which answers were compressed."""
     found = []
     async with connect(str(server.http)) as client:
         for _ in range(3):
@@ -90,7 +90,7 @@ async def over_rest(server: RunningServer, values: np.ndarray[Any, Any]) -> list
 
 
 async def over_grpc(server: RunningServer, values: np.ndarray[Any, Any]) -> list[bytes]:
-    """Ask three times, in calls and in a stream, as a client that compresses."""
+    """Ask three times, unary and streaming, with a client that accepts compression."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[values.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=[len(values)])
@@ -148,5 +148,5 @@ async def test_a_setting_turns_it_off(
     async with serve(models, load_model=("echo",), **settings) as server:
         assert [compresses] * 3 == await over_rest(server, few)
         assert [few.tobytes()] * 3 == await over_grpc(server, few)
-    # A small answer is compressed at once; the h2 library compresses none.
+    # Small answers are compressed without a trial; the h2 engine compresses nothing.
     assert compresses == bool(given)

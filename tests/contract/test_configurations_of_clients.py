@@ -1,4 +1,4 @@
-"""A configuration that a client sends names files of its own model alone."""
+"""A configuration sent by a client may only name files of its own model."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,7 @@ from xlaserve.residence.repository import directory_reader
 SECRET = "the secret of b"
 TENSOR = {"data_type": "TYPE_FP32", "dims": [1]}
 OUTSIDE = ("../b/1/secret.txt", "1/../../b/1/secret.txt", "{root}/b/1/secret.txt", "1/link.txt")
-"""Ways out of the directory of model a; the last is a link in it."""
+"""Paths that leave the directory of model a; the last one is a symbolic link."""
 
 
 def _config(**more: Any) -> dict[str, Any]:
@@ -50,12 +50,12 @@ NAMING: Mapping[str, Any] = {
     "sequence_batching.state.initial_state.data_file": _state,
     "model_warmup.inputs.input_data_file": _warmup,
 }
-"""By the fields that name a file: what names it."""
+"""Configurations that name a file, by field."""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two tenants' models, of which b has a secret, and a link to that lies with a."""
+    """Two tenants' models: b has a secret file, and a's directory has a link to it."""
     root = tmp_path / "models"
     identity_models.write(root, "a", "FP32", (1,))
     identity_models.write(root, "b", "FP32", (1,))
@@ -87,7 +87,7 @@ def test_every_field_with_file_in_its_name_says_which_files() -> None:
 async def test_no_field_leads_out_of_the_model(
     client: Client, root: Path, field: str, files: Mapping[str, bytes]
 ) -> None:
-    """Nor do texts tell whether something is there."""
+    """The error must not reveal whether the file exists, either."""
     for outside in OUTSIDE[:3]:
         texts = []
         for name in ("secret.txt", "nothing.txt"):
@@ -125,7 +125,7 @@ async def test_labels_of_the_model_itself_are_read(client: Client) -> None:
 async def test_the_configuration_of_a_repository_may_name_files_of_others(
     client: Client, root: Path
 ) -> None:
-    """Who writes it is the operator."""
+    """Only the operator can write it."""
     config = _config() | NAMING["output.label_filename"]("../b/1/secret.txt")
     (root / "a" / "config.json").write_text(json.dumps(config))
     await client.grpc.load_model("a")

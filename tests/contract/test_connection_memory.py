@@ -1,4 +1,4 @@
-"""What an open connection holds: thousands of clients keep theirs between requests."""
+"""Memory per open connection: thousands of clients keep connections open between requests."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ _BODY = json.dumps(
 
 
 def grpc_request() -> bytes:
-    """Write what a client sends that has its fields added to the table."""
+    """Return a client's first bytes, whose header fields enter the dynamic table."""
     fields = (
         *request_headers(INFER),
         ("user-agent", "grpc-go/1.76.0"),
@@ -46,7 +46,7 @@ def grpc_request() -> bytes:
 
 
 def rest_request() -> bytes:
-    """Write what a client sends that keeps its connection."""
+    """Return a keep-alive request."""
     head = (
         "POST /v2/models/echo/infer HTTP/1.1",
         "Host: localhost",
@@ -67,7 +67,7 @@ def traced() -> Iterator[None]:
 
 
 async def connect(url: str, request: bytes, count: int, kept: ExitStack) -> None:
-    """Open connections that send a request each, read its answer and stay."""
+    """Open connections, send a request on each, read the answer, and keep them open."""
     loop = asyncio.get_running_loop()
     host, _, port = url.rpartition(":")
     for _ in range(count):
@@ -95,7 +95,7 @@ async def test_a_connection_that_was_answered_holds_little(
             (server.url, grpc_request()) if door == "gRPC" else (server.http, rest_request())
         )
         with ExitStack() as kept, traced():
-            # Whatever is shared is there with the first of them.
+            # The first connections allocate everything that is shared.
             await connect(url, request, 20, kept)
             gc.collect()
             before, _ = tracemalloc.get_traced_memory()
@@ -104,6 +104,6 @@ async def test_a_connection_that_was_answered_holds_little(
             after, _ = tracemalloc.get_traced_memory()
 
     each = (after - before) / CONNECTIONS
-    # Python's part: what the event loop allocates in C is not traced.
+    # Only Python's allocations: those of the event loop in C are not traced.
     assert MOST_BYTES > each, f"{each:.0f} bytes for each connection"
     assert each > 1000, "they are not all open"

@@ -1,4 +1,4 @@
-"""Python models that read and write by content type, with the stock clients."""
+"""Python models that use content types, with the stock clients."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ MOVED = {
         {"name": "said", "datatype": "BYTES", "shape": [1]},
     ],
 }
-"""A `model-settings.json` of MLServer, whose model is served by what stands for it."""
+"""An MLServer `model-settings.json` and its replacement here."""
 CONFIGURED = """
 parameters { key: "content_type.x" value { string_value: "str" } }
 parameters { key: "content_type.y" value { string_value: "base64" } }
@@ -135,7 +135,7 @@ class Together(PythonModel):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """A client of a server whose models want their inputs decoded."""
+    """A client of a server whose models ask for decoded inputs."""
     root: Path = tmp_path_factory.mktemp("models")
     write(root, "kinds", KINDS)
     write(root, "configured", KINDS, CONFIGURED)
@@ -195,7 +195,7 @@ def texts(name: str, *elements: str, **parameters: Any) -> dict[str, Any]:
 async def test_the_server_decodes_for_a_model_that_asks_for_it(
     asked: Client, model: str, of_request: str, of_input: str, read: str, kind: str
 ) -> None:
-    """An input's own content type, the configuration's, the request's: the first that is said."""
+    """The first defined content type wins: the input's, the configuration's, the request's."""
     own = {"content_type": of_input} if of_input else {}
     whole = {"content_type": of_request} if of_request else {}
     wanted = [{"name": "said"}]

@@ -1,4 +1,4 @@
-"""Loads that fail before a version is known are counted and logged; counters outlive a reload."""
+"""Loads that fail before a version is known are counted and logged; reloads keep counters."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -124,7 +124,7 @@ async def test_padding_and_executions_do_not_restart_with_a_reload(server: Runni
     assert (0, None) == await counts()
     await infer()
     assert (1, 1) == await counts()
-    # Five rows are a bucket of their own from now on.
+    # From now on, five rows have their own bucket.
     assert 200 == await load(server, "double", {"config": '{"max_batch_size": 5}'})
     assert (1, 1) == await counts()
     await infer()

@@ -1,4 +1,4 @@
-"""Arbitrary gRPC services (ModelMesh, Implementing a Custom Serving Runtime): the user's own."""
+"""Custom gRPC services (ModelMesh, Implementing a Custom Serving Runtime)."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -26,14 +26,14 @@ METHOD = "/example.digits.Digits/Read"
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The classes that the client of the example uses."""
+    """The message classes used by the example's client."""
     monkeypatch.syspath_prepend(FOLDER)
     return import_module("digits_proto.example.digits")
 
 
 @pytest.fixture
 async def mesh(serve: Serve, example_models: Path) -> AsyncIterator[RunningServer]:
-    """A server behind a mesh that has loaded `digits` under an id of its own."""
+    """A server behind a mesh that has loaded `digits` under another id."""
     async with serve(
         example_models, service=(FACTORY,), modelmesh=True, model_control_mode="none"
     ) as server:
@@ -53,7 +53,7 @@ async def read(url: str, messages: ModuleType, model: str, picture: bytes, **hea
 
 
 async def mesh_load(url: str, model: str, path: Path) -> None:
-    """Call loadModel with messages written by hand: fields 1 and 3 are strings."""
+    """Call loadModel with hand-written messages: fields 1 and 3 are strings."""
     fields = ((0x0A, model.encode()), (0x1A, str(path).encode()))
     message = b"".join(bytes((tag, len(text))) + text for tag, text in fields)
     async with grpc.aio.insecure_channel(url) as channel:
@@ -74,7 +74,7 @@ async def test_the_service_answers_by_the_name_in_its_message(
 async def test_the_id_of_the_mesh_reaches_a_service_that_knows_nothing_of_it(
     mesh: RunningServer, example_models: Path, messages: ModuleType, named: str
 ) -> None:
-    """The header is spliced into a nested field of the request, at the advertised path."""
+    """The mesh writes the id into a nested request field, at the advertised path."""
     await mesh_load(mesh.url, "digits-isvc-1", example_models / "digits")
     answer = await read(mesh.url, messages, named, SEVEN.read_bytes(), mm_model_id="digits-isvc-1")
 
@@ -85,7 +85,7 @@ async def test_its_methods_are_advertised_with_their_paths(mesh: RunningServer) 
     async with grpc.aio.insecure_channel(mesh.url) as channel:
         answer = await channel.unary_unary("/mmesh.ModelRuntime/runtimeStatus")(b"")
 
-    # A map entry: the key, and a MethodInfo with the packed numbers 2 and 1.
+    # A map entry: the key, and a MethodInfo with packed values 2 and 1.
     assert (
         b"\x0a\x1bexample.digits.Digits/Read\x12\x04\x0a\x02\x02\x01".replace(
             b"\x1b", bytes([len(METHOD) - 1])

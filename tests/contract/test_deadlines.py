@@ -1,4 +1,4 @@
-"""Deadlines of gRPC requests, on either engine."""
+"""Deadlines of gRPC requests, on both HTTP/2 engines."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ SECONDS = 0.3
 
 @pytest.mark.parametrize("path", [INFER, METADATA])
 async def test_a_deadline_counts_from_the_headers(tmp_path: Path, path: str) -> None:
-    """gRPC over HTTP/2, Timeout: not from a message that takes its time to come."""
+    """Not from the message, which may arrive later (gRPC over HTTP/2, Timeout)."""
     (tmp_path / "models").mkdir()
     request: Any = pb.ModelMetadataRequest(name="m")  # pyright: ignore[reportAttributeAccessIssue]
     message = framed(request.SerializeToString())

@@ -1,7 +1,7 @@
-"""Models that give many answers to a request, as their configuration says and clients see it."""
+"""Decoupled models: configuration, and answers as clients see them."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ async def until_idle(server: RunningServer) -> None:
 
 
 async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
-    """Return the responses to requests on one stream, by their ids, and then the errors."""
+    """Return all responses on one stream sorted by request id, then the errors."""
 
     async def sent() -> AsyncIterator[dict[str, Any]]:
         for request in requests:
@@ -80,15 +80,15 @@ async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
     errors: list[Any] = []
     async for result, error in client.stream_infer(sent()):
         (errors if error else found).append(error or result)
-    # Those to different requests come as they are computed.
+    # Responses to different requests may interleave.
     return [*sorted(found, key=lambda one: one.get_response().id), *errors]
 
 
-@pytest.mark.slow  # it exports and compiles a model of its own
+@pytest.mark.slow  # exports and compiles a new model
 async def test_requests_that_are_stepped_together_are_answered_as_alone(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """On several streams of several connections, of which one is left half-way."""
+    """On several streams of several connections, one of which is abandoned halfway."""
     export_counter(tmp_path / "models" / "counter" / "1", max_steps=50, max_batch_size=2)
     async with serve(tmp_path / "models", load_model=("counter",)) as server:
         async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +121,7 @@ async def sent_forever(inputs: list[Any]) -> AsyncIterator[dict[str, Any]]:
 async def test_a_stepped_model_streams_its_answers(
     server: RunningServer, *, empty_final: bool
 ) -> None:
-    """It knows which one is the last, so that no empty one has to follow."""
+    """The model marks its last answer, so no empty final response follows."""
     request = {"inputs": asking(5, 3), "enable_empty_final_response": empty_final}
     async with triton.InferenceServerClient(server.url) as client:
         found = await answers(
@@ -140,7 +140,7 @@ async def test_a_stepped_model_streams_its_answers(
 async def test_models_that_are_paused_before_their_last_answer_end_with_it(
     serve: Serve, repository: Path
 ) -> None:
-    """Any answer that waits pauses all, and they go on while the one before is being sent."""
+    """Any unsent answer pauses all requests; they resume while an earlier one is sent."""
     settings = {"load_model": ("counter",), "max_infer_stream_bytes": 1}
     request = pb.ModelInferRequest(model_name="counter")
     for name, value in (("start", 5), ("count", 1)):
@@ -148,7 +148,7 @@ async def test_models_that_are_paused_before_their_last_answer_end_with_it(
         request.raw_input_contents.append(np.array([value], np.int32).tobytes())
     async with serve(repository, **settings) as server, connect(server.url) as wire:
         stream = wire.open(request_headers("/inference.GRPCInferenceService/ModelStreamInfer"))
-        # In one go: all are begun before the first of them has an answer.
+        # In a single write, so that all requests begin before the first answer.
         wire.h2.send_data(stream, 8 * framed(request.SerializeToString()), end_stream=True)
         wire.flush()
         trailers = await wire.trailers(stream)
@@ -158,7 +158,7 @@ async def test_models_that_are_paused_before_their_last_answer_end_with_it(
 
 
 async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer) -> None:
-    """Behind those that it may; and the stream goes on."""
+    """The error follows the permitted answers, and the stream remains usable."""
     async with triton.InferenceServerClient(server.url) as client:
         found = await answers(
             client, {"inputs": asking(0, 51)}, {"inputs": asking(7, 1), "request_id": "z"}
@@ -171,7 +171,7 @@ async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer)
 
 
 async def test_a_request_has_a_timeout_of_its_own_within_a_stream(server: RunningServer) -> None:
-    """Its answers may take so many microseconds; those to others go on."""
+    """Its timeout in microseconds covers its answers only; other requests continue."""
     with capture_logs() as lines:
         async with triton.InferenceServerClient(server.url) as client:
             found = await answers(
@@ -188,11 +188,11 @@ async def test_a_request_has_a_timeout_of_its_own_within_a_stream(server: Runnin
     assert not [line for line in lines if "parameters" in line]
 
 
-@pytest.mark.slow  # it compiles programs of every size, and steps 10,000 requests
+@pytest.mark.slow  # compiles programs of every size and steps 10,000 requests
 async def test_ten_thousand_requests_share_batches_and_end_right(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interleaved on ten streams, of different lengths, so that batches change all the time."""
+    """Ten streams, requests of different lengths: the batches change all the time."""
     export_counter(tmp_path / "models" / "counter" / "1", max_steps=50, max_batch_size=16)
     together: list[int] = []
     advance = SteppedRows.advance
@@ -225,13 +225,13 @@ async def test_ten_thousand_requests_share_batches_and_end_right(
     assert {
         key: [2.0 * sum(r[: n + 1]) for n in range(len(r))] for key, r in expected.items()
     } == sums
-    # Which size pays is measured, on a machine that may be doing other things.
+    # The best batch size is measured, possibly on a busy machine.
     assert 8 <= max(together) <= 16
     assert sum(together) / len(together) > 4
 
 
 async def test_one_answer_is_not_to_be_had(server: RunningServer) -> None:
-    """And the text says where the answers are (Triton: UNIMPLEMENTED, 501)."""
+    """The error says how to get the answers (as in Triton: UNIMPLEMENTED, 501)."""
     text = "support models with decoupled transaction policy"
     async with triton.InferenceServerClient(server.url) as client:
         with pytest.raises(InferenceServerException) as refused:
@@ -270,7 +270,7 @@ async def test_the_configuration_says_that_it_is_decoupled(server: RunningServer
 async def test_a_configuration_asks_for_it_of_models_that_can(
     serve: Serve, repository: Path
 ) -> None:
-    """What it was answered may be sent back; one that gives one answer is refused."""
+    """The returned configuration may be sent back; models with a single answer are rejected."""
     config = {"model_transaction_policy": {"decoupled": True}}
     (repository / "counter" / "config.json").write_text(
         json.dumps(config | {"parameters": {"max_steps": {"string_value": "2"}}})
@@ -296,7 +296,7 @@ async def test_a_configuration_asks_for_it_of_models_that_can(
 
 @pytest.mark.slow
 async def test_the_state_of_all_requests_is_bounded(serve: Serve, repository: Path) -> None:
-    """By the ledger, as all that is held for clients."""
+    """By the ledger, like everything held for clients."""
     many = 1 << 19
     export_counter(
         repository / "heavy" / "1",
@@ -344,7 +344,7 @@ ENDLESS = {
 async def test_an_unload_cuts_off_python_models_that_go_on(
     serve: Serve, tmp_path: Path, kind: str
 ) -> None:
-    """Their memory is free after `drain_seconds`, whoever still reads."""
+    """Their memory is freed after `drain_seconds`, even if a client is still reading."""
     python_models.write(tmp_path / "models", "m", ENDLESS[kind])
     tensor = triton.InferInput("x", [1], "INT32")
     tensor.set_data_from_numpy(np.zeros(1, np.int32))

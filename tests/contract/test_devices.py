@@ -1,4 +1,4 @@
-"""Memory on a server with several devices, which has books for each of them."""
+"""Memory accounting on a server with several devices."""
 
 import json
 import shutil
@@ -18,15 +18,15 @@ import xlaserve
 MIB = 1 << 20
 ROW_BYTES = 4 * MIB
 MODEL_BYTES = 3 * ROW_BYTES
-"""One copy: parameters, an input and an output; executables come on top."""
+"""One replica: parameters, an input and an output; executables need more."""
 
 CAPACITY_BYTES = 30 * MIB
-"""Two copies on each device, whatever their executables take, and not three."""
+"""Each device fits two replicas, whatever their executables take, but not three."""
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four models of one row of 4 MiB, and as much in parameters."""
+    """Four models whose input row and parameters take 4 MiB each."""
     root = tmp_path_factory.mktemp("models")
     columns = ROW_BYTES // 4
     xlaserve.export_model(
@@ -48,7 +48,7 @@ def start(
     repository: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., AbstractAsyncContextManager[str]]:
-    """A server in this process, or one of four devices in a process of its own."""
+    """A server in this process, or one with four devices in another process."""
 
     @asynccontextmanager
     async def here(*, evict: bool = False) -> AsyncIterator[str]:
@@ -81,7 +81,7 @@ async def load(address: str, name: str, devices: str, **parameters: str) -> Answ
 
 
 async def used(address: str) -> dict[str, int]:
-    """Return how many copies of the model each device has room taken for."""
+    """Return how many replicas each device has memory reserved for."""
     text = (await ask(address, "GET", "/metrics")).body.decode()
     return {
         sample.labels["device"]: int(sample.value) // MODEL_BYTES
@@ -132,7 +132,7 @@ async def test_what_is_spread_takes_a_part_of_every_device(address: str) -> None
 async def test_who_holds_memory_on_the_full_device_goes(
     start: Callable[..., AbstractAsyncContextManager[str]],
 ) -> None:
-    """Of the two on device 1 the one that was idle for longer; nobody of device 0."""
+    """Of the two models on device 1, the one idle for longer; none on device 0."""
     async with start(evict=True) as address:
         for name, device in (("a", "0"), ("b", "1"), ("c", "1")):
             assert 200 == (await load(address, name, device)).status

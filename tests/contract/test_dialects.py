@@ -1,4 +1,4 @@
-"""Forms that clients of Triton, MLServer and KServe send and read, where V2 leaves them open."""
+"""Variants of V2 that clients of Triton, MLServer and KServe use where V2 is ambiguous."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ REPOSITORY = "/inference.model_repository.ModelRepositoryService/"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A model with parameters, and one without versions."""
+    """A model with parameters, and a model without versions."""
     models = tmp_path / "models"
     identity_models.write(models, "same", "FP32", [1])
     config = json.loads((models / "same" / "config.json").read_text())
@@ -51,7 +51,7 @@ async def called(server: RunningServer, method: str, message: Any, answer: Any) 
 
 
 async def test_a_stream_has_the_answers_of_mlserver(serve: Serve, root: Path) -> None:
-    """As its service has it: ModelInferResponse, and the status of the stream for an error."""
+    """MLServer's service streams ModelInferResponse and ends the stream with the error status."""
     found: list[Any] = []
 
     async def requests() -> AsyncIterator[pb.ModelInferRequest]:
@@ -102,7 +102,7 @@ async def test_the_repository_service_of_mlserver_is_served(serve: Serve, root: 
 
 @pytest.mark.parametrize("dialect", ["triton", "mlserver", "kserve"])
 async def test_metadata_has_the_map_of_its_dialect(serve: Serve, root: Path, dialect: str) -> None:
-    """Field 6, entry 1 the name; entry 2 is a text, or a message whose field 3 is one."""
+    """Field 6: entry 1 is the name; entry 2 is a string, or a message with a string in field 3."""
     async with (
         serve(root, load_model=("same",), v2_dialect=dialect) as server,
         grpc.aio.insecure_channel(server.url) as channel,
@@ -122,7 +122,7 @@ async def test_metadata_has_the_map_of_its_dialect(serve: Serve, root: Path, dia
 async def test_metadata_of_any_dialect_is_read(
     serve: Serve, root: Path, dialect: str, owner: str
 ) -> None:
-    """By the client of this server; the second text is a message of unknown fields, too."""
+    """By our own client; the second string also parses as a message of unknown fields."""
     path = root / "same" / "config.json"
     config = json.loads(path.read_text())
     config["parameters"] = {"owner": {"string_value": owner}}
@@ -177,7 +177,7 @@ async def test_health_has_a_body_where_the_setting_says_so(
 
 
 async def test_a_file_of_a_load_may_begin_with_a_slash(serve: Serve, root: Path) -> None:
-    """As in Triton, over gRPC and REST: it is below the directory of the model all the same."""
+    """As in Triton, over gRPC and REST; it is still relative to the model directory."""
     config = (root / "same" / "config.json").read_text()
     async with serve(root, http_endpoint="port:0") as server, client(server) as asking:
         for name in ("file:1/a.txt", "file:/1/a.txt"):

@@ -1,7 +1,7 @@
-"""Every door of the table of objects, by four callers: what works, is refused, or is not there.
+"""Every RPC and route by four callers: which are allowed, denied, or see no such object.
 
-`a-` models are of tenant a, the names of models that are not there have as many characters. What a
-hidden name is answered with is what an unknown one is, to the byte, and neither is looked up.
+Models named `a-` belong to tenant a; nonexistent models have names of the same length. A hidden
+name must be answered byte for byte like an unknown one, and neither may be looked up.
 """
 
 import json
@@ -30,13 +30,13 @@ from xlaserve.serving.access.tokens import digest_of, new_token
 from xlaserve.serving.call import OPEN, Operation
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 A, B, OPERATOR = new_token(), new_token(), new_token()
 CALLERS = {"nobody": "", "owner": A, "other": B, "operator": OPERATOR}
-"""By the columns of the table."""
+"""By the columns of the table of objects."""
 ONE, WORDS = "a-one", "a-words"
 MODELS = (ONE, WORDS, "b-one")
 REGION = "region-1"
@@ -45,7 +45,7 @@ REFUSALS = ("401", "403", "16", "7")
 UNAUTHENTICATED, PERMISSION_DENIED, NOT_FOUND, UNIMPLEMENTED = "16", "7", "5", "12"
 OTHERWISE: dict[str, str] = {
     **NOTHING_BEHIND,
-    # An embedding model completes nothing, which is said of one that may be seen.
+    # An embedding model cannot complete; only callers that may see it are told so.
     "POST /v1/completions": "400",
     "POST /v1/chat/completions": "400",
     "POST /v1/responses": "400",
@@ -53,7 +53,7 @@ OTHERWISE: dict[str, str] = {
     "POST /openai/v1/completions": "400",
     "POST /openai/v1/chat/completions": "400",
 }
-"""Statuses of doors by which a caller is seen to be let in."""
+"""Statuses other than success that show that a caller was admitted."""
 CELLS = [
     pytest.param(row, door, protocol, id=f"{row.deed} {row.thing} {door} {protocol}")
     for row, door, protocol in cells()
@@ -62,7 +62,7 @@ CELLS = [
 
 @dataclass(frozen=True)
 class Place(Asking):
-    """The server of the doors; `server` is where a test looks into it."""
+    """The server under test; `server` gives access to its internals."""
 
     server: RunningServer | None = None
 
@@ -72,7 +72,7 @@ class Place(Asking):
         return self.server.application.registry
 
     async def prepare(self, door: str) -> None:
-        """Have every model loaded, and the region that a door is for, whatever was asked before."""
+        """Reload every model and restore the region that a route needs."""
         for name in MODELS:
             if not self.registry.ready(name):
                 path = f"/v2/repository/models/{name}/load"
@@ -114,7 +114,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
         modelmesh=True,
         shared_memory="all",
         default_model=ONE,
-        cors_origin=("https://app.example",),  # without which there is no gRPC-Web
+        cors_origin=("https://app.example",),  # gRPC-Web is off without it
         trace_file=str(folder / "traces"),
         access_rules=str(folder / "rules.json"),
     )
@@ -128,11 +128,11 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
         memory.unlink()
 
 
-# --- the table is complete --------------------------------------------------------------------
+# --- Completeness of the table -------------------------------------------------------------------
 
 
 async def test_every_door_of_the_server_is_in_the_table() -> None:
-    """With the operation that is asked for there, and no row is of a door that is not there."""
+    """With the required operation; and no row names a route that does not exist."""
     rows = [(row, path) for row in DOORS for path in row.paths]
     found = {
         door: {row.operation for row, path in rows if fnmatchcase(door, path.replace("[", "[[]"))}
@@ -148,7 +148,7 @@ async def test_every_rule_has_a_row() -> None:
     assert set(Rule) == set(RULES) == {row.rule for row in DOORS}
 
 
-# --- every cell -------------------------------------------------------------------------------
+# --- Every cell ----------------------------------------------------------------------------------
 
 
 def name_for(door: str) -> str:
@@ -159,7 +159,7 @@ def name_for(door: str) -> str:
 
 @contextmanager
 def looked_up(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[list[str]]:
-    """Note which of the names are looked up: in the registry, the catalog, or on the disk."""
+    """Record which of the names are looked up in the registry, the catalog, or on disk."""
     found: list[str] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +234,7 @@ def has_its_own(seen: Seen, caller: str, row: Doors, door: str) -> None:
     own, other = (b"a-", b"b-") if caller == "owner" else (b"b-", b"a-")
     assert seen.status in ("200", "0"), (caller, seen)
     assert other not in seen.data, (caller, seen)
-    # Of b no model is an encoder.
+    # Tenant b has no encoder model.
     assert own in seen.data or (own == b"b-" and "/v1/" in door), (caller, seen)
 
 
@@ -246,11 +246,11 @@ CHECKS: dict[Found, Callable[[Seen, str, Doors, str], None]] = {
 }
 
 
-# --- methods of HTTP that are in no row -------------------------------------------------------
+# --- HTTP methods that have no row ---------------------------------------------------------------
 
 
 async def test_head_is_what_get_is(place: Place) -> None:
-    """For each route and caller: the same status, and no body."""
+    """For each route and caller: the same status, without a body."""
     names = {"model": ONE, "version": "1", "repository": "r", "region": REGION}
     found, wanted = {}, {}
     for door in ROUTES:
@@ -281,7 +281,7 @@ async def test_a_method_that_a_path_has_not_tells_no_model(
     assert [] == asked
 
 
-# --- names that look like another one ---------------------------------------------------------
+# --- Alternative spellings of names --------------------------------------------------------------
 
 ODD = [
     "A-one",
@@ -305,7 +305,7 @@ ODD = [
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
 async def test_no_other_spelling_of_a_name_reaches_the_model(place: Place, name: str) -> None:
-    """Neither for b, who may not see it, nor, by any but its own name, for the operator."""
+    """Tenant b may not see it at all; the operator only by its exact name."""
     await place.prepare("")
     used = place.registry.resolve(ONE)[0].statistics
     before = used.totals().inference_count

@@ -1,4 +1,4 @@
-"""SIGTERM under load: health first, then everything in flight is answered, and nobody is cut."""
+"""SIGTERM under load: health changes first, then every request in flight is answered."""
 
 import asyncio
 import signal
@@ -26,10 +26,10 @@ SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVING", "NOT_SERVING")
 )
 EACH = 50
-"""Requests of each kind that are in flight; four kinds."""
+"""Number of requests of each of the four kinds in flight."""
 SECONDS = 60
 OFTEN = 10
-"""Drains of fifty that `slow` has; the others are `large`."""
+"""Number of the fifty drains that `slow` runs; `large` runs the rest."""
 
 GATED = """
 import asyncio, pathlib
@@ -66,19 +66,19 @@ REST = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]
 
 @dataclass
 class Loaded:
-    """A server with a model that answers once a gate is open."""
+    """A server with a model that answers once a gate file exists."""
 
     server: ServerProcess
     gate: Path
     begun: Path
-    """There once the load of another model goes on, which ends with the gate too."""
+    """File created when the load of another model begins; that load ends with the gate, too."""
     unix: str
     stack: AsyncExitStack
     authority: trustme.CA | None = None
-    """Who has signed the certificate of the server, where it serves over TLS."""
+    """CA of the server's certificate, if it serves over TLS."""
 
     async def channel(self, address: str) -> grpc.aio.Channel:
-        """Connect over gRPC."""
+        """Open a gRPC channel."""
         if self.authority is None:
             channel = grpc.aio.insecure_channel(address)
         else:
@@ -103,11 +103,11 @@ class Loaded:
         return f"http{'' if self.authority is None else 's'}://localhost:{port}{path}"
 
     async def executing(self) -> int:
-        """Return how many inferences were admitted and not answered."""
+        """Return the number of admitted inferences without an answer."""
         return await self.metric("xlaserve_requests_in_progress")
 
     async def metric(self, name: str) -> int:
-        """Return the sum of a metric over its rows."""
+        """Return the sum of a metric over all label values."""
         async with AsyncExitStack() as stack:
             session = await replace(self, stack=stack).session()
             async with session.get(self.at("/metrics")) as answer:
@@ -117,7 +117,7 @@ class Loaded:
 
 
 async def answered(load: Loaded) -> int:
-    """Return how many inferences have succeeded."""
+    """Return the number of successful inferences."""
     return await load.metric("nv_inference_request_success")
 
 
@@ -135,7 +135,7 @@ async def loaded(tmp_path: Path, *flags: str, tls: bool = False) -> AsyncIterato
         "gated",
         *flags,
     )
-    # On a busy machine a hundred handshakes at once take their time.
+    # On a busy machine, a hundred simultaneous handshakes take some time.
     data = ["--grpc-data-endpoint", unix, "--preface-seconds", str(SECONDS)]
     authority = trustme.CA() if tls else None
     if authority is not None:
@@ -201,7 +201,7 @@ async def drained_under_load(tmp_path: Path, *, tls: bool = False) -> None:
         load.server.process.send_signal(signal.SIGTERM)
         seen.append((await watch.read()).status)
         assert [SERVING, NOT_SERVING] == seen
-        # Nothing is answered before the watch is told.
+        # Nothing may be answered before the watch reports NOT_SERVING.
         assert not any(task.done() for task in asked)
         load.gate.touch()
         async with asyncio.timeout(SECONDS):
@@ -215,19 +215,19 @@ async def drained_under_load(tmp_path: Path, *, tls: bool = False) -> None:
 
 
 async def test_a_server_that_is_told_to_stop_answers_all_that_is_in_flight(tmp_path: Path) -> None:
-    """200 requests over gRPC, streams of it, a unix socket and REST, and a load: 0 cut."""
+    """200 requests (gRPC, gRPC streams, Unix socket, REST) and a load; none is cut off."""
     await drained_under_load(tmp_path)
 
 
-# --- clients that go on ---
+# --- Clients that keep sending -------------------------------------------------------------------
 
 REFUSED = "refused"
-"""A request that was not sent: its client came to know that the server ends."""
+"""Outcome of a request rejected cleanly because the server is shutting down."""
 WORKERS = 6
 
 
 async def busy_grpc(stub: Any) -> str:
-    """Ask again and again; return what came when it was no answer."""
+    """Send requests until one fails; return REFUSED or the error."""
     while True:
         try:
             await stub.ModelInfer(INFER, timeout=SECONDS)
@@ -253,7 +253,7 @@ async def busy_rest(session: aiohttp.ClientSession, url: str) -> str:
 
 @pytest.mark.slow
 async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
-    """What they had sent is answered, and then they cannot connect."""
+    """Requests already sent are answered; after that, clients cannot connect."""
     async with loaded(tmp_path) as load:
         load.gate.touch()
         url = load.at("/v2/models/gated/infer")
@@ -278,12 +278,12 @@ async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
     assert 0 == status
 
 
-# --- the second signal, and SIGHUP ---
+# --- A second signal, and SIGHUP -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_two_signals_at_once_are_one(tmp_path: Path, processes: int) -> None:
-    """A manager tells the group and the parent, or sends SIGINT and then SIGTERM."""
+    """A process manager signals both the group and the parent, or sends SIGINT, then SIGTERM."""
     async with loaded(tmp_path, "--processes", str(processes)) as load:
         stub = await load.stub(load.server.url)
         asked = asyncio.ensure_future(outcome(stub.ModelInfer(INFER)))
@@ -302,7 +302,7 @@ async def test_two_signals_at_once_are_one(tmp_path: Path, processes: int) -> No
 
 @pytest.mark.slow
 async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
-    """Its exit status is that of the signal, 143 in a shell; a request in flight is lost."""
+    """Its exit status is that of the signal (143 in a shell); a request in flight is lost."""
     async with loaded(tmp_path) as load:
         stub = await load.stub(load.server.url)
         asked = asyncio.ensure_future(outcome(stub.ModelInfer(INFER)))
@@ -311,7 +311,7 @@ async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
         load.server.process.send_signal(signal.SIGTERM)
         await load.server.until("shutting down")
         async with asyncio.timeout(SECONDS):
-            # Those of the first second are the first one, told again.
+            # Signals within the first second count as repetitions of the first one.
             while load.server.process.returncode is None:
                 load.server.process.send_signal(signal.SIGTERM)
                 await asyncio.sleep(0.1)
@@ -324,7 +324,7 @@ async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
-    """Also while the server drains."""
+    """Not even during a drain."""
     async with loaded(tmp_path) as load:
         stub = await load.stub(load.server.url)
         asked = asyncio.ensure_future(outcome(stub.ModelInfer(INFER)))
@@ -352,5 +352,5 @@ async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
     [pytest.param(repeat, marks=[pytest.mark.large] * (repeat >= OFTEN)) for repeat in range(50)],
 )
 async def test_no_request_is_cut_in_fifty_drains(tmp_path: Path, repeat: int) -> None:
-    """D1 of the acceptance table: each over gRPC and REST, every other one over TLS."""
+    """D1 of the acceptance table: over gRPC and REST, with TLS every second time."""
     await drained_under_load(tmp_path, tls=bool(repeat % 2))

@@ -1,4 +1,4 @@
-"""SIGTERM within texts that are streamed: each is told to its end, and no other begins."""
+"""SIGTERM during text streams: each text is completed, and no new one begins."""
 
 import asyncio
 import json
@@ -22,15 +22,15 @@ pb: Any = service_pb2
 EACH, TOKENS, SECONDS = 3, 40, 120
 PROMPT = "hello"
 PRODUCTS = 500
-"""Products of two matrices in each step: a text takes long beside a signal, on any machine."""
+"""Matrix products per step: generating must take long compared to handling a signal."""
 
 
 def slow_decode(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> Any:
-    """Compute what the tiny model does, and much that nobody needs."""
+    """Compute what the tiny model does, and some unneeded products."""
     logits, cache = tiny_language.decode(params, cache, window, tokens, positions)
     start = jnp.eye(128, dtype=jnp.float32) * logits[0, 0]
     spent = jax.lax.fori_loop(0, PRODUCTS, lambda _, matrix: jnp.tanh(matrix @ start), start)
-    # Its sum may not be a number, for all that XLA knows: it cannot leave it out.
+    # The sum might be NaN for all XLA knows, so it cannot be optimized away.
     return logits + jnp.float32(0) * spent.sum(), cache
 
 
@@ -43,15 +43,15 @@ def models(tmp_path: Path) -> Path:
 
 
 class Streams:
-    """Texts that are being streamed, and how many have begun."""
+    """Text streams in progress, and how many have begun."""
 
     def __init__(self, tokens: int = TOKENS) -> None:
         self._tokens = tokens
         self.begun = asyncio.Semaphore(0)
-        """Released once for each text that has begun, or ended without one."""
+        """Released once for each stream that has begun or ended without a text."""
 
     async def over_rest(self, session: aiohttp.ClientSession, url: str) -> tuple[str, str]:
-        """Return the text of events, and why it ended."""
+        """Return the text from server-sent events and the finish reason."""
         asked = {"model": "story", "prompt": PROMPT, "max_tokens": self._tokens, "stream": True}
         asked |= {"temperature": 0, "ignore_eos": True}
         pieces, reason = list[str](), ""
@@ -70,7 +70,7 @@ class Streams:
         return "".join(pieces), reason
 
     async def over_grpc(self, stub: Any) -> tuple[str, str]:
-        """Return the text of the answers of a stream, and why it ended."""
+        """Return the text from a gRPC stream and the finish reason."""
 
         async def requests() -> AsyncIterator[Any]:
             tensor = pb.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
@@ -101,7 +101,7 @@ class Streams:
 
 
 async def until_refused(begin: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-    """Ask until there is no answer: what arrives beside the signal is answered too."""
+    """Send requests until one is refused; those that arrive before the signal are answered."""
     while True:
         try:
             text, reason = await begin()
@@ -112,7 +112,7 @@ async def until_refused(begin: Callable[[], Awaitable[tuple[str, str]]]) -> str:
 
 
 async def test_texts_that_have_begun_are_told_to_their_end(models: Path) -> None:
-    """Over SSE and gRPC; then whoever asks is refused, and the server ends within its grace."""
+    """Over SSE and gRPC; new requests are refused, and the server exits in time."""
     async with (
         served(models) as server,
         aiohttp.ClientSession() as session,
@@ -122,7 +122,7 @@ async def test_texts_that_have_begun_are_told_to_their_end(models: Path) -> None
         url = f"http://127.0.0.1:{server.http.rpartition(':')[2]}/v1/completions"
         stub, late = map(service_pb2_grpc.GRPCInferenceServiceStub, (channel, other))
         await late.ServerLive(pb.ServerLiveRequest())
-        # The texts of both doors are compared with one that nothing interrupts.
+        # The reference is an uninterrupted text.
         wanted = await Streams().over_rest(session, url)
         streams, behind = Streams(), Streams(tokens=1)
         asked = [
@@ -143,7 +143,7 @@ async def test_texts_that_have_begun_are_told_to_their_end(models: Path) -> None
             found = await asyncio.gather(*asked)
             status = await server.process.wait()
 
-    # The signal came within all of them.
+    # The signal arrived during all of the streams.
     assert [] == ended_before
     assert "length" == wanted[1]
     assert len(wanted[0]) > TOKENS / 2

@@ -1,4 +1,4 @@
-"""SIGTERM while loads wait: each is answered, and the server ends long before its grace does."""
+"""SIGTERM while loads are queued: each is answered, and the server exits early."""
 
 import asyncio
 import signal
@@ -18,11 +18,11 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.errors import ShuttingDown
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 LOADS = 20
 GRACE_SECONDS = 10 * STOP_SECONDS
-"""What a drain that waits for loads would take."""
+"""Time a drain would take if it waited for the loads."""
 CONFIG = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
 output [{ name: "y", data_type: TYPE_FP32, dims: [ 1 ] }]
@@ -42,7 +42,7 @@ class Model(PythonModel):
 
 
 ALONE = (("grpc.use_local_subchannel_pool", 1),)
-"""Has each channel have a connection of its own."""
+"""Gives each channel its own connection."""
 
 
 async def send_over_rest(client: Connection, model: str) -> None:
@@ -51,10 +51,10 @@ async def send_over_rest(client: Connection, model: str) -> None:
 
 
 async def send_over_grpc(channel: grpc.aio.Channel, model: str) -> Any:
-    """Ask for a load, and return once the server has read that it is asked for."""
+    """Send a load request, and return once the server has read it."""
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     asked = stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=model))
-    await stub.ServerLive(pb.ServerLiveRequest())  # behind it, on the same connection
+    await stub.ServerLive(pb.ServerLiveRequest())  # same connection
     return asked
 
 
@@ -70,7 +70,7 @@ async def told_over_grpc(asked: Any) -> str:
 async def test_every_load_that_waits_is_answered_and_the_server_ends(
     tmp_path: Path, processes: int
 ) -> None:
-    """Two of twenty are in the code of a model that never loads; the others wait for a thread."""
+    """Two of twenty loads run a model's code that never returns; the others wait for a thread."""
     models, begun = tmp_path / "models", tmp_path / "begun"
     begun.mkdir()
     names = [f"m{number}" for number in range(LOADS)]

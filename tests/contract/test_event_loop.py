@@ -1,7 +1,7 @@
 """A request that takes long holds nobody else: seen by the order of events, through every door."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import json

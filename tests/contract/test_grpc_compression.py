@@ -1,7 +1,7 @@
 """Compression of gRPC messages both ways, with the stock clients."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path

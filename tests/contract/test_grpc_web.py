@@ -30,7 +30,7 @@ from xlaserve.net.ledger import Kind
 from xlaserve.serving.access.tokens import digest_of, new_token
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,7 +1,7 @@
 """A checkpoint as Hugging Face has it is imported, served, and continues as transformers does."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 import shutil

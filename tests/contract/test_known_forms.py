@@ -1,7 +1,7 @@
 """Requests of a form that was checked before: what may have changed since is checked again."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 from collections.abc import Iterator

@@ -40,7 +40,7 @@ from xlaserve.net.ledger import Account, Kind, Ledger
 from xlaserve.serving.access.objects import Doors
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), own_engine_only]
 

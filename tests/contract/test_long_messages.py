@@ -1,7 +1,7 @@
 """Threads read and write long messages of gRPC, so that others are served beside them."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 import threading

@@ -1,7 +1,7 @@
 """Configurations over the front door: obeyed, refused, or named, and what serves goes on."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 import shutil

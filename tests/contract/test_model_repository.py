@@ -1,7 +1,7 @@
 """The model repository extension over gRPC, in the order of its document."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import errno
 import json

@@ -1,7 +1,7 @@
 """What the protocol has and this server does not: it says so, and harmless requests succeed."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,7 @@
 """An imported ONNX model beside the configuration that Triton had for it."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 from pathlib import Path
 from typing import Any

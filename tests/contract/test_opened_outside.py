@@ -5,7 +5,7 @@ that of a library in C. What no watch can be put on is seen by Python's audit ho
 """
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import os
 import shutil

@@ -19,7 +19,7 @@ from support.server import RunningServer, Serve, serving
 from support.wire import Wire, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 # pyright: reportAttributeAccessIssue=false
 
 PROXY, OTHER = "127.0.0.2", "127.0.0.1"

@@ -40,7 +40,7 @@ from xlaserve_proto.mmesh import (
 )
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 ONE, UNKNOWN, HIDDEN, NOWHERE = "a-one", "a-non", "b-one", "b-non"
 CALLER, OPERATOR = new_token(), new_token()

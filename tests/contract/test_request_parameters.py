@@ -1,7 +1,7 @@
 """Parameters of inference requests over gRPC and REST: one core decides, for both alike."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import json
 from collections.abc import AsyncIterator

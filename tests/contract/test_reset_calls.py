@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2 as pb
 from xlaserve.settings.choices import Http2Engine
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

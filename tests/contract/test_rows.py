@@ -1,7 +1,7 @@
 """Rows of one client beside those of others, over the front door: they must not see one another."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import json

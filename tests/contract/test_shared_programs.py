@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 import xlaserve
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 
 def _export(path: Path, factor: float, *, minus: bool = False) -> Path:

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.serving.observability.span_attributes import ROWS, SCHEMA_URL, Of
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 SERVICE = "inference.GRPCInferenceService"
 AGENT = {"User-Agent": "tester/1"}

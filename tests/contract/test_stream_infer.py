@@ -1,7 +1,7 @@
 """ModelStreamInfer: many answers to a request, many requests in order, and how a stream ends."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import asyncio
 import gc

@@ -1,7 +1,7 @@
 """Requests with typed contents are answered in typed contents (V2 protocol, ModelInferResponse)."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Clauses of the V2 protocol by their values: repositories, versions, metadata, many images."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
 
 import io
 import json
