@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, asked by OpenAI's own client and by raw requests."""
+"""OpenAI embeddings, requested by OpenAI's client and by raw HTTP."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ async def post(server: RunningServer, token: str = OWNER, **fields: Any) -> Answ
 
 
 def executions(server: RunningServer) -> tuple[int, int]:
-    """Return how many executions there were, and how many inferences they answered."""
+    """Return the number of executions, and of the inferences in them."""
     version, _ = server.application.registry.resolve("words")
     found = version.statistics.totals()
     return found.execution_count, found.inference_count
@@ -120,7 +120,7 @@ async def test_inputs_of_one_length_are_executed_together_also_with_those_of_oth
     for tokens, embedding in zip(asked, got, strict=True):
         np.testing.assert_allclose(embedding, expected(tokens), rtol=1e-5)
     assert 4 == after[1] - before[1]
-    # The three of up to four tokens may be one execution; more than that is alone in another.
+    # The three texts of up to four tokens may share an execution; the longer one has its own.
     assert after[0] - before[0] < 3
 
 
@@ -190,7 +190,7 @@ async def test_a_queue_that_is_full_is_429_and_nothing_stays_held(
         http_endpoint="port:0",
         max_requests_per_model=1,
     ) as server:
-        # Of several executions of one request only one may be in progress.
+        # Only one of several executions of a request may be in progress at a time.
         server.gather("words", 4)
         answer = await post(server, input=[[9] * 3, [9] * 8])
         await until_idle(server)
@@ -258,7 +258,7 @@ async def test_an_imported_encoder_is_served_as_sentence_transformers_has_it(
 async def test_the_event_loop_goes_on_while_a_short_text_is_encoded(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A regular expression may take seconds for a few characters: others are answered meanwhile."""
+    """Other requests are served while a regular expression takes seconds on a few characters."""
     begun, answered = threading.Event(), threading.Event()
     was_answered: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""A message of no bytes is a message, in which each field has its default."""
+"""An empty message is a valid message, in which every field has its default."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -40,7 +40,7 @@ async def test_each_empty_message_of_a_stream_is_answered(server: RunningServer,
 
 
 async def test_an_empty_message_is_answered_in_each_unary_method(server: RunningServer) -> None:
-    """Never as INTERNAL or UNKNOWN: at most it lacks what the method needs."""
+    """Never INTERNAL or UNKNOWN; at most an error about a missing field."""
     statuses = {}
     async with grpc.aio.insecure_channel(server.url) as channel:
         for path in set(ROWS) - set(STREAMS) - {"/grpc.health.v1.Health/Watch"}:

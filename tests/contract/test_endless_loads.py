@@ -1,4 +1,4 @@
-"""A model that does not end its first execution: it fails, and nothing has to wait for it."""
+"""A model whose first execution never ends: its load fails, and nothing waits for it."""
 
 import asyncio
 import json
@@ -21,9 +21,10 @@ STUCK = ("it was still ", " after 5 seconds (load_seconds)")
 
 
 def endless(params: None, x: jax.Array) -> dict[str, jax.Array]:
-    """Take some billions of years for zeros, of which a warm-up is made.
+    """Loop for billions of years on zeros, which is what warm-up requests contain.
 
-    The trip counts are constants: a model whose loops follow its inputs is not warmed up.
+    The trip counts are constants, because models whose loops depend on inputs are not warmed
+    up.
     """
 
     def twice(_: int, c: jax.Array) -> jax.Array:
@@ -46,7 +47,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def halved(params: None, x: jax.Array) -> dict[str, jax.Array]:
-    """Halve until nothing is above 1, which infinity always is; nothing proves its rows."""
+    """Halve until no element exceeds 1, which never happens for infinity; its rows are not
+    proved.
+    """
 
     def half(carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         trips, y = carried
@@ -61,7 +64,7 @@ def halved(params: None, x: jax.Array) -> dict[str, jax.Array]:
 async def test_what_does_not_end_is_ended_where_processes_compile(
     repository: Path, tmp_path: Path
 ) -> None:
-    """No thread goes on: neither behind a warm-up, nor behind the trial of declared rows."""
+    """No thread keeps running, neither after a warm-up nor after a trial of declared rows."""
     root = tmp_path / "models"
     shutil.copytree(repository / "endless", root / "endless")
     xlaserve.export_model(
@@ -98,7 +101,7 @@ async def post(server: ServerProcess, path: str, said: Any) -> Answer:
 
 
 async def none_abandoned(server: ServerProcess) -> None:
-    """Wait until no thread of a load is left: the process that executed the model was ended."""
+    """Wait until no load thread is abandoned: the process that executed the model was killed."""
     metrics = ""
     while "\nxlaserve_abandoned_work 0" not in metrics:
         metrics = (await ask(server.http, "GET", "/metrics")).body.decode()
@@ -112,7 +115,7 @@ async def infer(server: ServerProcess) -> Any:
 
 @pytest.mark.slow
 async def test_a_load_that_does_not_end_fails_and_others_go_on(repository: Path) -> None:
-    """The server gets ready, says what is wrong through every door, and ends when it is told to."""
+    """The server becomes ready, reports the error over every protocol, and exits on SIGTERM."""
     flags = ("--model-control-mode", "explicit", "--load-model", "*", "--model-root")
     async with served(repository, *SECONDS, *flags, str(repository)) as server:
         ready = await ask(server.http, "GET", "/v2/health/ready")
@@ -163,7 +166,7 @@ async def test_a_mesh_is_told_that_a_load_did_not_end(repository: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_server_ends_though_a_load_does_not(repository: Path) -> None:
-    """While a process executes what does not end."""
+    """While a process is executing the endless model."""
     flags = ("--model-control-mode", "explicit", "--drain-seconds", "1")
     async with served(repository, *flags) as server:
         loading = asyncio.ensure_future(post(server, "/v2/repository/models/endless/load", {}))

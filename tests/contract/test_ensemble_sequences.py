@@ -1,4 +1,4 @@
-"""Sequences through the steps of ensembles: the request's, and those that steps name."""
+"""Sequences in ensembles: those of the request, and those that steps set."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ def ensemble(root: Path, name: str, *steps: str, config: str = "") -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """A client of a server with ensembles of each kind of step that names sequences."""
+    """A client of a server with ensembles in which each kind of step sets a sequence."""
     root: Path = tmp_path_factory.mktemp("models")
     write(root, "sums", SUMS, tensors("y", "seen") + SEQUENCES, begin=BEGIN)
     write(root, "says", f"NAME = 'say'\n{SAYS}", tensors("y"), begin=BEGIN)
@@ -150,7 +150,7 @@ async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
 
 
 async def infer(asked: Client, name: str, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Return y, what the sequence model has seen, and the parameters of the answer."""
+    """Return y, what the sequence model saw, and the answer's parameters."""
     x = given(triton, "x", np.ones((1, 1), np.float32))
     result: Any = await asked.grpc.infer(name, [x], request_id="r", **more)
     response = result.get_response()
@@ -160,7 +160,7 @@ async def infer(asked: Client, name: str, **more: Any) -> tuple[Any, dict[str, A
 
 
 async def test_each_step_has_the_sequence_and_id_of_the_request(asked: Client) -> None:
-    """Over gRPC and REST; an answer whose steps name none says none."""
+    """Over gRPC and REST; the answer has no sequence parameters if no step sets them."""
     found = [
         await infer(asked, "own", sequence_id=7, sequence_start=start, sequence_end=end)
         for start, end in ((True, False), (False, False), (False, True))
@@ -192,16 +192,16 @@ NAMED: tuple[tuple[dict[str, Any], list[Any], dict[str, Any]], ...] = (
     ({"sequence_end": True, **WHOLE, "unit": "m"}, [9, 3], {"sequence_id": 9, **WHOLE}),
     ({"unit": "m"}, [9, 3], {}),
 )
-"""What a step says of all of sequence 9, what the next step sees, and what the client is told."""
+"""What a step sets for sequence 9, what the next step sees, and what the client gets."""
 
 
 @pytest.mark.parametrize(
     "kind", ["of_says", "of_apart", "of_strict", "of_ours", "within", "through"]
 )
 async def test_a_step_names_the_sequence_of_all_behind_it(asked: Client, kind: str) -> None:
-    """As in Triton: what it leaves out of the id is the request's, of start and end is false.
+    """As in Triton, a missing id is taken from the request; missing start and end are false.
 
-    Steps behind it that name none hand it on, to the next one and to the client.
+    Later steps that set nothing pass the sequence on to the next step and to the client.
     """
     found = []
     for said, _, _ in NAMED:
@@ -250,7 +250,7 @@ async def test_a_step_that_names_a_wrong_sequence_fails_its_request(
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """Like the exception that PyO3 raises when Rust code panics."""
 
 
 @own_engine_only

@@ -1,4 +1,4 @@
-"""A request that takes long holds nobody else: seen by the order of events, through every door."""
+"""A slow request does not block others, shown by the order of events on every protocol."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2_grpc
 import xlaserve
 
 TRIPS = 10_000_000
-"""About a second; nothing depends on it but that a question and its answer are quicker."""
+"""About a second; it only has to be longer than a request takes."""
 
 
 BEFORE = 5
@@ -37,7 +37,7 @@ def spin(params: None, n: jax.Array) -> dict[str, jax.Array]:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that loops as often as its input says, and an ensemble of it."""
+    """A model that loops as often as its input says, and an ensemble with it."""
     root = tmp_path_factory.mktemp("models")
     xlaserve.export_model(spin, None, {"n": ("INT32", [1])}, root / "spin" / "1")
     config = {
@@ -76,7 +76,7 @@ async def over_rest(server: RunningServer, model: str, trips: int) -> None:
 async def test_a_loop_as_long_as_its_input_says_holds_no_other_connection(
     serve: Serve, repository: Path, infer: Any, model: str
 ) -> None:
-    """However quick it was before."""
+    """Even if earlier executions were quick."""
     settings = {"inline_execution_seconds": 0.05, "http_endpoint": "port:0"}
     async with serve(repository, load_model=("spin", "steps"), **settings) as server:
         for _ in range(BEFORE):

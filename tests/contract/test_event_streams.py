@@ -1,4 +1,4 @@
-"""Inference over REST with many answers: server-sent events, from models as they are served."""
+"""REST inference with several answers as server-sent events."""
 
 import asyncio
 import json
@@ -27,14 +27,14 @@ REFUSE = (RULE, "refuse")
 
 
 def request(*headers: tuple[str, str], count: int = 3, model: str = "m", **more: Any) -> bytes:
-    """Ask for so many answers."""
+    """Return a request for `count` answers."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [count]}
     body = json.dumps({"id": "i", "inputs": [tensor], **more}).encode()
     return message("POST", f"/v2/models/{model}/infer", *headers, body=body)
 
 
 class Counting(IdentityModel):
-    """A model that answers 1, 2, 3 and so on, as often as it is asked to."""
+    """A model that answers 1, 2, 3 and so on, as often as requested."""
 
     def generate(
         self, inputs: Mapping[str, Any], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -60,7 +60,7 @@ async def plain(serve: Serve, repository: Path) -> AsyncIterator[RunningServer]:
 async def generating(
     serve: Serve, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunningServer]:
-    """A server whose model gives as many answers as it is asked for."""
+    """A server whose model gives as many answers as requested."""
     monkeypatch.setattr(identity, "IdentityModel", Counting)
     async with serve(
         repository, http_endpoint="port:0", load_model=("m",), grace_seconds=0.2
@@ -74,7 +74,7 @@ def address_of(server: RunningServer) -> str:
 
 
 def shown(event: Any) -> tuple[str, str, list[float], bool]:
-    """Return what an event is: its name, the id, the numbers, and whether it is the last one."""
+    """Return an event's name, id, numbers, and whether it is the last one."""
     name, data = event
     numbers = [number for output in data["outputs"] for number in output["data"]]
     return name, data["id"], numbers, data["parameters"]["triton_final_response"]
@@ -82,7 +82,7 @@ def shown(event: Any) -> tuple[str, str, list[float], bool]:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 async def test_a_model_answers_many_times(generating: RunningServer, count: int) -> None:
-    """Its last answer has no outputs: only then it is known that there are no more."""
+    """The final event has no outputs, because the model does not announce its last answer."""
     async with connect(address_of(generating)) as client:
         reader = EventReader(client)
         await client.send(request(EVENTS, count=count))
@@ -132,7 +132,7 @@ async def test_what_is_refused_before_an_answer_has_its_status(
 async def test_a_known_header_block_never_takes_events_along(
     plain: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast path gives one answer: what accepts events is read each time."""
+    """The fast path gives one answer, so a request that accepts events must never take it."""
     general: list[bytes] = []
     take_over = Connection.take_over
 
@@ -173,7 +173,7 @@ async def test_a_stream_passes_the_gates_every_time(serve: Serve, repository: Pa
 async def test_a_client_that_leaves_ends_the_model_s_work(
     generating: RunningServer, *, reads: bool
 ) -> None:
-    """Nothing is computed for it any more, and nothing counts as in progress."""
+    """The model stops computing, and no request remains in progress."""
     version, _ = generating.application.registry.resolve("m")
     async with connect(address_of(generating)) as client:
         reader = EventReader(client)

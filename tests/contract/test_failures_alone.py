@@ -1,4 +1,4 @@
-"""A request that fails what it is executed together with fails alone, on every station."""
+"""A failing request does not fail others in its batch, on every station."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ from xlaserve.serving.inputs.output_forms import OutputForms
 from xlaserve.serving.stations import apart
 
 BAD_TEXT, BAD_LENGTH = "c", 13
-"""A text of embeddings that fails, and how many tokens a request for text asks for that does."""
+"""Text that makes an embedding fail, and max_tokens that makes text generation fail."""
 
 THROUGH_A_FRONT_END = "through a front end"
 WAYS = ("as it comes", THROUGH_A_FRONT_END)
@@ -67,7 +67,7 @@ async def loaded(
     way: str,
     **batching: Any,
 ) -> AsyncIterator[Station]:
-    """Have the model of a row loaded for the length of a block, and asked in a way."""
+    """Load the model of a row for the duration of a block, reached directly or via a front end."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(triton.InferenceServerClient(server.url))
         station = Station(server, client, opened, row)
@@ -83,7 +83,7 @@ async def loaded(
 
 
 def another_client(station: Station) -> Any:
-    """Return a client with a connection of its own."""
+    """Return a client with its own connection."""
     return triton.InferenceServerClient(station.url, channel_args=[("of", "the bad one")])
 
 
@@ -91,7 +91,7 @@ def another_client(station: Station) -> Any:
 async def asked_at(
     server: RunningServer, scratch: Path, way: str
 ) -> AsyncIterator[Callable[[str, Any], "asyncio.Task[Answer]"]]:
-    """Give what asks a running server over HTTP in a way, for the length of a block."""
+    """Yield a function that sends HTTP requests, directly or via a front end."""
     async with AsyncExitStack() as stack:
         at = server
         if way == THROUGH_A_FRONT_END:
@@ -102,7 +102,7 @@ async def asked_at(
 
 
 async def gathered(station: Station, *values: float) -> "list[float | BaseException]":
-    """Return the answers to requests that wait together, and the errors of those that fail."""
+    """Queue requests together; return their answers, and the errors of those that fail."""
     asked = await station.busy()
     for count, value in enumerate(values, 1):
         asked.append(station.ask(value))
@@ -121,13 +121,13 @@ def shown(answers: "list[float | BaseException]") -> "list[float | str]":
 async def test_one_bad_request_fails_alone(
     row: Row, way: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """What was executed together is executed again one by one, each time; so is what panics."""
+    """A failed batch is retried request by request, every time; the same holds for panics."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
         gate(tmp_path / "gate") as opened,
         serve(root, allow_python_models=True) as server,
-        # A delay that never matters: nothing is handed over before it can begin.
+        # A negligible delay: it keeps requests in the queue until they can be executed.
         loaded(row, root, server, opened, way, max_queue_delay_microseconds=1) as station,
     ):
         first = await gathered(station, 1, BAD, 3, 4)
@@ -143,7 +143,7 @@ async def test_one_bad_request_fails_alone(
 
 @pytest.mark.parametrize("row", ALONE)
 async def test_a_panic_is_one_requests(row: Row, serve: Serve, tmp_path: Path) -> None:
-    """Also where nothing is executed together; who asks next is answered."""
+    """Even without batches; the next request is answered."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -167,7 +167,7 @@ async def test_a_panic_is_one_requests(row: Row, serve: Serve, tmp_path: Path) -
 async def test_one_bad_sequence_fails_alone(
     row: Row, bad: float, way: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """The steps of other sequences in its batch are answered, and go on."""
+    """Other sequences in its batch get their answers and continue."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -185,7 +185,7 @@ async def test_one_bad_sequence_fails_alone(
         going = [station.ask(5, sequence_id=number) for number in (1, 2, 4)]
         after = await asyncio.gather(*going, return_exceptions=True)
         executed = [*opened.executed]
-        await station.idle()  # nothing of it keeps the model from being unloaded
+        await station.idle()  # no reference keeps the model from being unloaded
 
     assert [0.0, 2.0, "failed", 6.0] == shown(answers)
     assert [[1, bad, 3], [1], [bad], [3]] == executed[1:5]
@@ -193,7 +193,7 @@ async def test_one_bad_sequence_fails_alone(
 
 
 def gated_tokens(path: str, server: RunningServer) -> None:
-    """Have executions of `words` go through a gate; those with `BAD_TEXT` fail behind it."""
+    """Make executions of `words` wait at a gate; afterwards, those with `BAD_TEXT` fail."""
     runner: Any = server.application.registry.resolve("words")[1].runner
     inner = runner.execute
     bad = tiny_embedding.tokens_of(BAD_TEXT)[-1]
@@ -206,7 +206,7 @@ def gated_tokens(path: str, server: RunningServer) -> None:
         return inner(inputs, **how)
 
     runner.execute = execute
-    runner.expected_seconds = lambda rows: 1.0  # nothing of it on the event loop
+    runner.expected_seconds = lambda rows: 1.0  # never execute on the event loop
     server.gather("words", 4)
 
 
@@ -214,7 +214,7 @@ def gated_tokens(path: str, server: RunningServer) -> None:
 async def test_one_bad_text_of_embeddings_fails_alone(
     way: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """Its row was in one execution with the others."""
+    """Its row was in the same execution as the others."""
     root = tmp_path / "models"
     tiny_embedding.export(root / "words")
     texts = ["ab", BAD_TEXT, "ba", "b"]
@@ -245,7 +245,7 @@ async def test_one_bad_text_of_embeddings_fails_alone(
 async def test_one_bad_request_of_a_generator_fails_alone(
     way: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that had the same steps are given all their tokens."""
+    """Requests in the same steps get all of their tokens."""
     root, told, script = tmp_path / "models", threading.Event(), "abcdefghijklmnopqrst"
     scripted_language.export(root / "story", [script], scripted_language.HERMES, slots="4")
     step, take = Batch.step, Running.take
@@ -282,7 +282,7 @@ async def test_one_bad_request_of_a_generator_fails_alone(
 
 
 async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_path: Path) -> None:
-    """The requests of a client that fails others are in none of their batches, and a quarter."""
+    """A client whose requests fail gets separate batches, at most a quarter of them."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -318,7 +318,7 @@ async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_p
 async def test_what_waits_of_a_client_that_is_found_out_fails_no_other_batch(
     name: str, way: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """Though it was enqueued before, and the last of the first batch is what tells."""
+    """Even if enqueued before the failing client was identified by the last row of a batch."""
     root, one = tmp_path / "models", row(name)
     root.mkdir()
     async with (
@@ -339,7 +339,7 @@ async def test_what_waits_of_a_client_that_is_found_out_fails_no_other_batch(
 
 
 async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path) -> None:
-    """It is the model that fails: once it does not, requests are executed together again."""
+    """Then the model is at fault: once it recovers, requests are batched again."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -361,7 +361,7 @@ async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path)
 async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes wrong there: a fault of ours is of one request too."""
+    """Even an internal error while building one answer affects only that request."""
 
     def fails(self: OutputForms, outputs: Any) -> Any:
         raise ZeroDivisionError
@@ -413,7 +413,9 @@ async def test_a_client_is_apart_for_a_while() -> None:
 async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Whoever repeats elsewhere what is UNAVAILABLE repeats nothing that ends processes."""
+    """Clients may retry UNAVAILABLE elsewhere, so a request that kills a process must not get
+    it.
+    """
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -425,7 +427,7 @@ async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
         await station.load(root)
         death = asyncio.ensure_future(over_grpc(station, DEATH))
         await station.until(lambda: opened.held == 1)
-        # They are handed to the process too, which has not begun with them.
+        # These are sent to the process as well, but it has not begun executing them.
         waiting = [asyncio.ensure_future(how(station, 1)) for how in (over_grpc, over_rest)]
         await station.in_progress(3)
         await station.pending(2)
@@ -438,7 +440,7 @@ async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
 
 
 async def over_grpc(station: Station, value: float) -> tuple[str, str]:
-    """Return the status and the text of a request."""
+    """Return the status and message of a request."""
     try:
         return "OK", str(await station.ask(value))
     except InferenceServerException as error:
@@ -446,7 +448,7 @@ async def over_grpc(station: Station, value: float) -> tuple[str, str]:
 
 
 async def over_rest(station: Station, value: float) -> tuple[str, str]:
-    """Return the status and the text of a request."""
+    """Return the status and message of a request."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}
     path, body = f"/v2/models/{station.model}/infer", json.dumps({"inputs": [tensor]})
     answer = await ask(str(station.server.http), "POST", path, body=body.encode())

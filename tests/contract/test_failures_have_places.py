@@ -1,4 +1,4 @@
-"""A load that fails has its reason in every place that shows models, until one succeeds."""
+"""The reason of a failed load is shown everywhere models are listed, until a load succeeds."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ KINDS: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "empty_version": (empty_version, "1"),
     "damaged_version": (damaged_version, "1"),
 }
-"""Each kind of failure: how it is made, and the version that it comes to (empty for none)."""
+"""Each kind of failure: how to create it, and the version it affects (empty if none)."""
 
 
 @pytest.fixture(scope="module", name="root")
@@ -106,7 +106,7 @@ async def _server(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="said")
 async def _said(server: RunningServer) -> Mapping[str, str]:
-    """Return the text of each failure, as whoever asks for the load is told."""
+    """Return the error message of each failed load, as its client gets it."""
     said = {}
     for kind in KINDS:
         answer = await ask(str(server.http), "POST", LOAD.format(kind), body=b"{}")
@@ -116,7 +116,7 @@ async def _said(server: RunningServer) -> Mapping[str, str]:
 
 
 async def run(*arguments: str) -> str:
-    """Run a command in a thread, and return what it says: it has an event loop of its own."""
+    """Run a command on a thread, because it has its own event loop; return its output."""
 
     def invoke() -> str:
         environment = {"COLUMNS": "4000", "NO_COLOR": "1"}
@@ -131,7 +131,7 @@ async def http(server: RunningServer, method: str, path: str) -> str:
 
 
 Shown: TypeAlias = Mapping[str, str]
-"""What a place says of each model."""
+"""The text that one place shows for each model."""
 
 
 def by_model(rows: Iterable[Mapping[str, Any]]) -> Shown:
@@ -139,7 +139,7 @@ def by_model(rows: Iterable[Mapping[str, Any]]) -> Shown:
 
 
 def by_part(text: str) -> Shown:
-    """Return the parts of a line about several models: `'name' version 1: reason; ...`."""
+    """Split a line about several models: `'name' version 1: reason; ...`."""
     parts = re.split(r"(?:; |: )(?='\w+'(?: version \d+)?: failed to load)", text)
     return {part.split("'")[1]: part for part in parts[1:]}
 
@@ -248,7 +248,7 @@ async def test_every_failure_is_shown_with_its_reason(
 async def test_what_only_a_client_says_has_no_place(
     server: RunningServer, name: str, body: Mapping[str, Any]
 ) -> None:
-    """It chooses the names, which others would read."""
+    """Clients could otherwise put any name into lists that others read."""
     path = LOAD.format(name)
     refused = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
     names = {row["name"] for row in json.loads(await http(server, "POST", "/v2/repository/index"))}
@@ -267,12 +267,12 @@ async def test_the_index_has_one_row_of_a_failure(server: RunningServer) -> None
     assert {"UNAVAILABLE"} == {row["state"] for row in rows}
 
 
-# --- until the next success ---
+# --- Until the next success ----------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="module", name="mended")
 async def _mended(tmp_path: Path) -> AsyncIterator[tuple[RunningServer, Path]]:
-    """A server that is not ready, since its one model has an error in its configuration."""
+    """A server that is not ready because its only model has an invalid configuration."""
     root = tmp_path / "models"
     root.mkdir()
     export_double(root)
@@ -293,7 +293,7 @@ async def load(server: RunningServer, name: str) -> tuple[int, str]:
 
 
 GENERAL = [name for name in PLACES if name not in {"models list", "page of the model", "inference"}]
-"""Places that show any model."""
+"""Places that show all models."""
 
 
 async def test_a_success_ends_a_failure_everywhere(mended: tuple[RunningServer, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Grammars of one caller that would compute for minutes, at each door, beside another caller's."""
+"""Grammars that compute for minutes, over each protocol, next to another caller's."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ class Place:
         return await ask(self.server.http, "POST", path, headers, body=json.dumps(body).encode())
 
     async def good(self, regex: str = GOOD_REGEX) -> Answer:
-        """Ask as another caller, for text of another grammar."""
+        """Send another caller's request with its own grammar."""
         return await self.post("/v2/models/story/generate", generated({"regex": regex}), GOOD)
 
 
@@ -74,7 +74,7 @@ def inferred(grammar: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def over_rest(place: Place, path: str, body: Any) -> tuple[str, str]:
-    """Return the class of an answer, and its text."""
+    """Return the class of an answer's status, and the message."""
     found = await place.post(path, body)
     return str(found.status), found.body.decode()
 
@@ -110,7 +110,7 @@ def rest(path: str, body: Callable[[dict[str, str]], Any]) -> Door:
 
 
 def chat(grammar: Mapping[str, str]) -> dict[str, Any]:
-    """Return a chat whose answer follows a schema, or calls a tool whose arguments do."""
+    """Return a chat request whose answer follows a schema, or calls a tool with one."""
     schema = {"name": "a", "schema": json.loads(grammar["json_schema"])}
     return {
         "model": "story",
@@ -142,7 +142,7 @@ DOORS: Mapping[str, Door] = {
 }
 OF_SCHEMAS = ("chat", "tools")
 REFUSED = ("400", "StatusCode.INVALID_ARGUMENT", "of a stream")
-"""Answers of a stream tell no status to this client."""
+"""Statuses of a rejection; this client gets none within a stream."""
 
 
 IN_TIME = "within 0.05 seconds of the processor"
@@ -153,12 +153,13 @@ REFUSED_EARLIER: Mapping[tuple[str, str], str] = {
     ("tools", "many multiples"): "tokens, which is what the model has positions for",
     ("tools", "a multiple for each property"): "tokens, which is what the model has positions for",
 }
-"""Where something else is told than `IN_TIME`: JSON writes a number with more digits than the
-library takes, a reference leads nowhere, and a prompt names all its tools."""
+"""Cases with an error other than `IN_TIME`: JSON writes more digits than the library accepts, a
+reference is dangling, or the prompt with all its tools is too long.
+"""
 
 
 def cases() -> Iterator[Any]:
-    """Yield all pairs of kinds and doors; some of each, and each of some, are quick together."""
+    """Yield all pairs of kinds and protocols; the quick ones cover each kind and each protocol."""
     for row, door in enumerate(DOORS):
         kinds = [one for one in HARD if door not in OF_SCHEMAS or one != "multiple in Lark"]
         for column, kind in enumerate(kinds):
@@ -229,12 +230,12 @@ async def test_large_multiples_with_few_remainders_are_followed(place: Place, sc
 
 HELD = '{"type":"integer","multipleOf":9973}'
 HELD_BYTES = 4 * MIB
-"""Less than llguidance takes for it."""
+"""Less than llguidance needs for it."""
 
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_grammar_is_charged_to_who_asks(place: Place, door: str) -> None:
-    """From before it is compiled until its answer has ended; it is refused without memory."""
+    """From before its compilation until the answer ends; without memory it is rejected."""
     ledger = place.server.application.ledger
     await until(lambda: not ledger.held)
     ledger.peak = 0
@@ -273,7 +274,7 @@ async def test_a_caller_with_many_hard_grammars_keeps_no_other_waiting(place: Pl
 
 @pytest.mark.parametrize("kind", BOUNDED)
 async def test_what_the_library_bounds_is_refused_or_followed(place: Place, kind: str) -> None:
-    """Whichever it is, the client is told so, and others are answered."""
+    """Either way the client gets an answer, and others are served."""
     parameter, text = BOUNDED[kind]
     status, told = await over_rest(place, "/v2/models/story/generate", generated({parameter: text}))
     good = await place.good()

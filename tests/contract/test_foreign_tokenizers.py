@@ -1,4 +1,4 @@
-"""Texts for which a tokenizer would compute for hours, at each door, beside other callers."""
+"""Texts that a tokenizer would process for hours, over each protocol, next to other callers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from xlaserve.serving.access.tokens import digest_of, new_token
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BACKTRACKING, PANICKING = "(?:a|b)+(?:a|b)+[cx]", "(a+)+[bx]"
-"""One takes too much of any text, the other too much of one match, at which the library panics."""
+"""The first pattern is slow on any text, the second on one match, where the library panics."""
 LONG, SHORT = "ab" * 700, "a" * 60
 TOO_LONG = "takes more than 0.2 seconds of the processor"
 HOSTILE, GOOD, OPERATOR = new_token(), new_token(), new_token()
@@ -39,7 +39,7 @@ MOST = {"max_tokens": 4, "temperature": 0}
 class Place:
     server: RunningServer
     nameless: RunningServer
-    """Another one with the same models, whose callers have no names."""
+    """A second server with the same models, whose callers are anonymous."""
 
     async def post(self, path: str, body: Any, token: str = HOSTILE) -> Answer:
         headers = ("Authorization", f"Bearer {token}")
@@ -51,7 +51,7 @@ class Place:
         return self.server.http
 
     async def good(self, model: str) -> str:
-        """Return what a model answers another caller."""
+        """Return another caller's answer from a model."""
         body = {"model": model, "prompt": "a0", **MOST}
         found = await self.post("/v1/completions", body, GOOD)
         assert found.status == 200
@@ -90,7 +90,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
             tokenizer_seconds=0.2,
         )
         async with running as server, nameless as other:
-            # The limit of the library is a number of steps: it has the time for all of them.
+            # The library's limit counts steps: allow enough time to reach it.
             changed.setattr(tokenizing, "Limited", patient)
             async with triton.InferenceServerClient(server.url) as client:
                 await client.load_model("words", headers={"authorization": f"Bearer {OPERATOR}"})
@@ -98,12 +98,12 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
 
 
 def patient(script: Path, limits: Limits, *given: Any, **named: Any) -> Limited:
-    """Return a process that has a minute for each text."""
+    """Return a process with a timeout of a minute per text."""
     return Limited(script, replace(limits, cpu_seconds=60), *given, **named)
 
 
 def make_slow(path: Path, regex: str) -> None:
-    """Give a tokenizer a regular expression that goes back and forth."""
+    """Give a tokenizer a backtracking regular expression."""
     found = json.loads(path.read_text())
     pattern = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
     parts = [pattern | {"invert": False}, found["pre_tokenizer"]]

@@ -1,4 +1,4 @@
-"""Every request of every door passes the gates, every time, whatever was decided before."""
+"""Every request over every protocol passes the gates, regardless of earlier decisions."""
 
 import gzip
 import ssl
@@ -33,36 +33,36 @@ CONNECTIONS = 3
 REFUSED = "7"
 """PERMISSION_DENIED."""
 FIRST_ANSWER = "an answer"
-"""How a request ends here that goes on until its client has enough."""
+"""Outcome of a stream that never ends by itself, once it has sent an answer."""
 
 
-# --- the doors ---------------------------------------------------------------------------------
+# --- RPCs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Door:
-    """One way into the server."""
+    """An RPC, or one of several ways to call it."""
 
     name: str
     operation: Operation
     message: bytes = b""
     answer: str = "0"
-    """The status of a request that passes."""
+    """Status of an admitted request."""
     h2_answer: str = ""
-    """Where that is another one with the reference engine."""
+    """The status with the reference engine, if different."""
     calls: int = 1
-    """How many calls a request is that passes; one that is refused is one."""
+    """Number of calls that an admitted request counts as; a rejected one counts as one."""
     headers: Sequence[tuple[str, str]] = ()
     compressed: bool = False
     label: str = ""
-    """Where it is one of several ways to a method."""
+    """Distinguishes several ways to call an RPC."""
     of_a_mesh: bool = False
     ends: bool = True
     """Whether a request ends by itself."""
 
 
 async def ask_grpc(door: Door, wire: Wire, headers: Sequence[tuple[str, str]]) -> str:
-    """Make one call and return its status."""
+    """Make a call and return its status."""
     stream = wire.open(request_headers(door.name, *door.headers, *headers))
     message = gzip.compress(door.message) if door.compressed else door.message
     data = bytes([door.compressed]) + framed(message)[1:]
@@ -98,9 +98,9 @@ def asking(model: str, *, is_typed: bool = False) -> pb.ModelInferRequest:
 
 NOT_BUILT, FORBIDDEN = "12", "14"
 NAME = b"\x0a\x04fp32"
-"""Field 1 with the name of the model."""
+"""Field 1 with the model's name."""
 REFLECTION = b"\x3a\x00"
-"""Asks for the list of services."""
+"""Requests the list of services."""
 
 GZIP = (("grpc-encoding", "gzip"),)
 COMPRESSED = {"headers": GZIP, "compressed": True, "h2_answer": NOT_BUILT}
@@ -115,14 +115,14 @@ WAYS_TO_INFER: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     ("mesh", asking("x"), "5", {"headers": OF_MESH, "of_a_mesh": True}),
     ("odd mesh", asking("x"), "3", {"headers": OF_MESH * 2, "of_a_mesh": True}),
 )
-"""The fast path, the general path, and the errors of both."""
+"""The fast path, the general path, and errors on both."""
 
 GRPC_DOORS = (
     *(
         inference("ModelInfer", Operation.INFER, message, answer, label=label, **more)
         for label, message, answer, more in WAYS_TO_INFER
     ),
-    # The stream is a call, and so is each request on it.
+    # The stream is one call, and each request in it is another.
     inference("ModelStreamInfer", Operation.INFER, asking("fp32"), calls=2),
     inference("ModelStreamInfer", Operation.INFER, MALFORMED, "13", label="malformed"),
     inference("Nothing", Operation.SERVICE, NAME, "12"),
@@ -181,12 +181,12 @@ GRPC_DOORS = (
 )
 
 
-# --- the servers -------------------------------------------------------------------------------
+# --- Servers -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """A server that is watched, and how it is reached."""
+    """A server with watched gates, and how to connect to it."""
 
     server: RunningServer
     watch: Watch
@@ -194,11 +194,11 @@ class Place:
     engine: Http2Engine
 
     def answer(self, door: Door) -> str:
-        """Return the status of a request that passes."""
+        """Return the status of an admitted request."""
         return (self.engine is Http2Engine.H2 and door.h2_answer) or door.answer
 
     async def wires(self, stack: AsyncExitStack, count: int) -> list[Wire]:
-        """Connect so many times, for the length of a block."""
+        """Open `count` connections for the duration of a block."""
         return [
             await stack.enter_async_context(connect(self.server.url, self.tls))
             for _ in range(count)
@@ -206,7 +206,7 @@ class Place:
 
 
 Reach = Callable[[bool], Awaitable[Place]]
-"""Returns the server, behind a mesh or not; started when it is asked for first."""
+"""Returns the server, with or without ModelMesh; starts it on first use."""
 
 
 @pytest_asyncio.fixture(
@@ -253,7 +253,7 @@ def _repository(folder: Path) -> Path:
     return folder / "models"
 
 
-# --- the probe ---------------------------------------------------------------------------------
+# --- Tests ---------------------------------------------------------------------------------------
 
 on_every_door = pytest.mark.parametrize(
     "door",
@@ -263,14 +263,14 @@ on_every_door = pytest.mark.parametrize(
 
 
 def varying(number: int) -> list[tuple[str, str]]:
-    """Return headers that are others with each request, as real clients send them."""
+    """Return headers that differ for each request, as with real clients."""
     trace = f"00-{number:032x}-{number:016x}-01"
     return [("traceparent", trace), ("grpc-timeout", f"{9_000_000 + number}u")]
 
 
 @on_every_door
 async def test_equal_requests_are_counted_every_time(reach: Reach, door: Door) -> None:
-    """Each begins and ends once, and says what is asked, by whom, and from where."""
+    """Each begins and ends once, and states the operation, the caller, and its address."""
     place = await reach(door.of_a_mesh)
     async with AsyncExitStack() as stack:
         first, *others = await place.wires(stack, CONNECTIONS)
@@ -292,8 +292,9 @@ RULES = ("refuse", "pass", "refuse", "refuse", "pass", "pass")
 
 @on_every_door
 async def test_a_header_refuses_every_time(reach: Reach, door: Door) -> None:
-    """Whether requests pass in between or not, on one connection or on several; and whether their
-    other headers are equal or vary."""
+    """With and without admitted requests in between, on one connection or several, with
+    constant or varying other headers.
+    """
     place = await reach(door.of_a_mesh)
     async with AsyncExitStack() as stack:
         first, *others = await place.wires(stack, CONNECTIONS)

@@ -1,4 +1,4 @@
-"""Every request of every REST route passes the gates, every time, whichever path it takes."""
+"""Every request to every REST route passes the gates, on every path."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ INFERENCE = json.dumps(
 
 
 def every_route() -> list[Route]:
-    """Return the routes of a server, without starting it."""
+    """Return a server's routes without starting it."""
     settings = Settings.read({}, repository=Path(__file__).parent)
     return list(Application(settings).http_routes().routes)
 
@@ -68,7 +68,7 @@ EXPECTED = {
     "GET /status.json": Operation.PAGE,
     "GET /history.json": Operation.PAGE,
 }
-"""What a permission for a route is given for, by hand."""
+"""Expected operation of each route, written by hand."""
 
 
 def name_of(route: Route) -> str:
@@ -81,12 +81,12 @@ async def test_each_route_says_what_a_permission_for_it_is_given_for() -> None:
     assert EXPECTED == {name: found[name] for name in EXPECTED}
 
 
-# --- the server --------------------------------------------------------------------------------
+# --- Server --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """A server that is watched."""
+    """A server with watched gates."""
 
     server: RunningServer
     address: str
@@ -119,7 +119,7 @@ def _cleared(place: Place) -> None:
 
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What went the general path."""
+    """Requests that took the general path."""
     noted: list[bytes] = []
     take_over = Connection.take_over
 
@@ -131,11 +131,11 @@ def general(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return noted
 
 
-# --- the probe ---------------------------------------------------------------------------------
+# --- Tests ---------------------------------------------------------------------------------------
 
 
 def request_for(route: Route, *headers: tuple[str, str]) -> bytes:
-    """Write a request that changes nothing that others need."""
+    """Return a request that has no side effects on other tests."""
     model = "other" if route.operation is Operation.MANAGE else "fp32"
     names = {"model": model, "version": "1", "repository": "r", "region": "s"}
     body = INFERENCE if route in INFERRING else b""
@@ -152,14 +152,14 @@ on_every_route = pytest.mark.parametrize("route", ROUTES, ids=name_of)
 
 @on_every_route
 async def test_equal_requests_are_counted_every_time(place: Place, route: Route) -> None:
-    """Each begins and ends once, and says what is asked, by whom, and from where."""
+    """Each begins and ends once, and states the operation, the caller, and its address."""
     request = request_for(route)
     async with connect(place.address) as first, connect(place.address) as second:
         found = [await status(client, request) for client in [first] * TIMES + [second]]
     calls = place.watch.gate
 
     assert REFUSED not in found
-    # What loads or unloads finds another state the second time.
+    # A second load or unload finds another state.
     assert route.operation is Operation.MANAGE or 1 == len(set(found))
     assert len(found) == len(calls) == len(set(calls))
     assert {route.operation} == {call.operation for call in calls}
@@ -174,7 +174,7 @@ RULES = ("refuse", "pass", "refuse", "refuse", "pass", "pass")
 
 
 def varying(number: int) -> list[tuple[str, str]]:
-    """Return headers that are others with each request, as real clients send them."""
+    """Return headers that differ for each request, as with real clients."""
     trace = f"00-{number:032x}-{number:016x}-01"
     return [("traceparent", trace), ("X-Request-Id", str(number))]
 
@@ -182,7 +182,7 @@ def varying(number: int) -> list[tuple[str, str]]:
 @on_every_route
 @pytest.mark.parametrize("varies", [False, True], ids=["equal", "varying"])
 async def test_a_header_refuses_every_time(place: Place, route: Route, *, varies: bool) -> None:
-    """Whether requests pass in between or not, on one connection or on several."""
+    """With and without admitted requests in between, on one connection or several."""
     found = []
     async with connect(place.address) as one, connect(place.address) as two:
         for number, rule in enumerate(RULES):
@@ -200,7 +200,7 @@ async def test_a_header_refuses_every_time(place: Place, route: Route, *, varies
 async def test_the_fast_path_gives_each_call_its_own_headers(
     place: Place, general: list[bytes], route: Route
 ) -> None:
-    """Of which several of one name are one list (RFC 9110, 5.3)."""
+    """Several headers of one name form a list (RFC 9110, 5.3)."""
     numbers = range(1, 6)
     async with connect(place.address) as client:
         for number in numbers:
@@ -229,7 +229,7 @@ async def test_what_is_nowhere_passes_the_gates_too(
 
 
 async def test_a_request_whose_client_leaves_is_a_call_that_is_cancelled(place: Place) -> None:
-    """While its body is awaited; everything that it holds is released."""
+    """While its body is awaited; all of its resources are released."""
     route = next(route for route in INFERRING if route.path == "/invocations")
     async with connect(place.address) as client:
         await client.send(request_for(route)[:-5])

@@ -1,4 +1,4 @@
-"""`generate` and `generate_stream`: fields are tensors and parameters (generate extension)."""
+"""`generate` and `generate_stream`: JSON fields as tensors and parameters (generate extension)."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ TENSORS: list[tuple[str, Any, Any]] = [
 
 
 async def test_fields_are_tensors(server: RunningServer) -> None:
-    """A value by itself is one element, and one element comes back by itself."""
+    """A scalar is a tensor with one element, and such a tensor is returned as a scalar."""
     for model, given, expected in TENSORS:
         answer = await ask(server, model, given)
 
@@ -109,7 +109,7 @@ async def test_an_id_comes_back(server: RunningServer) -> None:
 async def test_other_fields_are_parameters(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the object `parameters`, and in it."""
+    """Next to the object `parameters`, and in it."""
     seen: list[Mapping[str, Any]] = []
     runner: Any = server.application.registry.resolve("count")[1].runner
     generate = runner.generate
@@ -145,13 +145,13 @@ async def test_many_answers_are_events(server: RunningServer, version: str) -> N
 
 
 async def test_answers_without_outputs_are_no_events(server: RunningServer) -> None:
-    """Such a one only ends those of a model that does not know which is the last."""
+    """Such an answer only marks the end for models that do not announce their last answer."""
     assert [0, 1] == [data["y"] for _, data in await streamed(server, "count", {"x": [2, 1]})]
     assert [3.0] == [data["y"] for _, data in await streamed(server, "echo", {"x": 3})]
 
 
 async def test_an_error_behind_an_answer_is_an_event(server: RunningServer) -> None:
-    """Its status was sent by then."""
+    """The HTTP status has already been sent."""
     found = await streamed(server, "counter", {"start": 0, "count": 51})
     await until_idle(server)
 
@@ -163,7 +163,7 @@ async def test_an_error_behind_an_answer_is_an_event(server: RunningServer) -> N
 
 
 async def test_generate_is_for_one_answer(server: RunningServer, generation: Generation) -> None:
-    """A model that gives many may give one; what gives more stops."""
+    """A decoupled model may give one answer; if it gives more, it is stopped."""
     one = await ask(server, "counter", {"start": 4, "count": 1})
     other = await ask(server, "count", {"x": [1, 1]})
     many = [
@@ -222,7 +222,7 @@ async def test_what_is_refused_before_an_answer_has_its_status(
 async def test_a_client_that_leaves_closes_its_answers(
     server: RunningServer, generation: Generation
 ) -> None:
-    """And one that does not read has its model pause."""
+    """And a client that does not read pauses the model."""
     async with connect(http(server)) as client:
         reader = EventReader(client)
         await client.send(request("count", {"x": [1_000_000, SIZE]}, "generate_stream"))

@@ -1,4 +1,4 @@
-"""Errors of models that `generate_stream` asks: events, as those of Triton are."""
+"""Model errors in `generate_stream` are events, as in Triton."""
 
 import json
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ output [{ name: "y", data_type: TYPE_FP32, dims: [ 1 ] }]
 DECOUPLED = "model_transaction_policy { decoupled: True }"
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
 STATUSES = {"one": 500, "invalid": 400, "raises": 500, "many": 500, "apart": 500}
-"""The status of each model's error."""
+"""HTTP status of each model's error."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -90,7 +90,7 @@ async def test_an_error_before_all_answers_is_an_event_with_its_status(
 async def test_what_is_no_stream_is_refused_in_json(
     server: RunningServer, model: str, verb: str, body: Any
 ) -> None:
-    """One answer, and requests that no model is asked for."""
+    """Models with one answer, and requests that never reach a model."""
     answer = await generated(server, model, verb, body)
 
     assert (STATUSES[model] if verb == "generate" else 400) == answer.status

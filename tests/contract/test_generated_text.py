@@ -62,7 +62,7 @@ def tensor(name: str, value: Any) -> Any:
 async def answered(
     server: RunningServer, inputs: Mapping[str, Any], outputs: tuple[str, ...] = (), **given: Any
 ) -> Any:
-    """Return tokens, pieces of text, and the parameters of the last answer."""
+    """Return tokens, text pieces, and the parameters of the last answer."""
     request = {
         "model_name": "story",
         "inputs": [tensor(*one) for one in inputs.items()],
@@ -117,7 +117,9 @@ LONG = b"a" * 64 * tiny_language.LENGTH
 
 
 async def test_a_text_that_there_is_no_memory_for_is_refused(serve: Serve, exported: Path) -> None:
-    """Somebody else has most of it: shorter texts, and prompts of tokens, are answered."""
+    """Other requests hold most of the memory: shorter texts and token prompts are still
+    answered.
+    """
     given: dict[str, Any] = {"load_model": ("story",), "max_held_bytes": 4 << 20}
     async with serve(exported, **given) as server:
         ledger = server.application.ledger
@@ -136,7 +138,7 @@ async def test_a_text_that_there_is_no_memory_for_is_refused(serve: Serve, expor
 
 
 async def test_texts_are_held_until_they_are_tokens(server: RunningServer) -> None:
-    """Be they answered, refused, or abandoned by their clients while they wait."""
+    """Whether they are answered, rejected, or abandoned while queued."""
     ledger, release = server.application.ledger, threading.Event()
     _, instance = server.application.registry.resolve("story")
     station: Any = instance.station
@@ -163,7 +165,7 @@ async def test_texts_are_held_until_they_are_tokens(server: RunningServer) -> No
 
 @pytest.mark.slow
 async def test_special_tokens_of_a_prompt_are_text(server: RunningServer) -> None:
-    """The end of a turn that a client writes is that of no turn."""
+    """A client cannot end a turn of the conversation by writing the special token's text."""
     written = [f"a{small.STOP}b".encode()]
     _, _, last = await answered(server, {"text": written}, max_tokens=1)
 
@@ -173,7 +175,9 @@ async def test_special_tokens_of_a_prompt_are_text(server: RunningServer) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("as_list", [False, True])
 async def test_a_stop_string_ends_the_answer(server: RunningServer, as_list: bool) -> None:
-    """It is in no text, wherever tokens cut it, and the slot is free for the next."""
+    """It appears in no text, however tokens split it, and the slot is freed for the next
+    request.
+    """
     whole = greedy(TOKENS, 30)
     text = text_of(whole)
     stop = text[4:7]

@@ -1,4 +1,4 @@
-"""The examples of examples/generation, from text to text over a socket."""
+"""The examples in examples/generation, end to end over a socket."""
 
 import asyncio
 import importlib
@@ -27,7 +27,7 @@ Load = Callable[[str], ModuleType]
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Import an example as Python does where its script is started, with JAX as it is there."""
+    """Import an example as a script would be, with JAX's default configuration."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(FOLDER))
     with (
@@ -41,10 +41,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def greedy(logits: Callable[[Any], Any], prompt: list[int], count: int) -> list[int]:
-    """Return the likeliest tokens, each from all before it and without a cache."""
+    """Decode greedily without a cache, recomputing all tokens each time."""
     tokens = list(prompt)
     for _ in range(count):
-        # What is behind a token has no say in it, so that one size is enough.
+        # Attention is causal: padding after a token does not affect it, so one size suffices.
         padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(tokens)] = tokens
         tokens.append(int(np.argmax(logits(padded)[0, len(tokens) - 1])))
@@ -71,12 +71,12 @@ def test_the_gpt_is_exported_with_its_sizes(example: Load, tmp_path: Path) -> No
     assert 4 == len(found.cache)
 
 
-@pytest.mark.slow  # every operation is compiled
+@pytest.mark.slow  # compiles every operation separately
 def test_the_cache_of_two_prompts_gives_what_whole_texts_give(example: Load) -> None:
-    """A prompt in two chunks, the second of them padded beyond the end, beside another slot."""
+    """A prompt in two chunks, the second padded past the end, next to another slot."""
     cached, gpt = example("cached"), example("gpt")
     params = gpt.initial(64, 8, **TOY)
-    # Far from the small numbers of a beginning, where every order of tokens is alike.
+    # Scale up the initial values, with which all tokens would be nearly equally likely.
     params = {name: 10 * array for name, array in params.items()}
     functions, window = gpt.cached(params), jnp.zeros(8, jnp.int8)
     texts = jnp.array([[1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3, 2]])
@@ -88,7 +88,7 @@ def test_the_cache_of_two_prompts_gives_what_whole_texts_give(example: Load) -> 
         last = jnp.concatenate([texts[slot, 4:7], jnp.zeros(2, jnp.int32)])
         found, cache = functions.chunk(params, cache, window, last, slot, 4, 3)
         assert np.allclose(expected[slot, 6], found, atol=1e-4)
-    # The last position, and one behind the end that leaves the slot as it is.
+    # The last position, and one past the end, which must not change the slot.
     before = [held["key"][1] for held in cache]
     found, cache = functions.decode(params, cache, window, texts[:, 7], jnp.array([7, 8]))
     assert all(map(np.array_equal, before, (held["key"][1] for held in cache)))
@@ -102,7 +102,7 @@ def test_the_cache_of_two_prompts_gives_what_whole_texts_give(example: Load) -> 
 async def test_what_was_trained_answers_text_with_text(
     example: Load, serve: Serve, tmp_path: Path
 ) -> None:
-    """Twenty steps on the text of Python; the tokens are those of a loop without a cache."""
+    """Train twenty steps on Python's source text; compare with a loop without a cache."""
     cached, gpt, train, export, ask = map(example, ("cached", "gpt", "train", "export", "ask"))
     texts, _ = train.texts()
     tokenizer = train.trained_tokenizer(texts)
@@ -146,7 +146,7 @@ def nnx_model(example: Load, version: Path) -> Callable[[Any], Any]:
 def equinox_model(example: Load, version: Path) -> Callable[[Any], Any]:
     gpt, cached = example("gpt_equinox"), example("cached")
     model = gpt.GPT(64, LENGTH, **TOY, key=jax.random.key(0))
-    # Positions that say more, or random weights go on repeating a token.
+    # Scale up the positions, or random weights repeat one token.
     model = gpt.eqx.tree_at(lambda found: found.position, model, 10 * model.position)
     gpt.export(model, version, stop_tokens=[0])
 

@@ -1,4 +1,4 @@
-"""Language models over gRPC: many requests at once, some of them cancelled."""
+"""Language models over gRPC: many concurrent requests, some of them cancelled."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -45,7 +45,7 @@ def asking(prompt: list[int], **parameters: Any) -> dict[str, Any]:
 
 
 async def answered(client: Any, request: dict[str, Any], leave_after: int = 0) -> Any:
-    """Return the tokens and the parameters of the last answer; None where it was cancelled."""
+    """Return the tokens and the last answer's parameters; None if the request was cancelled."""
 
     async def sent() -> AsyncIterator[dict[str, Any]]:
         yield request
@@ -80,7 +80,7 @@ async def until_idle(server: RunningServer) -> None:
 async def test_survivors_of_cancelled_neighbours_answer_as_they_do_alone(
     server: RunningServer,
 ) -> None:
-    """Sixteen at once in four slots, greedy and with seeds; a third leaves amid its answers."""
+    """Sixteen requests in four slots, greedy and sampled; a third is cancelled midway."""
     chance = random.Random(3)
     requests = []
     for index in range(16):
@@ -105,7 +105,7 @@ async def test_survivors_of_cancelled_neighbours_answer_as_they_do_alone(
 
 
 async def test_the_last_answer_says_why_it_is_the_last(server: RunningServer) -> None:
-    """And a prompt beyond the positions is refused, and a parameter."""
+    """Prompts that are too long and invalid parameters are rejected."""
     async with triton.InferenceServerClient(server.url) as client:
         tokens, told = await answered(client, asking([7, 8, 9], max_tokens=3))
         stopped, why = await answered(client, asking([7, 8, 9], logit_bias="5:100"))
@@ -124,7 +124,7 @@ async def test_the_last_answer_says_why_it_is_the_last(server: RunningServer) ->
 
 
 async def test_one_answer_has_the_tokens_of_many(server: RunningServer) -> None:
-    """Over gRPC, REST and `generate`, with the parameters of the last answer of a stream."""
+    """Over gRPC, REST and `generate`, with the parameters of a stream's last answer."""
     assert server.http is not None
     prompt, seeded = [9, 8, 7], {"max_tokens": 5, "temperature": 1.3, "seed": 4, "logprobs": 2}
     body = {
@@ -177,7 +177,7 @@ async def test_one_answer_has_the_tokens_of_many(server: RunningServer) -> None:
 async def test_priorities_count_where_the_queue_has_levels(
     serve: Serve, tmp_path: Path, config: str, begins: int
 ) -> None:
-    """Ahead of all that wait, here and in the thread; elsewhere the first that came is first."""
+    """With levels, ahead of all queued requests; otherwise first come, first served."""
     repository = tmp_path / "models"
     tiny_language.export(repository / "story" / "1")
     (repository / "story" / "config.pbtxt").write_text(config)
@@ -209,7 +209,8 @@ async def test_priorities_count_where_the_queue_has_levels(
             await asyncio.gather(*tasks)
         await until_idle(running)
 
-    # Those that came to the slot or its thread before it may be done, or give way: two at most.
+    # At most two requests, those already in the slot or its thread, may finish or be preempted
+    # first.
     assert order.index(5) in ({0, 1, 2} if begins == 1 else {begins})
 
 
@@ -217,7 +218,7 @@ async def test_priorities_count_where_the_queue_has_levels(
 async def test_survivors_among_preempted_and_cancelled_ones_answer_as_they_do_alone(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Prompts that share their beginnings, of two priorities, in two slots; a third leaves."""
+    """Prompts with common prefixes, two priorities, two slots; a third is cancelled midway."""
     repository = tmp_path / "models"
     tiny_language.export(repository / "story" / "1")
     two_slots = CONFIG.replace('"4"', '"2"')

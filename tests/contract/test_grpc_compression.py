@@ -1,4 +1,4 @@
-"""Compression of gRPC messages both ways, with the stock clients."""
+"""gRPC message compression in both directions, with the stock clients."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -42,7 +42,7 @@ def asked() -> Any:
 async def test_grpcio_compresses_and_is_answered_compressed(
     server: RunningServer, algorithm: str
 ) -> None:
-    """Calls of one message and streams; the answer says what it is compressed with."""
+    """Unary and streaming calls; the answer names its compression."""
     compression = ALGORITHMS[algorithm]
     async with grpc.aio.insecure_channel(server.url, compression=compression) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -1,6 +1,6 @@
-"""gRPC-Web on the port of HTTP: the services of gRPC, by the same gates, and hostile pages.
+"""gRPC-Web on the HTTP port: gRPC's services, the same gates, and hostile web pages.
 
-PROTOCOL-WEB.md of gRPC. `tests/interop/test_grpc_web.py` has the stock client.
+See gRPC's PROTOCOL-WEB.md. `tests/interop/test_grpc_web.py` uses the stock client.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of gRPC-Web, taken apart."""
+    """A decoded gRPC-Web answer."""
 
     http: int
     headers: dict[str, str]
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass
 class Browser:
-    """The HTTP client of a page."""
+    """The HTTP client of a web page."""
 
     url: str
     session: aiohttp.ClientSession
@@ -80,7 +80,7 @@ class Browser:
     async def send(
         self, path: str, body: bytes, kind: str = BINARY, headers: Mapping[str, str] = NONE
     ) -> Answer:
-        """Send a body as it is."""
+        """Send a body unmodified."""
         own = {"Content-Type": kind, "X-Grpc-Web": "1", "Origin": ORIGIN, **headers}
         url = f"{self.url}{path}"
         async with self.session.post(url, data=BytesIO(body), headers=own) as answer:
@@ -120,7 +120,7 @@ def infer_message(values: Any = (1, 2), model: str = "fp32") -> bytes:
     return bytes(request.SerializeToString())
 
 
-# --- services ---------------------------------------------------------------------------------
+# --- Services ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -142,7 +142,7 @@ async def test_large_messages_travel_as_bytes_and_as_text(browser: Browser) -> N
 
 
 async def test_every_kind_of_service_answers(browser: Browser) -> None:
-    """The model repository, health, reflection's list, and a service of one's own."""
+    """Model repository, health, reflection, and a custom service."""
     index = await browser.ask(f"{SERVICE}RepositoryIndex", b"")
     health = await browser.ask("/grpc.health.v1.Health/Check", b"")
     echo = await browser.ask("/test.Echo/Unary", b"\x0a\x02hi")
@@ -156,7 +156,7 @@ async def test_every_kind_of_service_answers(browser: Browser) -> None:
 async def test_a_stream_has_its_messages_one_by_one(
     browser: Browser, server: RunningServer, kind: str
 ) -> None:
-    """A watch says the first status at once, and the next when it changes; who leaves is gone."""
+    """A watch reports the first status immediately and each change; leaving ends the call."""
     body = frame(health_pb2.HealthCheckRequest(service="fp32").SerializeToString())
     headers = {"Content-Type": kind, "Origin": ORIGIN}
     url = f"{browser.url}/grpc.health.v1.Health/Watch"
@@ -174,7 +174,7 @@ async def test_a_stream_has_its_messages_one_by_one(
 
 
 async def test_a_stream_of_requests_may_come_whole(browser: Browser) -> None:
-    """`ModelStreamInfer` with two requests in one body, as no browser sends them one by one."""
+    """`ModelStreamInfer` with two requests in one body, as browsers cannot stream them."""
     body = frame(infer_message([1])) + frame(infer_message([2], model="none"))
     answer = await browser.send(f"{SERVICE}ModelStreamInfer", body)
     found = [pb.ModelStreamInferResponse.FromString(one) for one in answer.messages]
@@ -185,7 +185,7 @@ async def test_a_stream_of_requests_may_come_whole(browser: Browser) -> None:
     ]
 
 
-# --- errors -----------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------
 
 
 async def test_an_error_is_in_the_trailers(browser: Browser) -> None:
@@ -243,7 +243,7 @@ async def test_hostile_bodies_are_refused_and_nothing_stays(
 
 
 async def test_text_may_be_padded_part_by_part(browser: Browser) -> None:
-    """As a proxy that encodes what it has, whenever it has some."""
+    """As from a proxy that encodes whatever bytes it has at the time."""
     body = frame(infer_message())
     cut = [body[:1], body[1:6], body[6:]]
     text = b"".join(map(base64.b64encode, cut))
@@ -253,11 +253,11 @@ async def test_text_may_be_padded_part_by_part(browser: Browser) -> None:
     assert "0" == answer.status
 
 
-# --- headers ----------------------------------------------------------------------------------
+# --- Headers -------------------------------------------------------------------------------------
 
 
 async def test_a_deadline_is_kept(browser: Browser) -> None:
-    """One that cannot be met, one that is none, and one within a stream that goes on."""
+    """An expired deadline, an invalid one, and one within an endless stream."""
     asked = {
         "at once": ("/grpc.health.v1.Health/Check", "1n", "4"),
         "none": ("/grpc.health.v1.Health/Check", "soon", "3"),
@@ -272,7 +272,7 @@ async def test_a_deadline_is_kept(browser: Browser) -> None:
 
 
 async def test_a_browser_may_send_the_headers_of_its_clients(browser: Browser) -> None:
-    """The preflight of a page of an origin that may ask (Fetch 4.8), and of one that may not."""
+    """CORS preflights (Fetch 4.8) from an allowed origin and from another one."""
     wanted = "authorization,content-type,grpc-timeout,x-grpc-web,x-user-agent"
     headers = {
         "Origin": ORIGIN,
@@ -308,7 +308,7 @@ async def test_it_is_off_unless_pages_of_others_may_ask(serve: Serve, tmp_path: 
 
 
 async def test_the_same_rules_quotas_and_runtime_of_a_mesh(serve: Serve, tmp_path: Path) -> None:
-    """Nobody, a caller, a caller with too many requests; and no page is a mesh."""
+    """An unknown caller, a known one, and one over its quota; web pages may not act as a mesh."""
     (tmp_path / "models").mkdir()
     file = tmp_path / "rules.json"
     allow = ["health", "runtime", "service"]
@@ -341,11 +341,11 @@ async def test_the_same_rules_quotas_and_runtime_of_a_mesh(serve: Serve, tmp_pat
     assert ["16", "16", "16", "7", "12", "0", "0", "0", "8"] == found
 
 
-# --- clients that leave -----------------------------------------------------------------------
+# --- Clients that leave --------------------------------------------------------------------------
 
 
 async def test_a_client_that_leaves_ends_its_call(browser: Browser, server: RunningServer) -> None:
-    """Within a body, and within an answer; nothing is held for it, and nothing is logged."""
+    """While sending its body, and during an answer; nothing stays allocated or is logged."""
     http = server.http
     assert http is not None
     headers = [("Content-Type", BINARY), ("Origin", ORIGIN)]

@@ -1,6 +1,6 @@
-"""What gRPC clients make the server hold is on the ledger: refused in time, and never left there.
+"""The ledger covers memory held for gRPC clients: limits apply, and nothing leaks.
 
-On either engine, with limits that are quickly reached.
+On both HTTP/2 engines, with small limits.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Request: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssu
 
 @asynccontextmanager
 async def limited(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Ledger]]:
-    """Serve no models; nothing may be left on the ledger behind the last connection."""
+    """Run a server without models; check that the ledger is empty after the last connection."""
     repository = folder / "models"
     repository.mkdir()
     async with serving(folder, repository, **settings) as server:
@@ -49,7 +49,7 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 async def outcome(url: str, size: int) -> tuple[grpc.StatusCode, str]:
-    """Ask a model that is not there with a message of so many bytes."""
+    """Send a message of `size` bytes to a nonexistent model; return the error."""
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(url, options=options) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -117,14 +117,14 @@ ELEMENTS = 500_000
 
 
 def typed_integers() -> Any:
-    """A byte for each element becomes eight."""
+    """Each one-byte element becomes eight bytes."""
     contents = Contents(int64_contents=[1] * ELEMENTS)
     tensor = Tensor(name="x", datatype="INT64", shape=[ELEMENTS], contents=contents)
     return Request(model_name="int64", inputs=[tensor])
 
 
 def raw_strings() -> Any:
-    """Six bytes for each element become some sixty."""
+    """Each six-byte element becomes about sixty bytes."""
     count = ELEMENTS // 8
     tensor = Tensor(name="x", datatype="BYTES", shape=[count])
     raw = b"\2\0\0\0ab" * count
@@ -181,7 +181,7 @@ async def test_what_a_message_of_a_stream_becomes_is_held_as_well(tmp_path: Path
 async def test_binary_strings_over_http_are_held_as_well(
     tmp_path: Path, path: str, settings: dict[str, Any]
 ) -> None:
-    """Six bytes for each element become some sixty, of each of many bodies that come at once."""
+    """Each six-byte element becomes about sixty bytes, in many concurrent bodies."""
     identity_models.write(tmp_path / "models", "bytes", "BYTES")
     settings = {"max_held_bytes": 4 * MIB, "load_model": ("bytes",), **settings}
     count = ELEMENTS // 8
@@ -216,7 +216,7 @@ async def test_binary_strings_over_http_are_held_as_well(
 async def test_the_compressed_copy_of_an_answer_is_held_as_well(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no memory for it, the answer is sent as it is."""
+    """Without memory for compression, the answer is sent uncompressed."""
     identity_models.write(tmp_path / "models", "echo", "FP32")
     settings: Any = {"max_held_bytes": 4 * MIB, "load_model": ("echo",)}
     request = Request(model_name="echo", raw_input_contents=[bytes(MIB // 16)])

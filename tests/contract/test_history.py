@@ -35,7 +35,7 @@ async def test_a_server_remembers_requests_and_errors(
     assert (1, 1) == (latest["success"], sum(latest["buckets"]))
     (model,) = latest["models"]
     assert ("echo", "1", 1) == (model["name"], model["version"], model["success"])
-    # Without the moment before there is no rate.
+    # A rate needs the preceding sample.
     assert ["echo"] == [each["name"] for each in shown["recent"][-2]["models"]]
     (error,) = shown["errors"]
     assert ("ModelNotFound", "infer", "nowhere") == tuple(

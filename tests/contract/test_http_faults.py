@@ -1,7 +1,6 @@
-"""Every fault on every route: the status of the table, and `{"error": text}` as the body.
+"""Every fault on every route: the expected status, and `{"error": text}` as the body.
 
-A row of FAULTS says on which routes a fault can happen at all; the routes themselves are those
-that the server really has.
+Each row of FAULTS says on which routes the fault is possible; the routes are the server's own.
 """
 
 import gzip
@@ -27,7 +26,7 @@ DEEP = b'{"parameters":' + b"[" * 10_000
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is loaded, one that is not, and one that cannot be."""
+    """A loaded model, an unloaded one, and one that cannot be loaded."""
     root = tmp_path_factory.mktemp("models")
     tensor = {"data_type": "TYPE_FP32", "dims": [2]}
     config = {
@@ -43,7 +42,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def every_route() -> list[Route]:
-    """Return the routes of a server, without starting it."""
+    """Return a server's routes without starting it."""
     settings = Settings.read({}, repository=Path(__file__).parent)
     return list(Application(settings).http_routes().routes)
 
@@ -52,13 +51,13 @@ ROUTES = every_route()
 
 
 def path_of(route: Route, **names: str) -> str:
-    """Fill the names of a path."""
+    """Fill in the names of a path template."""
     defaults = {"model": "loaded", "version": "1", "repository": "r", "region": "s"}
     return route.path.format_map(defaults | names)
 
 
 def takes_body(route: Route) -> bool:
-    # Without CUDA its memory is refused whatever a body says.
+    # Without CUDA, its memory is rejected whatever the body contains.
     refused = "{repository}" in route.path or route.path.startswith("/v2/cudasharedmemory")
     return route.takes is not None and not refused
 
@@ -77,13 +76,13 @@ def infers(route: Route) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: where it can happen, how a request has it, and what answers."""
+    """A fault: where it can happen, a request that causes it, and the expected status."""
 
     status: int
     happens: Callable[[Route], bool]
     request: Callable[[Route], bytes]
     says: str = ""
-    """What the text of the error holds."""
+    """Expected part of the error message."""
 
 
 def with_body(body: bytes, *headers: tuple[str, str]) -> Callable[[Route], bytes]:
@@ -200,7 +199,7 @@ async def answer_to(server: RunningServer, request: bytes) -> Answer:
 async def test_every_fault_on_every_route(
     server: RunningServer, fault: Fault, subtests: pytest.Subtests
 ) -> None:
-    """One server has them all: what it refuses on one route changes nothing on the next."""
+    """One server gets all of them: a fault on one route must not affect the next."""
     routes = [route for route in ROUTES if fault.happens(route)]
     for route in routes:
         with subtests.test(route=f"{route.method} {route.path}"):
@@ -212,7 +211,7 @@ async def test_every_fault_on_every_route(
 
 
 def test_every_status_of_a_fault_is_described() -> None:
-    """What a route can answer is in its description, for whoever reads it by machine."""
+    """The OpenAPI description must list every status that a route can return."""
     general = {403, 405, 404}
     undescribed = [
         (name, route.method, route.path)
@@ -225,7 +224,7 @@ def test_every_status_of_a_fault_is_described() -> None:
     assert [] == undescribed
 
 
-# --- faults of the server ----------------------------------------------------------------------
+# --- Server faults -------------------------------------------------------------------------------
 
 
 INFERENCE = json.dumps(

@@ -1,4 +1,4 @@
-"""D6: an execution that hangs, or a device that fails, as clients and platforms see it."""
+"""D6: a hung execution or a failing device, as clients and platforms see it."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ async def until_ready(server: RunningServer) -> None:
 async def test_an_execution_that_hangs(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clients are answered, its model is not ready, the server is live; until it ends."""
+    """Its clients get errors, the model is not ready, and the server is live, until it ends."""
     _, instance = server.application.registry.resolve("double")
     execute, released = type(instance.runner).execute, threading.Event()  # type: ignore[attr-defined]
 
@@ -94,9 +94,9 @@ async def test_an_execution_that_hangs(
 
 
 async def test_a_device_that_fails(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clients are told that there was an error, and not which; then it is tried again."""
+    """Clients get a generic error; later, the device is tried again."""
     _, instance = server.application.registry.resolve("double")
-    # As long as the test looks.
+    # Longer than the test.
     monkeypatch.setattr(health, "_FIRST_PAUSE_SECONDS", 3600.0)
 
     def fail(self: Any, *arguments: Any, **options: Any) -> Any:

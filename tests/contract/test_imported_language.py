@@ -1,4 +1,4 @@
-"""A checkpoint as Hugging Face has it is imported, served, and continues as transformers does."""
+"""An imported Hugging Face checkpoint generates the same text as transformers."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -31,7 +31,7 @@ CONFIG = "\n".join(
 
 
 def checkpoint_of(name: str, directory: Path) -> Path:
-    """Write a checkpoint with its config.json and the file of a tokenizer."""
+    """Write a checkpoint with its config.json and tokenizer file."""
     directory.mkdir()
     write_tensors(directory, name)
     shutil.copy(DATA / name / "config.json", directory)
@@ -100,7 +100,9 @@ async def _continued(client: Any, prompt: list[int]) -> list[int]:
 async def test_quantised_weights_are_served(
     serve: Serve, tmp_path: Path, kind: str, most: float
 ) -> None:
-    """The tokens are those that the quantised parameters give, which take so much of before."""
+    """The tokens follow from the quantized parameters, whose file has a given fraction of the
+    size.
+    """
     source, repository = checkpoint_of("gpt2", tmp_path / "source"), tmp_path / "models"
     said = imported(source, repository / "story", "--weights", kind).output
     (repository / "story/config.pbtxt").write_text(CONFIG)
@@ -116,7 +118,7 @@ async def test_quantised_weights_are_served(
     assert f"{kind}: " in said
     assert "the likeliest token is the same after" in said
     sizes = [(tmp_path / name).stat().st_size for name in (WRITTEN, "source/model.safetensors")]
-    # Learned positions, norms and biases stay, and are much of so small a model.
+    # Positions, norms and biases are not quantized, and are a large part of such a small model.
     assert sizes[0] - 4 * 128 * 64 < (most + 0.05) * (sizes[1] - 4 * 128 * 64)
 
 

@@ -1,4 +1,4 @@
-"""A program of torch.export is imported by the command, served, and answers as PyTorch did."""
+"""An imported torch.export program answers like PyTorch."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -35,7 +35,7 @@ def imported(*arguments: object) -> Result:
 async def test_an_imported_program_answers_over_grpc_as_pytorch_did(
     tmp_path: Path, serve: Serve, name: str, outputs: list[str]
 ) -> None:
-    """Batches of one row, of those of the example, and of more."""
+    """Batches of one row, of the example's size, and larger."""
     sized = ["--dim", f"{archive_symbol('transformer')}=7"] if name == "transformer" else []
     imported(path(name), tmp_path / "models" / name, *sized)
     described = manifest.read(tmp_path / "models" / name / "1")
@@ -60,7 +60,7 @@ async def test_an_imported_program_answers_over_grpc_as_pytorch_did(
 
 
 def archive_symbol(name: str) -> str:
-    """Return the name that PyTorch chose for the symbol of the tokens."""
+    """Return the name that PyTorch chose for the symbolic number of tokens."""
     from xlaserve.importers.pt2 import archive
 
     program = archive.open_file(path(name)).program
@@ -97,7 +97,7 @@ def test_a_program_of_fixed_shapes_has_no_batch(tmp_path: Path) -> None:
 def test_what_an_import_cannot_obey_is_refused(
     tmp_path: Path, name: str, arguments: list[str], error: type[Exception], text: str
 ) -> None:
-    """Nothing is left of it."""
+    """A failed import leaves no files."""
     given = [text.format(archive_symbol("transformer")) for text in arguments]
     with pytest.raises(error, match=text):
         imported(path(name), tmp_path / "models/m", *given)

@@ -1,4 +1,4 @@
-"""Iterative sequences: a request is executed until the code of its model says that it is done."""
+"""Iterative sequences: a request is executed again until its model's code says it is done."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -141,7 +141,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models() -> tuple[str, ...]:
-    """Those that are loaded."""
+    """Return the names of the loaded models."""
     return ("count", "hold", "wrong", "once")
 
 
@@ -157,11 +157,11 @@ def x(value: int) -> "np.ndarray[Any, Any]":
 
 
 async def _answers(client: Client, model: str, value: int) -> list[int]:
-    """Return what is left after each answer."""
+    """Return the remaining count in each answer."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": model, "inputs": [given(triton, "x", x(value))]}
-        await asyncio.Event().wait()  # the stream stays open
+        await asyncio.Event().wait()  # keep the stream open
 
     found = []
     stream: Any = client.grpc.stream_infer(requests())
@@ -178,7 +178,7 @@ async def _answers(client: Client, model: str, value: int) -> list[int]:
 async def test_a_request_is_executed_until_its_model_is_done(
     client: Client, models: tuple[str, ...]
 ) -> None:
-    """Requests at different steps share executions; START is told with the first one alone."""
+    """Requests at different steps share executions; only the first execution has START."""
     counts = [1, 40, 2, 41, 40, 3]
     found = await asyncio.gather(*(client.infer(models[0], x=x(count)) for count in counts))
 
@@ -202,13 +202,13 @@ async def test_a_decoupled_one_answers_with_each_step(
 
 
 async def test_a_sequence_ends_with_its_request(client: Client, repository: Path) -> None:
-    """Who leaves while it waits for its next step gives its slot to another: there are two."""
+    """A client that leaves between steps frees one of the two slots."""
     begun, gate = repository / "begun", repository / "gate"
     running = await _endless(client, repository)
     holding = asyncio.ensure_future(client.infer("hold", x=x(0)))
     while not (begun.exists() or holding.done()):
         await asyncio.sleep(0.01)
-    # The copy executes the other one, so that this one waits.
+    # The only copy executes the other request, so this one waits.
     _, instance = client.server.application.registry.resolve("hold")
     waits = instance.pending
     running.cancel()
@@ -225,7 +225,7 @@ async def test_a_sequence_ends_with_its_request(client: Client, repository: Path
 
 
 async def _endless(client: Client, repository: Path) -> Any:
-    """Return a request that goes on and on, whose first execution has begun."""
+    """Return an endless request after its first execution has begun."""
     before = len(_executed(repository))
     asked = asyncio.ensure_future(client.infer("hold", x=x(1)))
     while len(_executed(repository)) == before and not asked.done():
@@ -234,7 +234,7 @@ async def _endless(client: Client, repository: Path) -> Any:
 
 
 def _executed(repository: Path) -> list[Path]:
-    """Return a file for each endless request that was executed."""
+    """Return one file per endless request that was executed."""
     return list(repository.glob("step-*"))
 
 

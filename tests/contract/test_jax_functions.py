@@ -1,4 +1,4 @@
-"""Functions of JAX that call libraries, served by a process that has never lowered anything."""
+"""JAX functions that call libraries, served by a process that never lowers anything."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -27,7 +27,7 @@ COMPACT = (
     ("jax.numpy.fft", "fft"),
     ("jax.random", "uniform"),
 )
-"""One of each library, for the tests that everybody runs: its kernels become ready together."""
+"""One function per library, for quick runs: a library's kernels are registered together."""
 
 
 def _compact() -> dict[str, Calls]:
@@ -41,7 +41,7 @@ def _computed(calls: Calls, a: Any, v: Any) -> dict[str, Any]:
 
 
 def _export(root: Path, modules: Mapping[str, Calls]) -> None:
-    """Write models as files of jax.export, which compile nothing to be written."""
+    """Write models as jax.export files, which needs no compilation."""
     tensors = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (MATRIX, VECTOR)]
     for module, calls in modules.items():
         version = root / module / "1"
@@ -81,7 +81,7 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
 
 @pytest.fixture
 def any_types() -> Iterator[None]:
-    """Have functions of JAX promote as their authors let them."""
+    """Use JAX's default type promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -89,7 +89,7 @@ def any_types() -> Iterator[None]:
 async def _check_served(
     root: Path, cache: Path, modules: Mapping[str, Calls], processes: int
 ) -> None:
-    """Serve and ask three times: with an empty cache first, then out of it."""
+    """Serve and infer three times: with an empty cache first, then from the cache."""
     expected = {module: _expected(calls) for module, calls in modules.items()}
     flags = ("--compile-processes", str(processes), "--scratch-directory", str(root.parent))
     for _ in range(2):
@@ -103,7 +103,7 @@ async def _check_served(
 
 @pytest.mark.usefixtures("any_types")
 async def test_libraries_are_ready_in_a_process_that_lowers_nothing(tmp_path: Path) -> None:
-    """A process compiles, and the next server has the programs out of its cache."""
+    """Another process compiles, and the next server loads the programs from the cache."""
     modules = _compact()
     _export(tmp_path / "models", modules)
 
@@ -111,7 +111,7 @@ async def test_libraries_are_ready_in_a_process_that_lowers_nothing(tmp_path: Pa
 
 
 _PART = 8
-"""Functions of one program."""
+"""Number of functions per program."""
 
 GROUPS = {
     "numpy": ("jax.numpy.linalg", "jax.numpy.fft"),
@@ -121,7 +121,7 @@ GROUPS = {
     "special": ("jax.scipy.special",),
     "stats": ("jax.scipy.stats",),
 }
-"""Modules that one server serves, by how their names begin; `others` has the rest."""
+"""Modules per server, by name prefix; `others` has the rest."""
 
 
 def _group(name: str) -> str:
@@ -129,9 +129,9 @@ def _group(name: str) -> str:
 
 
 def _parts(name: str, calls: Calls) -> Iterator[tuple[str, Calls]]:
-    """Split the functions of a module into programs that XLA compiles in seconds.
+    """Split a module's functions into programs that XLA compiles in seconds.
 
-    All of jax.scipy.special in one take it more than seven minutes; one by one, one minute.
+    All of jax.scipy.special in one program take over seven minutes; separately, one minute.
     """
     rest = iter(calls.items())
     for number in itertools.count():
@@ -158,7 +158,9 @@ async def test_every_function_is_served_cold_and_from_its_cache(
 @pytest.mark.slow
 @pytest.mark.usefixtures("any_types")
 async def test_what_checks_and_warms_loads_as_a_server_does(tmp_path: Path) -> None:
-    """Both in a process that never lowers; a server on the cache that one filled answers."""
+    """`check` and `warm` run in processes that never lower; a server then uses the warmed
+    cache.
+    """
     modules = _compact()
     _export(tmp_path / "models", modules)
     cache = tmp_path / "cache"
@@ -182,7 +184,7 @@ def _arrays(call: jax_functions.Call, a: Any, v: Any) -> Any:
 
 @pytest.mark.slow
 def test_every_function_has_an_example() -> None:
-    """A function that JAX gets is called by the rule of its module, or needs a row."""
+    """A function new in JAX must fit its module's rule or get a row."""
     jax_functions.calls.cache_clear()
     failed = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -1,4 +1,4 @@
-"""Whatever a model computes is answered in JSON that its reader reads, or refused with advice."""
+"""Everything a model computes is returned as valid JSON, or rejected with advice."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from xlaserve.settings import Settings
 LENGTH = "Inference-Header-Content-Length"
 NUMBERS = np.array([1.5, np.nan, np.inf, -np.inf], np.float64)
 FROM_HEX = "return {'y': np.array([bytes.fromhex(t.decode()) for t in x], np.object_)}"
-"""The body of a model that answers any bytes."""
+"""Body of a model that returns arbitrary bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (root / "steps" / "1").mkdir(parents=True)
     (root / "steps" / "config.json").write_text(json.dumps(steps))
-    # Labels are bytes too.
+    # Classification labels are bytes, too.
     scores = {"data_type": "TYPE_FP32", "dims": [2]}
     labelled = {
         "backend": "identity",
@@ -72,7 +72,7 @@ async def client(serve: Serve, repository: Path, *, strict: bool) -> AsyncIterat
 
 
 async def ask(client: Connection, datatype: str, count: int, raw: bytes) -> list[Answer]:
-    """Send a tensor as binary data that is wanted in JSON: by each of the ways of a request."""
+    """Send a binary tensor and request JSON output, in each kind of request."""
     parameters = {"binary_data_size": len(raw)}
     tensor = {"name": "x", "datatype": datatype, "shape": [count], "parameters": parameters}
     head = json.dumps({"inputs": [tensor]}).encode()
@@ -120,19 +120,19 @@ PARSERS: Mapping[str, Callable[[bytes], Any]] = {
     "rapidjson": rapidjson.loads,
     "msgspec": msgspec.json.decode,
 }
-"""Parsers of JSON that clients of V2 have: tritonclient the third, that of KServe the second."""
+"""JSON parsers of V2 clients: the third is tritonclient's, the second KServe's."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """A way to have BYTES answered as text."""
+    """A way to get BYTES returned as text."""
 
     path: str
     accept: str = "application/json"
     is_v2: bool = True
-    """Whether the request is one of V2, or the texts are bare."""
+    """Whether it is a V2 request; otherwise the texts are bare."""
     is_plain: bool = False
-    """Whether it is a request of generate."""
+    """Whether it is a generate request."""
     has_lines: bool = False
     """Whether each line of the answer is JSON."""
 
@@ -152,7 +152,7 @@ DOORS = {
     ),
 }
 NOT_TEXT = b"a\xff", "\u00e9\u4e16".encode(), b"\xed\xa0\x80"
-"""Bytes that are not UTF-8, text, and a surrogate as UTF-8 would have it."""
+"""Bytes that are not UTF-8, a valid text, and a UTF-8-encoded surrogate."""
 TEXT = "\u00e9\u4e16".encode(), b"", b'"\\'
 
 
@@ -169,7 +169,7 @@ async def connected(serve: Serve, repository: Path, **settings: Any) -> AsyncIte
 async def asked(
     client: Connection, door: Door, texts: Sequence[bytes], *varying: tuple[str, str]
 ) -> tuple[int, bytes]:
-    """Ask for texts through a door; return the status and the body, or its first event."""
+    """Request texts through a door; return the status, and the body or its first event."""
     given = [text.hex() for text in texts]
     tensor = {"name": "x", "datatype": "BYTES", "shape": [len(given)], "data": given}
     if door.is_plain:
@@ -189,7 +189,7 @@ async def asked(
 
 
 def texts_in(door: Door, body: bytes, parse: Callable[[bytes], Any]) -> Sequence[Any]:
-    """Return the elements in an answer, as a parser reads it."""
+    """Return the elements in an answer, decoded by this parser."""
     if door.has_lines:
         return [parse(line) for line in body.splitlines()]
     told = parse(body)
@@ -211,7 +211,7 @@ async def test_texts_are_read_by_every_parser(serve: Serve, repository: Path) ->
 async def test_bytes_that_are_not_utf_8_are_refused_with_advice(
     serve: Serve, repository: Path
 ) -> None:
-    """Through every door that answers in JSON, however often and in whatever piece of a tensor."""
+    """Over every protocol with JSON answers, repeatedly, at any position in a tensor."""
     async with connected(serve, repository) as client:
         for name, door in DOORS.items():
             for texts in (NOT_TEXT, NOT_TEXT, [*TEXT * 6000, *NOT_TEXT], NOT_TEXT):

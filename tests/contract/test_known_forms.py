@@ -1,4 +1,4 @@
-"""Requests of a form that was checked before: what may have changed since is checked again."""
+"""Requests whose form is cached: whatever may have changed is checked again."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -18,13 +18,13 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 TIMES = 4
-"""The layout of a message is known from its second time on, its form from the third on."""
+"""The layout of a message is cached from the second time on, its form from the third."""
 VALUES = 4
 _BYTES = 4 * VALUES
 
 
 def request(*, outputs: bool = True) -> pb.ModelInferRequest:
-    """Ask a model of its own outputs, which the quick check leaves to the others."""
+    """Return a request that names outputs, which the quick check leaves to the full one."""
     asked = pb.ModelInferRequest(model_name="echo")
     asked.inputs.add(name="x", datatype="FP32", shape=[VALUES])
     if outputs:
@@ -72,7 +72,7 @@ async def test_a_form_is_checked_again_for_a_model_that_was_loaded_again(
 
 @pytest.fixture
 def memory() -> Iterator[SharedMemory]:
-    """Memory for an input and an output."""
+    """Shared memory for an input and an output."""
     made = SharedMemory(create=True, size=2 * _BYTES)
     yield made
     made.close()
@@ -80,7 +80,7 @@ def memory() -> Iterator[SharedMemory]:
 
 
 def place(of: Any, offset: int) -> None:
-    """Say where a tensor is."""
+    """Place a tensor in shared memory."""
     of.parameters["shared_memory_region"].string_param = "region"
     of.parameters["shared_memory_byte_size"].int64_param = _BYTES
     of.parameters["shared_memory_offset"].int64_param = offset
@@ -89,7 +89,7 @@ def place(of: Any, offset: int) -> None:
 async def test_what_a_known_form_names_in_shared_memory_is_read_and_found_anew(
     serve: Serve, tmp_path: Path, memory: SharedMemory
 ) -> None:
-    """Its values each time, and the region that has the name now."""
+    """Its values are read each time, from the region that currently has the name."""
     identity_models.write(tmp_path / "models", "echo", "FP32")
     asked = request()
     place(asked.inputs[0], 0)
@@ -131,7 +131,7 @@ async def test_what_a_known_form_names_in_shared_memory_is_read_and_found_anew(
 async def test_an_answer_is_not_kept_by_a_message_whose_inputs_are_elsewhere(
     serve: Serve, tmp_path: Path, memory: SharedMemory
 ) -> None:
-    """The response cache knows answers by the bytes of their requests, too."""
+    """The response cache also looks up requests by their bytes."""
     identity_models.write(tmp_path / "models", "echo", "FP32")
     config = tmp_path / "models" / "echo" / "config.json"
     cached = {**json.loads(config.read_text()), "response_cache": {"enable": True}}

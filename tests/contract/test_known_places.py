@@ -1,4 +1,4 @@
-"""What a client repeats about shared memory is known again, and every change of it is noticed."""
+"""Cached shared memory references of repeated requests; every change is noticed."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Memory:
-    """A shared memory file of a test."""
+    """A test's shared memory file."""
 
     def __init__(self) -> None:
         self.key = f"/xlaserve-{uuid4().hex}"
@@ -85,7 +85,7 @@ def asking(
     of_input: bool = True,
     of_output: bool = True,
 ) -> Any:
-    """Return a request, with its input or its output in the region `r`."""
+    """Return a request with its input or its output in the region `r`."""
     request = pb.ModelInferRequest(model_name=model)
     size = shape[0] * shape[1] * 4
     request.inputs.add(name="x", datatype="FP32", shape=shape)
@@ -119,11 +119,11 @@ async def outcome(stub: Any, request: Any, metadata: Any = ()) -> str:
     return ""
 
 
-# --- changes in between ---------------------------------------------------------------------------
+# --- Changes between requests --------------------------------------------------------------------
 
 
 class Story:
-    """Equal requests, and what happens between them."""
+    """Equal requests, and the changes between them."""
 
     def __init__(self, random: Random, stub: Any, memories: tuple[Memory, Memory]) -> None:
         self.random, self.stub, self.memories = random, stub, memories
@@ -155,10 +155,10 @@ class Story:
             self.truncated = False
 
     async def nothing(self) -> None:
-        """Ask again."""
+        """Change nothing."""
 
     async def ask(self, request: Any) -> None:
-        """Ask, from here and through a proxy, and compare."""
+        """Send a request directly and through a proxy, and compare the answers."""
         octets = self.random.randbytes(SIZE - 4) + bytes(4)
         if self.region is not None and not self.truncated:
             memory, offset, _ = self.region
@@ -184,7 +184,7 @@ class Story:
 async def test_a_region_that_changes_is_noticed(
     serve: Serve, models: Path, memories: tuple[Memory, Memory], seed: int, in_place: bool
 ) -> None:
-    """In mixed order, and each time the request is known again in between."""
+    """In mixed order; between changes, the request is cached again each time."""
     random = Random(f"{seed} {in_place}")
     settings = {"load_model": ("echo",), "shared_memory_in_place": in_place}
     async with serve(models, **settings) as server, client(server) as stub:
@@ -198,11 +198,11 @@ async def test_a_region_that_changes_is_noticed(
         assert server.application.ledger.held == 0
 
 
-# --- it is known again ----------------------------------------------------------------------------
+# --- Repeated requests ---------------------------------------------------------------------------
 
 
 class Counted:
-    """A class, and how often it was made."""
+    """A class that counts its instances."""
 
     def __init__(self, made: Callable[..., object]) -> None:
         self._made = made
@@ -248,7 +248,7 @@ async def test_a_request_that_repeats_is_not_looked_at_again(
 async def test_what_a_thread_reads_is_read_each_time(
     serve: Serve, models: Path, memories: tuple[Memory, Memory]
 ) -> None:
-    """Large inputs, whose regions may be gone when they have been read."""
+    """Large inputs, whose regions may disappear after they have been read."""
     shape = (1 << 15, 4)
     memory = memories[0]
     request, far = asking(shape=shape), 1 << 20
@@ -270,7 +270,7 @@ async def test_what_a_thread_reads_is_read_each_time(
 async def test_a_version_that_replaces_another_looks_for_itself(
     serve: Serve, tmp_path: Path, memories: tuple[Memory, Memory]
 ) -> None:
-    """What one has accepted says nothing about the next."""
+    """What the old version accepted does not count for the new one."""
     identity_models.write(tmp_path, "echo", "FP32", (1, 4))
     async with serve(tmp_path, load_model=("echo",)) as server, client(server) as stub:
         await register(stub, memories[0])
@@ -283,14 +283,14 @@ async def test_a_version_that_replaces_another_looks_for_itself(
         assert "model 'echo', input 'x'" in await outcome(stub, asking())
 
 
-# --- memory ---------------------------------------------------------------------------------------
+# --- Memory limits -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [3000, 8000])
 async def test_without_memory_a_known_request_is_refused_like_any_other(
     serve: Serve, models: Path, memories: tuple[Memory, Memory], rows: int
 ) -> None:
-    """There is enough for its message, and too little for its input."""
+    """There is memory for the message, but not for its input."""
     os.truncate(memories[0].path, 1 << 20)
     request = asking(shape=(rows, 4), of_output=False)
     async with serve(models, load_model=("echo",), max_held_bytes=16 << 20) as server:
@@ -313,7 +313,7 @@ async def test_without_memory_a_known_request_is_refused_like_any_other(
 async def test_a_known_request_that_waits_holds_its_inputs(
     serve: Serve, models: Path, memories: tuple[Memory, Memory]
 ) -> None:
-    """As many bytes as one that is looked at, until it is answered."""
+    """As many bytes as an uncached request, until it is answered."""
     request, station = asking(of_output=False), Keeping()
     async with serve(models, load_model=("echo",)) as server, client(server) as stub:
         ledger, regions = server.application.ledger, server.application.engine.regions
@@ -338,20 +338,20 @@ async def test_a_known_request_that_waits_holds_its_inputs(
 
 
 class Keeping:
-    """A station that answers nothing."""
+    """A station that never answers."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
     def begin(self, call: Any) -> None:
-        """Keep a call."""
+        """Store a call."""
         self.calls.append(call)
 
 
 async def test_a_region_that_takes_the_place_of_another_is_the_one_that_is_read(
     serve: Serve, models: Path, memories: tuple[Memory, Memory]
 ) -> None:
-    """Two of one name may be admitted before either is open: the last one has the name."""
+    """Two regions with one name may be admitted before either is opened; the last one wins."""
     first, second = memories
     first.put(b"\1" * SIZE, INPUT_AT)
     second.put(b"\2" * SIZE, INPUT_AT)

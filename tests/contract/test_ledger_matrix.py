@@ -1,8 +1,8 @@
-"""Every kind of body at every door, and every end of its request, by the books of the ledger.
+"""Every kind of body on every route, with every way a request can end, checked on the ledger.
 
-The doors, what they take, and their protocols are those of the server's own tables. While a body
-comes, and while its request is answered, it is on the ledger; afterwards nothing is, and nothing
-was given back twice. Where a connection stays open that shows what its request has left.
+Routes, media types and protocols come from the server's own tables. A body is charged while it
+arrives and while the request is answered; afterwards nothing is held, and nothing was released
+twice. If the connection stays open, the next request confirms this.
 """
 
 import asyncio
@@ -46,14 +46,15 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), own_engine_only]
 
 MIB = 1 << 20
 LIMIT = 512 * MIB
-"""Of the ledger: with room for answers that no socket takes whole."""
+"""The ledger's limit: enough for answers larger than the socket buffers."""
 MOST_BYTES = 448 * MIB
-"""Of a message: more than a connection may hold."""
+"""Maximum message size: more than one connection may hold."""
 WIDE, WIDE_BYTES = 1 << 20, 16 * MIB
-"""Numbers from this one on are answered with so many bytes."""
+"""The model answers numbers from this one on with WIDE_BYTES bytes."""
 PAD = {GRPC: 40_000, WEB: 100_000, HTTP: 100_000}
-"""More than a frame, and than an HTTP body that may wait before it is charged; less than a window
-of HTTP/2, so that it goes at once."""
+"""Padding: more than a frame, and more than the HTTP bytes read before charging; less than an
+HTTP/2 window, so that it is sent immediately.
+"""
 GATED = f"""
 import pathlib, time
 
@@ -70,24 +71,24 @@ class Model(PythonModel):
 ONE, HELD, STORY, WORDS, REGION = "one", "held", "story", "words", "region"
 _numbers = count(1)
 
-# --- what is sent -----------------------------------------------------------------------------
+# --- Bodies --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A body in the octets of its wire, and the headers that it goes with."""
+    """An encoded body and the headers to send with it."""
 
     data: bytes
     headers: tuple[tuple[str, str], ...] = ()
     length: bool = True
-    """Whether its length is said before it."""
+    """Whether its length is announced."""
 
 
 Make = Callable[["Place", "Body", float], Sent]
 
 
 def padding(size: int) -> bytes:
-    """Return white space that no coding makes much shorter."""
+    """Return white space that compresses poorly."""
     chosen = np.random.default_rng(7).integers(4, size=size)
     return bytes(np.frombuffer(b" \n\r\t", np.uint8)[chosen])
 
@@ -123,7 +124,7 @@ def vector(value: float) -> "np.ndarray[Any, Any]":
 
 
 def in_binary(place: "Place", body: "Body", value: float) -> Sent:
-    """A header of JSON before octets (binary tensor data extension; SageMaker's as well)."""
+    """JSON header before binary data (binary tensor data extension; SageMaker's as well)."""
     raw = vector(value)
     given = {"binary_data_size": raw.nbytes}
     tensor = {"name": "x", "shape": [raw.size], "datatype": "FP32", "parameters": given}
@@ -136,7 +137,7 @@ def in_binary(place: "Place", body: "Body", value: float) -> Sent:
 
 
 def of_gzip(make: Make) -> Make:
-    """Return what compresses what something makes."""
+    """Compress the data that another function makes."""
 
     def made(place: "Place", body: "Body", value: float) -> Sent:
         sent = make(place, replace(body, form="application/octet-stream"), value)
@@ -162,13 +163,13 @@ def in_lines(place: "Place", body: "Body", value: float) -> Sent:
 
 
 def as_image(place: "Place", body: "Body", value: float) -> Sent:
-    """No model takes one here: it is refused once it is there."""
+    """No model here accepts images: the request is rejected once the body has arrived."""
     kind = body.form.replace("*", "png")
     return Sent(bytes(PAD[HTTP]), (("Content-Type", kind),))
 
 
 def proto(place: "Place", body: "Body", value: float) -> bytes:
-    """Return a message with a long field that nobody knows."""
+    """Return a message with a long unknown field."""
     asked = replace(place.asking, value=value)
     known = asked.message(body.row, body.door, body.model)
     size = PAD[body.protocol]
@@ -190,7 +191,7 @@ def packed(place: "Place", body: "Body", value: float) -> Sent:
 
 
 def typed(place: "Place", body: "Body", value: float) -> Sent:
-    """Numbers in typed contents, of which others are made."""
+    """Numbers in typed contents, which are converted to an array."""
     request = pb.ModelInferRequest(model_name=body.model)
     values = vector(value)[: PAD[GRPC] // 4].tolist()
     tensor = request.inputs.add(name="x", datatype="FP32", shape=[len(values)])
@@ -218,7 +219,7 @@ MEDIA: Mapping[str, Make] = {
     "image/*": as_image,
     "application/x-image": as_image,
 }
-"""Every media type that a route takes."""
+"""Every media type that a route accepts."""
 CODINGS: Mapping[str, Make] = {
     "chunks": in_chunks,
     "gzip": in_gzip,
@@ -230,13 +231,13 @@ RPC: Mapping[str, Mapping[str, Make]] = {
     WEB: {"plain": of_web, "text": of_web_text},
 }
 EXECUTED = ("infer", "invoke", "invocations", "generate", "generate_stream")
-"""Ends of paths whose requests a model executes that a test may hold."""
+"""Last path segments of routes that execute a model which the test can block."""
 FORMS: Mapping[str, Make] = {**MEDIA, **CODINGS}
 
 
 @dataclass(frozen=True)
 class Body:
-    """A kind of body at a door."""
+    """A kind of body for a route."""
 
     row: Doors
     door: str
@@ -244,28 +245,28 @@ class Body:
     form: str
 
     def __str__(self) -> str:
-        """Return its name in the report."""
+        """Return the test id."""
         return f"{self.door} {self.protocol} {self.form}"
 
     @property
     def infers(self) -> bool:
-        """Tell whether its door executes a model that a test may hold."""
+        """Return whether the route executes a model that the test can block."""
         name = self.door.rpartition("/")[2]
         return "Infer" in name.replace("ServerReflectionInfo", "") or name in EXECUTED
 
     @property
     def is_executed(self) -> bool:
-        """Tell whether it is: what is an image is none of an input there."""
+        """Return whether the request reaches the model: images are rejected."""
         return self.infers and "image" not in self.form
 
     @property
     def is_endless(self) -> bool:
-        """Tell whether its answers go on until its client leaves."""
+        """Return whether the answer continues until the client leaves."""
         return self.door.endswith("/Watch")
 
     @property
     def model(self) -> str:
-        """Return the model of its request, or the region."""
+        """Return the name of the model or region in the request."""
         if "haredmemory" in self.door.lower():
             return REGION
         if "/embeddings" in self.door:
@@ -276,7 +277,7 @@ class Body:
 
     @property
     def is_read(self) -> bool:
-        """Tell whether the door wants it: others answer at once, whatever comes."""
+        """Return whether the route reads the body; others answer immediately."""
         if self.protocol != HTTP:
             return True
         return ROUTES[self.door].takes is not None and not self._is_refused_before
@@ -287,7 +288,7 @@ class Body:
 
     @property
     def make(self) -> Make:
-        """Return what makes its octets."""
+        """Return the function that makes the body."""
         return FORMS[self.form] if self.protocol == HTTP else RPC[self.protocol][self.form]
 
 
@@ -306,7 +307,7 @@ def forms(door: str, protocol: str) -> Iterator[str]:
 
 
 def bodies() -> Iterator[Body]:
-    """Yield each kind of body at each door that is sent one."""
+    """Yield each kind of body for each route that takes one."""
     seen = set()
     for row, door, protocol in cells():
         if (door, protocol) in seen or (protocol == HTTP and not door.startswith("POST")):
@@ -318,11 +319,11 @@ def bodies() -> Iterator[Body]:
 
 BODIES = sorted(bodies(), key=str)
 
-# --- who sends it -----------------------------------------------------------------------------
+# --- Client --------------------------------------------------------------------------------------
 
 
 class Client:
-    """One connection, and the request on it."""
+    """A connection with one request."""
 
     def __init__(self, body: Body, reader: asyncio.StreamReader, writer: Any) -> None:
         self.body = body
@@ -333,7 +334,7 @@ class Client:
         self.stream = 0
 
     async def begin(self, sent: Sent, *more: tuple[str, str], length: int | None = None) -> None:
-        """Send the headers; `length` is another than that of the body."""
+        """Send the headers; `length` overrides the announced length."""
         headers = [*sent.headers, *more]
         if self.body.protocol == GRPC:
             self.wire = Wire(self._reader, self.writer)
@@ -348,7 +349,7 @@ class Client:
         await self.http.send(message(method, path.format_map(names), *headers, length=told))
 
     async def send(self, data: bytes, *, last: bool) -> None:
-        """Send octets of the body."""
+        """Send a part of the body."""
         if self.wire is None:
             await self.http.send(data)
             return
@@ -359,7 +360,7 @@ class Client:
         self.wire.flush()
 
     async def answer(self) -> str:
-        """Read an answer to its end, or the first of those that have none; return its status."""
+        """Read the whole answer, or the first message of an endless one; return the status."""
         is_endless = self.body.is_endless
         if self.wire is not None:
             if is_endless:
@@ -384,7 +385,7 @@ class Client:
         )
 
     async def reset(self) -> None:
-        """Give the request up, with its connection where its protocol has nothing else."""
+        """Cancel the request, by closing the connection if the protocol has no other way."""
         if self.wire is None:
             self.close()
         else:
@@ -392,19 +393,19 @@ class Client:
             await self.wire.ping()
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the connection without ending the protocol."""
         self.writer.transport.abort()
 
 
 @dataclass
 class Place:
-    """The server."""
+    """The server under test."""
 
     server: RunningServer
     asking: Asking
     folder: Path
     faults: list[str]
-    """What was given back twice, since the last look."""
+    """Double releases since the last check."""
 
     @property
     def ledger(self) -> Ledger:
@@ -415,7 +416,7 @@ class Place:
         return self.server.application.registry.resolve(HELD)[1]
 
     async def load(self) -> None:
-        """Load the models that are not."""
+        """Load the models that are not loaded."""
         for name in (HELD, STORY, WORDS):
             if not self.server.application.registry.ready(name):
                 path = f"/v2/repository/models/{name}/load"
@@ -423,7 +424,7 @@ class Place:
                 assert loaded.status == 200, loaded.body
 
     def free(self, number: float) -> None:
-        """Let the execution for a number go on."""
+        """Release the execution for a number."""
         (self.folder / f"free-{int(number)}").touch()
 
     async def begun(self, number: float) -> None:
@@ -431,7 +432,7 @@ class Place:
 
     @asynccontextmanager
     async def client(self, body: Body) -> AsyncIterator[Client]:
-        """Connect with hardly any buffer on this side."""
+        """Connect with a small receive buffer."""
         url = self.server.url if body.protocol == GRPC else str(self.server.http)
         host, _, port = url.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
@@ -441,7 +442,7 @@ class Place:
             writer.close()
 
     async def is_even(self) -> None:
-        """Return once nothing is held, of any kind; nothing was given back twice."""
+        """Wait until nothing of any kind is held; fail if anything was released twice."""
         kinds = [*Kind]
         await until(lambda: not any([self.ledger.held, *map(self.ledger.held_for, kinds)]))
         faults, self.faults[:] = self.faults[:], []
@@ -462,7 +463,7 @@ async def running(folder: Path, faults: list[str], **settings: Any) -> AsyncIter
         "modelmesh": True,
         "shared_memory": "all",
         "default_model": HELD,
-        "cors_origin": ("https://app.example",),  # without which there is no gRPC-Web
+        "cors_origin": ("https://app.example",),  # gRPC-Web is off without it
         "trace_file": str(folder / "traces"),
         "allow_python_models": True,
         "max_held_bytes": LIMIT,
@@ -483,7 +484,7 @@ async def running(folder: Path, faults: list[str], **settings: Any) -> AsyncIter
 
 
 def noting_faults(changed: pytest.MonkeyPatch) -> list[str]:
-    """Return what notes each release of more than is held."""
+    """Return a list that records each release of more than was held."""
     faults: list[str] = []
     release = Account.release
 
@@ -504,7 +505,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
             yield place
 
 
-# --- how it ends ------------------------------------------------------------------------------
+# --- How requests end ----------------------------------------------------------------------------
 
 
 def new_number(*, wide: bool = False) -> float:
@@ -512,7 +513,7 @@ def new_number(*, wide: bool = False) -> float:
 
 
 async def whole(place: Place, client: Client, *more: tuple[str, str], wide: bool = False) -> float:
-    """Send a body, and return its number once its model executes it."""
+    """Send a body; return its number once the model executes it."""
     number = new_number(wide=wide)
     sent = client.body.make(place, client.body, number)
     await client.begin(sent, *more)
@@ -523,7 +524,7 @@ async def whole(place: Place, client: Client, *more: tuple[str, str], wide: bool
 
 
 async def partly(place: Place, client: Client, *more: tuple[str, str]) -> bytes:
-    """Send all of a body but its last octet, and return that once the others are charged."""
+    """Send all but the last byte of a body; return that byte once the others are charged."""
     sent = client.body.make(place, client.body, new_number())
     await client.begin(sent, *more)
     await client.send(sent.data[:-1], last=False)
@@ -534,7 +535,7 @@ async def partly(place: Place, client: Client, *more: tuple[str, str]) -> bytes:
 
 
 async def answered(place: Place, body: Body) -> None:
-    """On a connection that stays: twice, since the first of a form takes another way."""
+    """Two requests on one connection, because the second may take a fast path."""
     async with place.client(body) as client:
         for _ in range(1 if body.protocol == GRPC or body.is_endless else 2):
             number = new_number()
@@ -548,7 +549,7 @@ async def answered(place: Place, body: Body) -> None:
 
 
 async def answered_late(place: Place, body: Body) -> None:
-    """What its model executes is held meanwhile."""
+    """The ledger holds it while the model executes."""
     async with place.client(body) as client:
         number = await whole(place, client)
         if body.is_executed:
@@ -568,11 +569,11 @@ async def without_memory(place: Place, body: Body) -> None:
 
 
 async def without_memory_to_parse(place: Place, body: Body) -> None:
-    """There is memory for its octets, and not for what Python makes of them."""
+    """There is memory for the body, but not for the parsed objects."""
     sent = body.make(place, body, new_number())
     sent = replace(sent, data=sent.data + padding(MIB))
     other = place.ledger.open()
-    # A connection may hold what is left of the limit, the less the more others hold.
+    # The more others hold, the smaller a connection's share of the limit.
     other.hold(LIMIT - isqrt(LIMIT * len(sent.data) * 5 // 2))
     try:
         async with place.client(body) as client:
@@ -618,7 +619,8 @@ async def expired_as_it_came(place: Place, body: Body) -> None:
         await client.begin(sent, ("grpc-timeout", "1n"))
         await client.send(sent.data[:-1], last=False)
         if body.protocol == GRPC:
-            # Which looks at it once the message is there; message_timeout_seconds ends others.
+            # gRPC-Web checks for it once the message is complete; message_timeout_seconds comes
+            # first.
             await client.send(sent.data[-1:], last=True)
         assert await client.answer() == "4"
         await place.is_even()
@@ -651,7 +653,7 @@ async def given_up_as_it_was_executed(place: Place, body: Body) -> None:
 
 
 async def expired_as_it_was_executed(place: Place, body: Body) -> None:
-    """Or before that on a busy machine."""
+    """On a busy machine, possibly earlier."""
     async with place.client(body) as client:
         number = new_number()
         sent = body.make(place, body, number)
@@ -685,7 +687,7 @@ async def gone_as_its_answer_was_written(place: Place, body: Body) -> None:
         if client.wire is not None:
             client.wire.acknowledges = False
         place.free(number)
-        kind = Kind.REQUESTS if body.door.endswith("_stream") else Kind.ANSWERS  # of events
+        kind = Kind.REQUESTS if body.door.endswith("_stream") else Kind.ANSWERS  # of event streams
         await until(lambda: place.ledger.held_for(kind) >= MIB)
         await client.reset()
         await place.is_even()
@@ -705,18 +707,18 @@ ENDS: Mapping[End, Callable[[Body], bool]] = {
     given_up_as_it_was_executed: lambda body: True,
     expired_as_it_was_executed: lambda body: body.protocol != HTTP and body.infers,
     given_up_in_the_queue: lambda body: body.is_executed,
-    # Written by Python, it is refused: it may be longer than what a connection may hold.
+    # Python-encoded answers are rejected: they may be longer than a connection may hold.
     gone_as_its_answer_was_written: lambda body: (
         body.is_executed and body.form.rpartition("/")[2] not in ("jsonlines", "csv", "x-npy")
     ),
 }
-"""And of which bodies it is the end."""
+"""Ways to end, each with the bodies it applies to."""
 SAMPLE = 23
-"""Of so many bodies one is quick, another one for each end."""
+"""For each way to end, one in SAMPLE bodies runs in quick tests."""
 
 
 def cases() -> Iterator[Any]:
-    """Yield all pairs; a sample of them is quick, which has each end."""
+    """Yield all pairs; a sample with every way to end is quick."""
     for row, (end, is_of) in enumerate(ENDS.items()):
         for column, body in enumerate(filter(is_of, BODIES)):
             is_quick = end is without_memory_to_parse or (column + 2 * row) % SAMPLE == 0
@@ -726,12 +728,12 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("end", "body"), [*cases()])
 async def test_the_ledger_is_what_it_was_before(place: Place, end: End, body: Body) -> None:
-    await place.load()  # a mesh that asks for the status empties the server
+    await place.load()  # a mesh that asks for the status unloads everything
     first = next(_numbers)
     try:
         await end(place, body)
     finally:
-        # What a failure has left is not the next one's: it would wait behind it.
+        # Release everything, or the next test would wait for a failed one.
         for number in range(first, next(_numbers)):
             place.free(number)
             place.free(number + WIDE)
@@ -748,7 +750,7 @@ async def test_every_media_type_of_a_route_has_a_body() -> None:
 async def test_a_server_that_drains_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of bodies that have not come, and of requests that are executed."""
+    """Bodies that have not arrived, and requests being executed."""
     faults = noting_faults(monkeypatch)
     kinds = {(body.protocol, body.form): body for body in BODIES if body.is_read}
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Threads read and write long messages of gRPC, so that others are served beside them."""
+"""Threads decode and encode long gRPC messages, so that other requests are not delayed."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -88,7 +88,7 @@ def of_typed_numbers(count: int) -> Any:
 
 
 def contents_of(request: Any) -> bytes:
-    """Return the tensor of a request as an answer to it has it in raw contents."""
+    """Return a request's tensor in the encoding of raw contents."""
     if request.raw_input_contents:
         return bytes(request.raw_input_contents[0])
     contents = request.inputs[0].contents
@@ -100,9 +100,9 @@ def contents_of(request: Any) -> bytes:
 
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Notes the calls that threads of the host are given, but executions of a model.
+    """Record the calls run on host threads, except model executions.
 
-    One that took too long on the event loop is repeated in a thread, on a machine that is busy.
+    A busy machine may also repeat slow event loop work on a thread.
     """
     noted: list[object] = []
     start = HostThreads.start
@@ -123,7 +123,7 @@ LONG: dict[str, tuple[Callable[[], Any], int]] = {
     "typed texts": (lambda: of_typed_texts(10_000), 2),
     "typed numbers": (lambda: of_typed_numbers(30_000), 1),
 }
-"""A request, and how many times a thread works for it."""
+"""Requests, and how many thread calls each takes."""
 
 
 def of_texts_of(*texts: bytes) -> Any:
@@ -144,7 +144,7 @@ async def test_threads_read_and_write_what_is_long(
         answer = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
 
     assert [contents_of(request)] == list(answer.raw_output_contents)
-    # One that is compressed is compressed in the same thread, or in one more.
+    # Compression happens in the same thread call or in an additional one.
     assert times <= len(in_threads) <= times + (compression is grpc.Compression.Gzip)
 
 
@@ -152,7 +152,7 @@ async def test_threads_read_and_write_what_is_long(
 async def test_threads_read_long_binary_tensors_over_rest_too(
     server: RunningServer, in_threads: list[object], model: str, times: int
 ) -> None:
-    """Answers are written by them too, and BYTES counted. Other tensors are views."""
+    """Threads also encode answers and count BYTES elements; other tensors are views."""
     made = {"text": of_texts(MANY), "flag": of_flags(1 << 20), "number": of_numbers(20_000)}[model]
     raw = made.raw_input_contents[0]
     described = {
@@ -255,7 +255,7 @@ async def test_memory_of_elements_is_reserved_before_any_is_made(
 
 @contextmanager
 def held_up(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[threading.Event]:
-    """Hold calls up until the end; the event says that there is one."""
+    """Block calls until the end of the block; the event is set by the first one."""
     there, may_go = threading.Event(), threading.Event()
     call = getattr(owner, name)
 
@@ -275,14 +275,14 @@ LEAVING = {
     "reading": (long_messages, "made_bytes", 1),
     "writing": (tensors, "packed", 2),
 }
-"""What a thread is in, and how many of two requests are executed."""
+"""The blocked function, and how many of the two requests get executed."""
 
 
 @pytest.mark.parametrize("stage", LEAVING)
 async def test_a_client_that_leaves_while_a_thread_works_leaves_nothing(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """Others are served meanwhile, and its connection afterwards."""
+    """Other requests are served meanwhile, and the connection remains usable."""
     application = server.application
     async with grpc.aio.insecure_channel(server.url) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -308,7 +308,7 @@ async def test_a_client_that_leaves_while_a_thread_works_leaves_nothing(
 async def test_a_deadline_passes_while_a_thread_reads(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server says so; this client waits on."""
+    """The server reports it; this client waits longer."""
     path = "/inference.GRPCInferenceService/ModelInfer"
     headers = request_headers(path, ("grpc-timeout", "300m"))
     message = framed(of_texts_of(*[b""] * 6000).SerializeToString())

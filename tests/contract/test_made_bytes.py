@@ -1,4 +1,4 @@
-"""What an answer becomes is on the ledger while it is made: JSON, events, what is compressed."""
+"""Memory for encoding an answer (JSON, events, compression) is on the ledger."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ from xlaserve.tensors import DATATYPES
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ELEMENTS = 24_000
-"""Their JSON is short enough for the fast path, and what it becomes is not written at once."""
+"""Short enough for JSON on the fast path, too long to be encoded in one piece."""
 TIGHT = 1 << 20
-"""A limit that has room for a request and its tensors, and not for what its answer may become."""
+"""A limit with memory for a request and its tensors, but not for encoding the answer."""
 PLAIN = json.dumps([0] * ELEMENTS, separators=(",", ":")).encode()
 MADE = 25 * ELEMENTS
 WRITTEN = len("0.0,") * ELEMENTS
@@ -92,8 +92,7 @@ DOORS: dict[str, tuple[str, bytes, int]] = {
         2 * WRITTEN,
     ),
 }
-"""The function that makes the bytes of an answer, what is asked, and how much is made of it, beside
-tensors."""
+"""The function that encodes the answer, a request, and the encoded size beyond its tensors."""
 TIGHT_DOORS = [door for door, (name, *_) in DOORS.items() if name != PACKS and "text" not in door]
 MODULES: tuple[Any, ...] = (fast_infer, inference, generate, sagemaker, gateway)
 
@@ -118,7 +117,7 @@ async def tight_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 
 class Noted:
-    """Notes what is held when an answer begins to be made, and when its bytes are made."""
+    """Records what is held when encoding an answer begins and ends."""
 
     def __init__(self, server: RunningServer, changed: pytest.MonkeyPatch, name: str) -> None:
         self._ledger = server.application.ledger
@@ -145,7 +144,7 @@ class Noted:
 
 
 async def read_whole(connection: Connection) -> int:
-    """Read an answer of either framing; return its status."""
+    """Read an answer with either framing; return its status."""
     answer = await connection.answer()
     if answer.headers.get("transfer-encoding") == "chunked":
         async with asyncio.timeout(SECONDS):
@@ -157,7 +156,7 @@ async def read_whole(connection: Connection) -> int:
 async def test_what_is_made_counts_while_it_is(
     door: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three times: the first request of a form takes another way than those behind it."""
+    """Three times: the first request of a form takes another path than the next ones."""
     name, sent, made = DOORS[door]
     ledger = server.application.ledger
     noted = Noted(server, monkeypatch, name)
@@ -198,7 +197,7 @@ async def test_no_number_takes_more_than_what_counts_for_it(datatype: str) -> No
 async def test_what_there_is_no_memory_for_is_refused_before_it_is_made(
     door: str, tight: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three times: nothing of a refusal stays."""
+    """Three times: a rejection leaves nothing on the ledger."""
     name, sent, _ = DOORS[door]
     ledger = tight.application.ledger
     noted = Noted(tight, monkeypatch, name)

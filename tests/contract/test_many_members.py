@@ -1,4 +1,4 @@
-"""A body of very many names and values is refused at each door before it is parsed."""
+"""A JSON body with very many names and values is rejected on each route before it is parsed."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -137,7 +137,7 @@ async def test_very_many_members_are_refused(door: str, server: RunningServer) -
 
 @pytest.mark.parametrize("door", ELEMENTS)
 async def test_very_many_elements_are_refused(door: str, server: RunningServer) -> None:
-    """Before a parser makes an object of each, for which everybody else would wait."""
+    """Before the parser creates an object per element, which would delay all other requests."""
     path, body = ELEMENTS[door]
     answer = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
     said: Any = answer.error
@@ -156,7 +156,7 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
 
 
 async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:
-    """A line has as many as a body; lines together have more."""
+    """A line has the same limit as a body; all lines together may have more."""
     few = json.dumps({f"k{number}": 1 for number in range(10)})
     told = {}
     for name, body in (("one", json.dumps(MANY)), ("many", "\n".join([few] * MOST_MEMBERS))):
@@ -212,7 +212,7 @@ async def test_plain_lists_of_very_many_elements_are_refused(
 async def test_tensors_of_very_many_elements_are_read(
     door: str, count: int, server: RunningServer
 ) -> None:
-    """They are no parameters."""
+    """Tensor elements do not count as parameters."""
     elements = ["a"] * count
     tensor = {**TENSOR, "shape": [len(elements)], "data": elements}
     path, kind, body = {
@@ -223,13 +223,13 @@ async def test_tensors_of_very_many_elements_are_read(
     }[door]
     text = json.dumps(body)
     if door == "infer":
-        text = text.replace('"data"', '"d\\u0061t\\u0061"')  # the same key
+        text = text.replace('"data"', '"d\\u0061t\\u0061"')  # the same key repeated
     answer = await ask(
         *(str(server.http), "POST", path), ("Content-Type", kind), body=text.encode()
     )
 
     if door == "lines":
-        # The model has no rows, but it is asked for this one.
+        # The model has no batch dimension, but the client sent one.
         assert answer.error.endswith(f"got BYTES[1,{count}]")
     else:
         assert answer.status == 200, answer.body[:300]
@@ -237,7 +237,7 @@ async def test_tensors_of_very_many_elements_are_read(
 
 
 async def test_colons_of_a_text_are_no_members(server: RunningServer) -> None:
-    """Beside quotes that end none, and as many members as there may be."""
+    """With escaped quotes, and the maximum number of members."""
     text = '\\":' * (2 * MOST_MEMBERS)
     tensor = {**TENSOR, "data": [text]}
     left = MOST_MEMBERS - len(tensor) - len(("inputs", "parameters"))

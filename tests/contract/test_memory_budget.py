@@ -1,7 +1,7 @@
-"""However many clients make the server hold however much: it stays within its budget, it serves
-others meanwhile, and when they leave it gives the memory back.
+"""However many clients make the server hold memory, it stays within its budget.
 
-Measured by the resident size of a server process; the figures are printed.
+It keeps serving others, and releases the memory when the clients leave. Measured as the resident
+size of a server process; the figures are printed.
 """
 
 import json
@@ -22,7 +22,7 @@ from support.victim import infer_request
 pytestmark = pytest.mark.large
 
 BACK_PART = 0.05
-"""How much larger than before it may be, in parts of its idle size."""
+"""Permitted growth afterwards, as a fraction of the idle size."""
 BACK_SECONDS = 10.0
 BODY_BYTES = 60 * MIB
 _SMALL = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1] * 16}]}
@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def infer(server: Watched) -> int:
-    """Do a small inference, on a connection of its own; return its status."""
+    """Send a small inference on a new connection; return its status."""
     request = urllib.request.Request(
         f"http://{server.http}/v2/models/echo/infer", json.dumps(_SMALL).encode()
     )
@@ -48,7 +48,7 @@ def infer(server: Watched) -> int:
 def budget(
     capsys: pytest.CaptureFixture[str], server: Watched, name: str, most: int
 ) -> Iterator[None]:
-    """Say how much the server grew in a block, and demand that it shrinks again behind it."""
+    """Print the server's growth during a block; require it to shrink again afterwards."""
     for _ in range(3):
         infer(server)
     time.sleep(1)
@@ -72,7 +72,7 @@ def budget(
 
 
 def test_bodies_that_do_not_end(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """40 connections with 60 MB of a body each, under a limit of 256 MB."""
+    """40 connections, each with an incomplete body of 60 MB, under a limit of 256 MB."""
     body = bytes(BODY_BYTES)
     head = http_request("vector", BODY_BYTES + 1, "Inference-Header-Content-Length: 0")
     with watched(models, max_held_bytes=256 * MIB) as server:
@@ -97,7 +97,7 @@ def test_answers_that_nobody_reads(models: Path, capsys: pytest.CaptureFixture[s
 
 @own_engine_only
 def test_answers_that_are_taken_back(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """1 000 answers of 10 MiB over gRPC that are reset while they wait."""
+    """1000 answers of 10 MiB over gRPC, reset while they wait to be sent."""
     message = infer_request("wide", 1)
     with watched(models, max_held_bytes=64 * MIB, max_stream_resets=10_000) as server:
         with budget(capsys, server, "1000 aborted answers of 10 MiB over gRPC", 128 * MIB):
@@ -116,7 +116,7 @@ def test_answers_that_are_taken_back(models: Path, capsys: pytest.CaptureFixture
 
 
 def test_bombs(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """100 messages of 60 KB that inflate to 60 MB, over gRPC, and as many over REST."""
+    """100 messages of 60 KB that inflate to 60 MB over gRPC, and as many over REST."""
     packed = hoarders.bomb(BODY_BYTES)
     head = http_request(
         "vector", len(packed), "Inference-Header-Content-Length: 0", "Content-Encoding: gzip"
@@ -137,7 +137,7 @@ def test_bombs(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_extensions_of_chunks(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A body in chunks may have no more around it than it needs, however long it comes."""
+    """Chunk extensions are limited, however long the body."""
     head = http_request("vector", -1, "Inference-Header-Content-Length: 0")
     extension = b"1;" + bytes(b"x" * (256 * MIB))
     with watched(models, max_held_bytes=256 * MIB) as server:
@@ -153,7 +153,7 @@ def test_extensions_of_chunks(models: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_json_that_becomes_much_more(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """50 bodies of 8 MB: two octets for each number of eight."""
+    """50 bodies of 8 MB: two input bytes per number become eight."""
     numbers = b"0," * (4 * MIB - 1) + b"0"
     body = (
         b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2,%d],"data":[' % (2 * MIB)
@@ -170,10 +170,10 @@ def test_json_that_becomes_much_more(models: Path, capsys: pytest.CaptureFixture
 
 
 def test_slow_readers_and_writers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """300 clients that read nothing of 10 MiB, and 300 that send a byte of 2 MB at a time."""
+    """300 clients that do not read 10 MiB, and 300 that send 2 MB byte by byte."""
     request = http_request("wide", len(WIDE)) + WIDE
     head = http_request("vector", 2 * MIB, "Inference-Header-Content-Length: 0")
-    most = (128 + 64) * MIB + 600 * (MIB >> 3)  # the limit, what is executed, and connections
+    most = (128 + 64) * MIB + 600 * (MIB >> 3)  # limit, executions, and connections
     with watched(models, max_held_bytes=128 * MIB) as server:
         with budget(capsys, server, "300 slow readers and 300 slow writers", most):
             with (
@@ -189,7 +189,7 @@ def test_slow_readers_and_writers(models: Path, capsys: pytest.CaptureFixture[st
 
 @own_engine_only
 def test_over_tls(models: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """100 answers of 10 MiB that nobody reads, with windows wide open."""
+    """100 unread answers of 10 MiB, with large windows."""
     authority = trustme.CA()
     names = write_certificate(authority, tmp_path)
     context = trusting(authority)

@@ -1,4 +1,4 @@
-"""Programs up to the limit of memory mappings: loads are refused one by one, and nothing dies."""
+"""At the limit of memory mappings, loads are rejected one by one and the process survives."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from xlaserve.runtime.programs.mappings import Mappings
 
 MODELS = 6
 ROOM = 160
-"""For some of them: each has two programs of about 20 mappings and more."""
+"""Mappings for some of the models: each has two programs with over 20 mappings each."""
 
 
 def write(root: Path, name: str, number: int, batch_sizes: str = "1,2") -> None:
-    """Write a model like no other: those of one computation share their programs."""
+    """Write a model with its own computation; equal ones would share programs."""
 
     def network(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
         hidden = jax.nn.relu(x @ params["w1"])
@@ -100,7 +100,7 @@ async def test_idle_models_are_evicted_for_the_mappings_of_others(
 async def test_what_is_compiled_behind_a_load_stops_at_the_limit(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """The model goes on with the programs that it has."""
+    """The model keeps serving with the programs it has."""
     sizes = ",".join(map(str, range(1, 33)))
     write(tmp_path / "many", "m", 1, batch_sizes=sizes)
     settings = {"http_endpoint": "port:0", "max_memory_mappings": Mappings().count() + ROOM}
@@ -120,7 +120,7 @@ async def test_what_is_compiled_behind_a_load_stops_at_the_limit(
 
 @pytest.mark.large
 async def test_four_hundred_models_are_loaded_or_refused(tmp_path: Path) -> None:
-    """At the real limit of the system; the process lives, and answers for those that are loaded."""
+    """At the system's real limit; the process survives and serves the loaded models."""
     for number in range(400):
         write(tmp_path, f"m{number:03}", number, batch_sizes=",".join(map(str, range(1, 13))))
     async with served(tmp_path, "--model-control-mode", "explicit") as server:

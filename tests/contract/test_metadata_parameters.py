@@ -1,4 +1,4 @@
-"""The parameters of a model and of its tensors in ModelMetadata, over gRPC and REST."""
+"""Model and tensor parameters in ModelMetadata, over gRPC and REST."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ LABELS = ["cat", "dog", "naïve"]
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose configuration says everything, and one that says nothing."""
+    """A model with a complete configuration, and one without any."""
     root = tmp_path_factory.mktemp("models")
     for name in ("said", "silent"):
         (root / name / "1").mkdir(parents=True)
@@ -77,7 +77,7 @@ async def test_they_come_from_the_configuration(serve: Serve, repository: Path) 
 async def test_a_client_of_the_open_inference_protocol_reads_them(
     serve: Serve, repository: Path
 ) -> None:
-    """There the values of the map are texts: what it reads is odd, and not an error."""
+    """Its map has string values: what it reads is odd, but not an error."""
     file = descriptor_pb2.FileDescriptorProto(name="oip.proto", package="oip", syntax="proto3")
     message = file.message_type.add(name="ModelMetadataResponse")
     entry = message.nested_type.add(name="PropertiesEntry")

@@ -1,4 +1,4 @@
-"""A repository of every kind of model before and after `xlaserve repo migrate`."""
+"""Every kind of model before and after `xlaserve repo migrate`."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -65,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models as older versions wrote them."""
     root = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
-        # As jax.export writes them, in its own version of StableHLO.
+        # As jax.export writes them, in the current version of StableHLO.
         patch.setattr(exporting, "lasting", computation.of_artifact)
         tiny_language.export(root / "generator" / "1")
     parameters = {"slots": "1", "windows": "16", "chunk": "8"}
@@ -90,7 +90,7 @@ def models(written: Path, tmp_path: Path) -> Path:
 
 
 async def _asked(server: RunningServer) -> dict[str, Any]:
-    """Return the answers of every model."""
+    """Return the answer of every model."""
     base = f"http://{server.http}"
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(base) as session:
@@ -112,7 +112,7 @@ async def _asked(server: RunningServer) -> dict[str, Any]:
 
 
 def _versions(root: Path) -> dict[str, set[str]]:
-    """Return the versions of StableHLO of the files of each model."""
+    """Return the StableHLO versions in the files of each model."""
     found: dict[str, set[str]] = {}
     for path in (*root.rglob("*.jaxexp"), *root.rglob("model.stablehlo")):
         data = path.read_bytes()
@@ -131,7 +131,7 @@ def _contents(root: Path) -> dict[str, bytes]:
 
 
 async def test_every_kind_answers_as_before(models: Path, serve: Serve) -> None:
-    """What was written is in a version that lasts; nothing else was touched."""
+    """Migrated files have a durable StableHLO version; all other files are unchanged."""
     settings = {"http_endpoint": "port:0", "allow_python_models": True, "load_model": ("*",)}
     async with serve(models, **settings) as server:
         expected = await _asked(server)
@@ -160,7 +160,7 @@ async def test_every_kind_answers_as_before(models: Path, serve: Serve) -> None:
 def test_what_cannot_be_read_back_is_not_put_there(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that writes other bytes than it says leaves every kind as it was."""
+    """If a migrated file fails verification, no model is changed."""
     write = files.write_atomically
     before = _contents(models)
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_read_back_is_not_put_there(
 
 
 def test_a_file_with_a_checksum_is_left_alone(models: Path) -> None:
-    """The agent of Triton would refuse the new one."""
+    """Triton's checksum agent would reject a changed file."""
     config = """
         model_repository_agents { agents { name: "checksum" parameters
           { key: "MD5:1/model.jaxexp" value: "0123456789abcdef0123456789abcdef" } } }
@@ -201,7 +201,7 @@ def test_a_version_without_a_manifest_is_not_read_back(tmp_path: Path) -> None:
 
 
 def test_a_copy_shares_its_files_with_what_it_is_of(models: Path, tmp_path: Path) -> None:
-    """Parameters of gigabytes are not copied."""
+    """Gigabytes of parameters are not copied."""
     target = tmp_path / "copy"
     replaced.copy(models / "generator" / "1", target)
 

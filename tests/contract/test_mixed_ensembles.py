@@ -1,4 +1,4 @@
-"""Ensembles of steps with batches and without, decoupled ones, and absent tensors."""
+"""Ensembles with batched and unbatched steps, decoupled steps, and absent tensors."""
 
 import asyncio
 import itertools
@@ -75,13 +75,13 @@ def ensemble(root: Path, name: str, config: str, *steps: str) -> None:
 
 
 KINDS = ("flat", "rows")
-"""Models without batches, and of batches of 4 rows."""
+"""Unbatched models, and models with batches of up to 4 rows."""
 
 
 async def test_steps_with_batches_and_without_are_joined_by_batches_of_one(
     start: Any, root: Path
 ) -> None:
-    """Triton puts one in front of what has none, and takes it away again: in every order."""
+    """Triton adds a batch dimension to unbatched tensors and removes it again, in any order."""
     model(root, "flat", tensors("[ 3 ]"))
     model(root, "rows", tensors("[ 3 ]", 4))
     chains = [(whole, *steps) for whole in KINDS for steps in itertools.product(KINDS, repeat=2)]
@@ -127,7 +127,7 @@ async def test_an_ensemble_may_reshape_what_its_clients_send(start: Any, root: P
 
 
 async def streamed(client: Client, name: str, **inputs: Any) -> list[Any]:
-    """Return the answers of a request of a stream, and the error that ends them."""
+    """Return the answers to a streaming request, and the error that ends it."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         tensors = [given(triton, *one) for one in inputs.items()]
@@ -169,7 +169,7 @@ async def test_steps_behind_a_decoupled_one_answer_for_each_of_its_answers(
     assert [[number] for number in range(1, 42)] == found["each", 40]
     assert [[1], [2]] == found["said", 1]
     assert [] == found["each", -1]
-    # 0, 1, 2 and 3 answers.
+    # 0, 1, 2, and 3 answers.
     assert [[0], [0], [1], [0], [1], [2]] == found["twice", 4]
     assert "UNIMPLEMENTED" in unary
     assert config["config"]["model_transaction_policy"]["decoupled"]
@@ -210,7 +210,7 @@ def joined(model_name: str, takes: tuple[str, str], makes: tuple[str, str]) -> s
 
 
 async def test_a_tensor_between_steps_may_be_absent(start: Any, root: Path) -> None:
-    """The next step takes it as an optional input that is left out, or the request fails."""
+    """It counts as an omitted optional input of the next step; if required, the request fails."""
     gives = """
 class TritonPythonModel:
     def execute(self, requests):

@@ -1,4 +1,4 @@
-"""Configurations over the front door: obeyed, refused, or named, and what serves goes on."""
+"""Configurations sent to a server are applied, or rejected while the old ones keep serving."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -45,7 +45,7 @@ NOT_OF_THE_MODEL: dict[str, dict[str, Any]] = {
 }
 
 _LONG = "\x1b[2J" + "x" * 900_000
-"""A text that an answer must neither repeat whole nor raw."""
+"""Text that an error must neither repeat in full nor unescaped."""
 
 _PARAMETERS = (
     *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
@@ -100,7 +100,7 @@ HOSTILE: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and a copy for each configuration that is on disk."""
+    """A model, and a copy for each configuration on disk."""
     root = tmp_path_factory.mktemp("models")
     export_double(root)
     for name, data in (
@@ -136,7 +136,7 @@ async def double(stub: Any) -> list[float]:
 
 
 async def load(stub: Any, model: str, config: str | None = None) -> str:
-    """Return what a load answers, empty where it succeeds."""
+    """Return the error of a load, or an empty string."""
     request = pb.RepositoryModelLoadRequest(model_name=model)
     if config is not None:
         request.parameters["config"].string_param = config
@@ -154,7 +154,7 @@ async def load(stub: Any, model: str, config: str | None = None) -> str:
 async def test_a_reload_with_a_field_that_would_change_answers_keeps_what_serves(
     stub: Any,
 ) -> None:
-    """The answer names the field, and that it is not implemented."""
+    """The error names the field and says that it is not implemented."""
     for field, config in REFUSED.items():
         answer = await load(stub, "double", json.dumps(config))
 
@@ -180,7 +180,7 @@ async def test_a_reload_with_a_hostile_configuration_keeps_what_serves(stub: Any
 async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_serves(
     serve: Serve, repository: Path, tmp_path: Path
 ) -> None:
-    """Under poll nobody is told; the index says why."""
+    """With polling, no client gets the error, so the index shows the reason."""
     shutil.copytree(repository / "double", tmp_path / "models/double")
     async with (
         serve(tmp_path / "models", model_control_mode=ModelControlMode.POLL) as server,
@@ -248,7 +248,7 @@ async def test_a_file_of_labels_must_be_there(
 async def test_a_configuration_that_is_a_link_out_is_not_read(
     stub: Any, repository: Path, name: str
 ) -> None:
-    """Its first word was told to whoever asked for the load."""
+    """Otherwise the error would reveal the first word of a file outside of the repository."""
     (repository.parent / "secret").write_text("hunter2 is the password")
     shutil.copytree(repository / "double", repository / f"link-{name[7:]}")
     (repository / f"link-{name[7:]}" / name).symlink_to(repository.parent / "secret")
@@ -259,7 +259,7 @@ async def test_a_configuration_that_is_a_link_out_is_not_read(
 
 
 async def test_a_warm_up_is_executed_before_the_model_is_ready(stub: Any, repository: Path) -> None:
-    """With a file that is there; without it the load fails, and says which one."""
+    """With its input file; if the file is missing, the load fails and names it."""
     data = {"data_type": "TYPE_FP32", "dims": [2], "input_data_file": "raw"}
     config = {"model_warmup": [{"name": "w", "batch_size": 2, "inputs": {"x": data}}]}
     answer = await load(stub, "double", json.dumps(config))

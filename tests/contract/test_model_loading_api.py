@@ -1,4 +1,4 @@
-"""Triton's model loading API for Python models: `load_model`, `unload_model`, `is_model_ready`."""
+"""Triton's model loading API in Python models: `load_model`, `unload_model`, `is_model_ready`."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ one = np.ones(1, np.float32)
 
 @pytest.mark.parametrize("where", ["threads", pytest.param("process", marks=pytest.mark.slow)])
 async def test_code_loads_and_unloads_other_models(start: Any, root: Path, where: str) -> None:
-    """Also while it is loaded itself, on a server with one thread for loads."""
+    """Even during its own load, on a server with a single load thread."""
     write_function(root, "inner", "return {'y': x + 4}")
     user(root, "user", LOADS, USES, PROCESS if where == "process" else "")
     async with start(load="user", load_threads=1) as client:
@@ -153,7 +153,7 @@ async def test_a_request_that_ends_waits_for_no_load(start: Any, root: Path, whe
             while not place.exists():
                 await asyncio.sleep(0.01)
             asking.cancel()
-            # Its one copy has another: the load that it waited for has not ended.
+            # The load that it waits for has not completed, so its only copy is busy.
             answer = await client.infer("user", x=0 * one)
         still = place.exists()
         place.unlink()

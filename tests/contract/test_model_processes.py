@@ -1,4 +1,4 @@
-"""Python models in processes of their own: what they can do, and what their end does not end."""
+"""Python models in separate processes: features, and isolation from crashes."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ def is_running(pid: int) -> bool:
 
 
 async def again(client: Client, number: int = 0) -> "np.ndarray[Any, Any]":
-    """Ask until the process is there again."""
+    """Retry until the process has been restarted."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -144,7 +144,7 @@ async def test_a_process_that_is_lost_is_started_again(
 
 @pytest.mark.slow
 async def test_each_copy_has_a_process(start: Any, root: Path) -> None:
-    """Two copies compute at the same time, whatever holds the lock of Python."""
+    """Two copies compute in parallel, even while holding the GIL."""
     group = "instance_group { count: 2 kind: KIND_CPU }"
     code = """
     import os, pathlib, time
@@ -230,7 +230,7 @@ async def test_what_keeps_a_process_from_loading_is_in_the_error_of_the_load(
 
 
 def _children() -> list[str]:
-    """Return the processes of models that this process has."""
+    """Return the model processes of this process."""
     shown = subprocess.run(
         ["ps", "-o", "args=", "--ppid", str(os.getpid())],
         capture_output=True,
@@ -261,7 +261,7 @@ async def test_no_process_outlives_a_server_that_is_killed(root: Path) -> None:
         async with triton.InferenceServerClient(url) as client:
             result: Any = await client.infer("m", [given(triton, "x", what(0))])
             pid = int(result.as_numpy("y")[0])
-            # It spins, and looks at nothing.
+            # A busy loop that never checks for messages.
             spinning = asyncio.ensure_future(client.infer("m", [given(triton, "x", what(3))]))
             await asyncio.sleep(0)
             server.send_signal(signal.SIGKILL)
