@@ -93,7 +93,7 @@ async def unload(stub: Any, model: str, dependents: bool | None = None) -> None:
 
 
 async def test_the_index_names_models_that_are_not_loaded(stub: Any) -> None:
-    """Every model that could be loaded is there."""
+    """The index includes every model that could be loaded."""
     assert dict.fromkeys(("both", "double", "plus"), "UNAVAILABLE") == await states(stub)
 
 
@@ -119,7 +119,7 @@ async def test_config_replaces_the_models_own(stub: Any) -> None:
 
 
 async def test_the_documents_own_example_of_a_config_is_read(stub: Any, repository: Path) -> None:
-    """It spells its keys `inputs`, `datatype` and `shape`, which ModelConfig does not have."""
+    """It uses the keys `inputs`, `datatype` and `shape`, which ModelConfig does not have."""
     config = {
         "name": "mymodel",
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}],
@@ -211,18 +211,18 @@ PREFIXES = ["", "a", "../", "..%2f", "1/", "\t"]
 
 
 LONGEST = 255
-"""Most bytes of a name, on most file systems."""
+"""Maximum number of bytes in a file name on most file systems."""
 
 
 async def test_no_name_leads_out_of_its_directory(
     server: RunningServer, stub: Any, tmp_path: Path
 ) -> None:
-    """Each as model, version and file: refused as INVALID_ARGUMENT, and nothing is written."""
+    """As model, version and file name: INVALID_ARGUMENT, and nothing is written."""
     before = sorted(tmp_path.rglob("*"))
     refused = 0
     for name in [prefix + trick for prefix in PREFIXES for trick in TRICKS]:
         if name.strip() in ("a", "1/", "a..", "a ..", "a\u2025", "a\uff0e\uff0e"):
-            continue  # harmless, or a version without a file, which has its own test
+            continue  # harmless; a version without a file has its own test
         for model, parameters in (
             (name, {}),
             ("double", {"config": "{}", f"file:1/{name}": b"x"}),
@@ -231,7 +231,7 @@ async def test_no_name_leads_out_of_its_directory(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await load(stub, model, **parameters)
             outcome = (caught.value.code().name, model, list(parameters))
-            # Triton's own clients want INTERNAL for the name of a file that no file system takes.
+            # Triton's clients expect INTERNAL for a file name that is too long for file systems.
             is_long = parameters and len(name) > LONGEST
             assert ("INTERNAL" if is_long else "INVALID_ARGUMENT") == outcome[0], outcome
             refused += 1
@@ -277,7 +277,7 @@ async def test_unload(stub: Any) -> None:
 async def test_unload_dependents(
     stub: Any, dependents: bool | None, expected: dict[str, str]
 ) -> None:
-    """Without a model of one of its steps an ensemble cannot answer; with the parameter it goes."""
+    """Without a step's model an ensemble cannot answer; with the parameter, both are unloaded."""
     await load(stub, "both")
     await unload(stub, "double", dependents)
 
@@ -309,7 +309,7 @@ async def test_unload_dependents_leaves_what_was_loaded_by_name_at_the_start(
 async def test_unload_dependents_leaves_what_was_loaded_by_name_behind_the_ensemble(
     stub: Any,
 ) -> None:
-    """A load of a model that an ensemble has brought is a wish of its own."""
+    """An explicit load of a model that an ensemble has loaded keeps it when the ensemble goes."""
     await load(stub, "both")
     await load(stub, "plus")
     await unload(stub, "both", dependents=True)

@@ -70,7 +70,7 @@ async def double(address: str, values: list[float]) -> Any:
 
 
 async def test_the_index_lists_what_is_not_loaded(address: str) -> None:
-    """An entry of a model that was never loaded has no version."""
+    """The entry of a model that was never loaded has no version."""
     assert [
         {"name": name, "state": "UNAVAILABLE", "reason": "not loaded"}
         for name in ("broken", "double", "twice")
@@ -78,7 +78,7 @@ async def test_the_index_lists_what_is_not_loaded(address: str) -> None:
 
 
 async def test_the_index_by_curl(address: str) -> None:
-    """The request object is required there, and may be left out here."""
+    """The document requires the request object; here it is optional."""
     url = f"http://{address}/v2/repository/index"
     empty = await curl("--request", "POST", url)
     asked = await curl("--data", '{"ready": true}', url)
@@ -137,9 +137,9 @@ async def test_a_load_with_a_configuration(address: str, as_text: bool) -> None:
 
 
 async def test_the_example_of_the_document(address: str, repository: Path) -> None:
-    """`mymodel` in its spelling: inputs, datatype, shape, and a file in base64.
+    """`mymodel` with the document's keys: inputs, datatype, shape, and a file in base64.
 
-    The document's backend is another one, and its configuration is a text in quotes.
+    The document uses another backend and a configuration in a JSON string.
     """
     folder = repository / "double" / "1"
     tensor = {"datatype": "FP32", "shape": [2]}
@@ -175,7 +175,7 @@ async def test_files_that_the_disk_has_no_room_for_are_507(
     number: int,
     expected: int,
 ) -> None:
-    """Nothing of them is left, and what was served is served on."""
+    """No files remain, and the old version keeps serving."""
 
     def refuse(*arguments: object) -> None:
         raise OSError(number, os.strerror(number))

@@ -1,7 +1,7 @@
-"""Rules that name models: what their callers reach, and learn of other models, on every door.
+"""Access rules per model: what callers can reach, and learn about other models.
 
-`theirs` is there, `absent` is not, and their names have as many characters: whatever a caller of
-`mine*` is told of one it is told of the other, byte for byte.
+`theirs` exists and `absent` does not; their names have the same length. A caller of `mine*` must
+get byte-identical answers for both.
 """
 
 import gzip
@@ -42,9 +42,9 @@ OF_MODELS = ("infer", "metadata", "manage")
 ALL = new_token()
 MINE = new_token()
 LOADER = new_token()
-"""Of a caller that may manage every model, and infer with `mine` alone."""
+"""Token of a caller that may manage every model, but infer only with `mine`."""
 SPLIT = new_token()
-"""Of two callers: one may infer with `mine`, the other read `theirs`."""
+"""Token shared by two callers: one may infer with `mine`, the other read `theirs`."""
 HIDDEN, ABSENT = "theirs", "absent"
 SERVICE = "/inference.GRPCInferenceService/"
 CALLS = """
@@ -96,7 +96,7 @@ class Place:
             return await client.ask(message(method, path, shown, body=body, length=-1))
 
     async def call(self, path: str, body: bytes, token: str = MINE) -> Any:
-        """Return status, text and the messages that a request is answered with."""
+        """Return the status, message, and response messages of a request."""
         async with connect_grpc(self.server.url) as wire:
             shown = ("authorization", f"Bearer {token}")
             stream = wire.open(request_headers(path, shown))
@@ -192,12 +192,12 @@ def infer_message(model: str) -> bytes:
 
 
 def bare(answer: Answer, model: str) -> tuple[int, dict[str, str], bytes]:
-    """Return all of an answer but the date, with the name of the model left out."""
+    """Return an answer without its date and the model's name."""
     headers = {name: value for name, value in answer.headers.items() if name != "date"}
     return answer.status, headers, answer.body.replace(model.encode(), b"")
 
 
-# --- a model out of sight ---------------------------------------------------------------------
+# --- Hidden models -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", OF_A_MODEL, ids=lambda route: f"{route.method} {route.path}")
@@ -250,7 +250,7 @@ async def test_over_grpc_a_hidden_model_is_one_that_is_not_there(place: Place, p
 
 @pytest.mark.parametrize("compressed", [False, True])
 async def test_a_mistake_in_a_request_does_not_tell_either(place: Place, compressed: bool) -> None:
-    """On the fast path, and on the general one, which has what is compressed."""
+    """On the fast path, and on the general path, which handles compressed requests."""
     found = []
     for model in (HIDDEN, ABSENT):
         request = pb.ModelInferRequest(model_name=model, raw_input_contents=[b"123"])
@@ -272,7 +272,7 @@ async def test_a_mistake_in_a_request_does_not_tell_either(place: Place, compres
 
 
 async def test_methods_whose_model_is_not_in_a_row_do_not_tell_either(place: Place) -> None:
-    """A stream of inferences, trace settings, and the health of a model."""
+    """Inference streams, trace settings, and model health."""
 
     def health(model: str) -> bytes:
         return bytes(health_pb2.HealthCheckRequest(service=model).SerializeToString())
@@ -297,7 +297,7 @@ async def test_methods_whose_model_is_not_in_a_row_do_not_tell_either(place: Pla
 async def test_an_answer_that_is_kept_is_for_those_who_may_see_the_model(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes as a request of somebody else, which are answered without being read."""
+    """Even if a request has the same bytes as another caller's, whose answer is cached."""
     again = noted_repeats(monkeypatch)
     body, path = infer_message(HIDDEN), f"{SERVICE}ModelInfer"
     statuses = [(await place.call(path, body, ALL))[0] for _ in range(3)]
@@ -330,7 +330,7 @@ async def test_lists_have_what_the_caller_may_see(place: Place) -> None:
 
 
 async def test_no_model_is_the_only_one_that_cannot_be_seen(place: Place) -> None:
-    """`POST /invocations` names none: how many there are is not told either."""
+    """`POST /invocations` names no model; the error must not reveal how many there are."""
     answer = await place.ask("POST", "/invocations", SPLIT, infer_json())
     several = await place.ask("POST", "/invocations", body=infer_json())
 
@@ -338,7 +338,7 @@ async def test_no_model_is_the_only_one_that_cannot_be_seen(place: Place) -> Non
     assert "4 models are loaded" in several.error
 
 
-# --- parts of a call --------------------------------------------------------------------------
+# --- Models named inside a request ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["mine-both", "mine-calls"])
@@ -384,7 +384,7 @@ async def test_who_may_load_a_model_may_not_infer_with_it_through_an_ensemble(
 async def test_a_load_of_an_ensemble_brings_back_no_step_that_its_owner_unloaded(
     place: Place,
 ) -> None:
-    """Nor is its name told, or its state, over any door."""
+    """Nor are its name or state revealed over any protocol."""
     repository = "/v2/repository/models"
     assert 200 == (await place.ask("POST", f"{repository}/{HIDDEN}/unload", ALL)).status
     told: list[Any] = [await place.ask("POST", f"{repository}/mine-both/load")]
@@ -434,7 +434,7 @@ async def test_unload_dependents_unloads_none_that_the_caller_may_not_manage(
     assert "READY" == states[HIDDEN][0]
 
 
-# --- what is of the whole server --------------------------------------------------------------
+# --- Server-wide operations ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", OF_THE_SERVER, ids=lambda route: f"{route.method} {route.path}")
@@ -451,16 +451,16 @@ async def test_who_manages_some_models_changes_nothing_of_the_server(
     answer = await place.ask(route.method, path, body=json.dumps(body).encode())
 
     if answer.status == 501 and "cudasharedmemory" in route.path:
-        return  # nobody registers anything where JAX does not run on CUDA
+        return  # registration fails for everybody where JAX does not run on CUDA
     assert 403 == answer.status
     assert answer.error.startswith("caller 'tenant' may not manage the whole server: ")
 
 
-# --- several callers of one token ---------------------------------------------------------------
+# --- Several callers with one token --------------------------------------------------------------
 
 
 async def test_each_caller_that_a_token_is_of_adds_its_models(place: Place) -> None:
-    """What a caller may see, but not for this, it is told so; of others it learns nothing."""
+    """Models visible without this permission give 403; other models seem not to exist."""
     found = {}
     for model in ("mine", HIDDEN, ABSENT):
         path = f"/v2/models/{model}"
@@ -476,12 +476,12 @@ async def test_each_caller_that_a_token_is_of_adds_its_models(place: Place) -> N
     assert refused.error.startswith("caller 'b' may not metadata model 'mine': ")
 
 
-# --- memory that another caller shares ----------------------------------------------------------
+# --- Another caller's shared memory --------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="module", name="region")
 async def _region(place: Place) -> AsyncIterator[shared_memory.SharedMemory]:
-    """A region that the operator has registered by the name `r`, of sixteen bytes."""
+    """A 16-byte region that the operator has registered as `r`."""
     memory = shared_memory.SharedMemory(create=True, size=16)
     path = "/v2/systemsharedmemory/region"
     body = json.dumps({"key": memory.name, "offset": 0, "byte_size": 16}).encode()
@@ -518,12 +518,12 @@ def shared_message(region: str, *, output: bool) -> bytes:
 async def test_a_region_of_another_caller_is_neither_read_nor_written(
     place: Place, region: shared_memory.SharedMemory, output: bool
 ) -> None:
-    """It is answered as one that is not there, also beside the owner's own requests."""
+    """It seems not to exist, even between requests of its owner."""
     path = "/v2/models/mine/infer"
     for _ in range(3):
         owner = await place.ask("POST", path, ALL, shared_json("r", output=output))
         assert 200 == owner.status
-        for _ in range(3):  # until its places are known again
+        for _ in range(3):  # repeat until its references are cached
             message = shared_message("r", output=output)
             assert "0" == (await place.call(f"{SERVICE}ModelInfer", message, ALL))[0]
         held = region.buf

@@ -1,4 +1,4 @@
-"""What a mesh believes to be held is what is held, in whatever order it evicts."""
+"""The memory a mesh believes to be used matches reality, in any eviction order."""
 
 import asyncio
 import random
@@ -17,17 +17,17 @@ from xlaserve.residence.capacity import Capacity
 from xlaserve.runtime import loaders
 
 WAIT_SECONDS = 3600
-"""How long a load waits for memory: nothing that waits ends within a test."""
+"""Load timeout: nothing that waits may time out within a test."""
 COMPUTATIONS = {"small-1": 0, "small-2": 0, "middle": 300_000, "large": 900_000}
-"""Bytes of parameters, for uneven sizes: the program of each is about half a megabyte."""
+"""Bytes of parameters, to vary sizes: each one's program has about half a megabyte."""
 MODELS = 3
-"""Models of each."""
+"""Number of models per computation."""
 STEPS = 40
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three models of each of four computations, and one that fails."""
+    """Three models of each of four computations, and one that fails to load."""
     root = tmp_path_factory.mktemp("uneven")
     for number, (name, besides) in enumerate(COMPUTATIONS.items(), start=1):
         path = root / f"{name}-1"
@@ -45,7 +45,7 @@ def alone_bytes(shelf: Path, name: str) -> int:
 
 
 def settings(shelf: Path, **more: Any) -> dict[str, Any]:
-    """Return settings with which little is kept from the mesh."""
+    """Return settings with which little memory is withheld from the mesh."""
     return {
         "model_root": (shelf,),
         "default_model_size_bytes": 1,
@@ -64,10 +64,12 @@ def paths(shelf: Path) -> dict[str, Path]:
 async def test_room_that_the_first_of_a_computation_leaves_is_there(
     start: StartRuntime, shelf: Path, slack: int
 ) -> None:
-    """Its program stays for the others; the mesh takes it for free, and has asked before."""
+    """The others keep its program, while the mesh counts the memory as free and has predicted
+    before.
+    """
     alone = alone_bytes(shelf, "small-1-1")
     other = alone_bytes(shelf, "small-2-1")
-    # One byte too little for both of the first computation, as they are held, and another one.
+    # One byte too little for both models of the first computation plus another one.
     capacity = alone + 20 + other - 1 + slack
     more = {"capacity_bytes": capacity, "mesh_slack_bytes": slack}
     async with start(**settings(shelf, **more)) as runtime:
@@ -86,7 +88,7 @@ async def test_room_that_the_first_of_a_computation_leaves_is_there(
 async def test_the_mesh_never_believes_less_to_be_held_than_is(
     start: StartRuntime, shelf: Path, slack: int, seed: int
 ) -> None:
-    """After each load, failed load, unload and eviction of a walk; and nothing is refused."""
+    """After each load, failed load, unload and eviction of a random walk; no load is refused."""
     chance = random.Random(seed)
     capacity = 4 * alone_bytes(shelf, "large-1") + slack
     more = {"capacity_bytes": capacity, "mesh_slack_bytes": slack}
@@ -135,13 +137,13 @@ async def test_what_models_share_is_told_once_where_there_is_room_for_it(
 async def test_a_load_that_nobody_makes_room_for_is_refused_at_once(
     start: StartRuntime, shelf: Path
 ) -> None:
-    """It needs more than was predicted, and by what the mesh counts there is room for it."""
+    """It needs more than predicted, although the mesh believes there is enough memory."""
     large, small = alone_bytes(shelf, "large-1"), alone_bytes(shelf, "small-2-1")
     capacity = large + small // 2
     async with start(**settings(shelf, capacity_bytes=capacity)) as runtime:
         books = MeshBooks(runtime.mesh, capacity, paths(shelf))
         await books.load("small-2-1")
-        # Behind a puller the files are not there yet when the mesh asks.
+        # With a puller, the files do not exist yet when the mesh asks.
         predicted = (await runtime.mesh.predict("m", "storage/m")).sizeInBytes
         async with asyncio.timeout(MOST_SECONDS):
             ended = await mesh.code(runtime.mesh.load("m", books.paths["large-1"]))
@@ -155,7 +157,7 @@ async def test_a_load_that_nobody_makes_room_for_is_refused_at_once(
 async def test_a_load_waits_while_the_mesh_counts_more_than_there_is(
     start: StartRuntime, shelf: Path
 ) -> None:
-    """It evicts then, and the unload has yet to come."""
+    """It evicts models whose unload calls have not arrived yet."""
     alone = alone_bytes(shelf, "small-1-1")
     async with start(**settings(shelf, capacity_bytes=2 * alone - 1)) as runtime:
         books = MeshBooks(runtime.mesh, 2 * alone - 1, paths(shelf))
@@ -172,7 +174,7 @@ async def test_a_load_waits_while_the_mesh_counts_more_than_there_is(
 async def test_models_of_one_computation_that_leave_together_are_never_counted_twice(
     start: StartRuntime, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each hands on what it carries to the next, before its own memory is free."""
+    """Each passes the cost of shared programs on before its own memory is freed."""
     count = 8
     for number in range(1 + MODELS, 1 + count):
         path = shelf / f"small-1-{number}"
@@ -189,7 +191,7 @@ async def test_models_of_one_computation_that_leave_together_are_never_counted_t
         loop = asyncio.get_running_loop()
 
         def note(self: Capacity) -> None:
-            # Behind what is done in one step, as whoever looks at the books sees them.
+            # After the current step, as other readers of the ledger see it.
             loop.call_soon(lambda: seen.append(self.used_bytes))
             told(self)
 

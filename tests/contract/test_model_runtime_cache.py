@@ -1,4 +1,4 @@
-"""A runtime under the cache of a mesh, which admits by prediction and evicts afterwards."""
+"""A runtime under a mesh's cache, which admits by prediction and evicts later."""
 
 import asyncio
 import random
@@ -19,15 +19,15 @@ from xlaserve.runtime import loaders
 from xlaserve.settings.choices import ModelControlMode
 
 MODELS, FIT = 40, 10
-"""How many there are, and for how many there is nearly memory."""
+"""Number of models, and how many nearly fit in memory."""
 CLIENTS = 3
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty models as large as one another, and two that are three times as large.
+    """Forty models of equal size, and two that are three times as large.
 
-    Each is a computation of its own: those of one share their programs, and add next to nothing.
+    Each has its own computation: models that share programs would add almost nothing.
     """
     root = tmp_path_factory.mktemp("alike")
     for index in range(MODELS):
@@ -43,7 +43,7 @@ def size_of(shelf: Path, name: str = "m0") -> int:
 
 
 def registered(shelf: Path, kind: str) -> Mapping[str, Registered]:
-    """Return what a mesh knows: with a puller it does not know where the files will be."""
+    """Return what a mesh knows; with a puller it does not know where the files will be."""
     paths = {path.name: path for path in shelf.iterdir()}
     return {
         name: Registered(str(path), str(path) if kind == "files" else f"storage/{name}")
@@ -53,7 +53,7 @@ def registered(shelf: Path, kind: str) -> Mapping[str, Registered]:
 
 @asynccontextmanager
 async def runtime(serve: Serve, shelf: Path, tmp_path: Path, **more: Any) -> AsyncIterator[Any]:
-    """Run a server with memory for nearly FIT models, whose default is a quarter of one."""
+    """Run a server with memory for nearly FIT models; the default size is a quarter of one."""
     (tmp_path / "repository").mkdir()
     settings: dict[str, Any] = {
         "modelmesh": True,
@@ -68,7 +68,7 @@ async def runtime(serve: Serve, shelf: Path, tmp_path: Path, **more: Any) -> Asy
 
 
 async def outcomes(cache: MeshCache, names: Sequence[str]) -> Counter[str]:
-    """Send one request for each name, several at a time, and count how they end."""
+    """Send a request for each name, several at a time, and count the outcomes."""
     found: Counter[str] = Counter()
     queue = iter(names)
 
@@ -88,7 +88,9 @@ async def outcomes(cache: MeshCache, names: Sequence[str]) -> Counter[str]:
 async def test_models_that_are_larger_than_predicted_are_all_served(
     serve: Serve, shelf: Path, tmp_path: Path, kind: str, threads: int
 ) -> None:
-    """Nothing is refused, nor is the instance emptied: sizes are learned, and there is slack."""
+    """No load is refused and the cache is not emptied: sizes are learned, and slack absorbs
+    errors.
+    """
     names = [f"m{index}" for index in range(MODELS)]
     names += random.Random(7).choices(names, k=FIT)
     async with runtime(serve, shelf, tmp_path, load_threads=threads) as running:
@@ -105,7 +107,7 @@ async def test_models_that_are_larger_than_predicted_are_all_served(
 async def test_a_load_waits_for_what_the_mesh_evicts_when_it_knows_another_size(
     serve: Serve, shelf: Path, tmp_path: Path
 ) -> None:
-    """The slack is enough for one that is larger than predicted; the second comes at once."""
+    """The slack covers one underestimated model; the second one follows immediately."""
     size, large = size_of(shelf), size_of(shelf, "large0")
     settings = {"capacity_bytes": 7 * size + large, "mesh_slack_bytes": large - size}
     async with runtime(serve, shelf, tmp_path, load_threads=2, **settings) as running:
@@ -122,7 +124,7 @@ async def test_a_load_waits_for_what_the_mesh_evicts_when_it_knows_another_size(
 async def test_a_mesh_that_starts_over_a_restarted_runtime_has_all_its_memory(
     serve: Serve, shelf: Path, tmp_path: Path
 ) -> None:
-    """The runtime was loaded without being asked; the mesh that comes next knows of nothing."""
+    """The runtime's models were loaded without the mesh, which does not know them."""
     models = registered(shelf, "puller")
     async with runtime(serve, shelf, tmp_path) as running:
         known = SimpleNamespace(

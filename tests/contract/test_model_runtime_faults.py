@@ -1,4 +1,4 @@
-"""What goes wrong between a mesh and its runtime, and how it ends: acceptance cases 20 to 24."""
+"""Faults between a mesh and its runtime: acceptance cases 20 to 24."""
 
 import asyncio
 import socket
@@ -32,14 +32,14 @@ SLOWLY = {"inline_execution_seconds": 0, "execute_threads": 1}
 MAX_HEADER_BYTES = 8192
 
 
-# --- 20: statuses ------------------------------------------------------------------------------
+# --- 20: Statuses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_model_that_is_not_there_is_not_found(
     runtime: Runtime, models: Shelf, method: str
 ) -> None:
-    """Case 20: never loaded, failed, and unloaded; from this the mesh knows that it is lost."""
+    """Case 20: never loaded, failed, or unloaded; NOT_FOUND tells the mesh that it is lost."""
     await mesh.code(runtime.mesh.load("failed", models.path("corrupt")))
     await runtime.mesh.load("gone", models.path("plus-1"))
     await runtime.mesh.unload("gone")
@@ -53,14 +53,14 @@ async def test_a_model_that_is_not_there_is_not_found(
 
 
 VERSIONS = ("7", "x", "-1", "999999999999999999999999", "01", " ")
-"""What `m` does not have; it has version 10, and had version 1."""
+"""Versions that `m` lacks; it has version 10, and had version 1."""
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_version_that_is_not_there_does_not_lose_the_model(
     runtime: Runtime, models: Shelf, method: str
 ) -> None:
-    """Case 20: INVALID_ARGUMENT, with a text that the mesh does not take for another."""
+    """Case 20: INVALID_ARGUMENT, with a message that the mesh does not take for a lost model."""
     await runtime.mesh.load("m", models.path("plus-1"))
     await runtime.mesh.load("m", models.path("versioned"))
     field = "model_version" if method == "ModelInfer" else "version"
@@ -74,7 +74,7 @@ async def test_a_version_that_is_not_there_does_not_lose_the_model(
     assert {"INVALID_ARGUMENT"} == {answers[version][0] for version in VERSIONS}
     assert not any(map(mesh.lost, answers.values()))
     assert [("OK", "")] * 2 == [answers["10"], answers[""]]
-    # That a version which is gone is not ready is no error.
+    # Asking whether a removed version is ready is no error.
     assert ("OK" if method == "ModelReady" else "INVALID_ARGUMENT") == answers["1"][0]
 
 
@@ -134,7 +134,7 @@ BAD_REQUESTS: Mapping[str, Any] = {
 async def test_a_bad_request_is_the_clients_fault(
     runtime: Runtime, models: Shelf, name: str
 ) -> None:
-    """Case 20: INVALID_ARGUMENT, and the model stays where it is."""
+    """Case 20: INVALID_ARGUMENT, and the model stays loaded."""
     await runtime.mesh.load("m", models.path("plus-1"))
     answer = await mesh.outcome(runtime.mesh.infer("m", BAD_REQUESTS[name]()))
 
@@ -145,7 +145,7 @@ async def test_a_bad_request_is_the_clients_fault(
 
 @pytest.mark.usefixtures("compilations")
 async def test_a_model_on_its_way_is_not_lost(runtime: Runtime, models: Shelf) -> None:
-    """Case 20: UNAVAILABLE, so that the mesh asks elsewhere and does not load it again."""
+    """Case 20: UNAVAILABLE, so that the mesh asks another instance and does not load it again."""
     call = runtime.mesh.load("m", models.path("slow"))
     waiting = asyncio.ensure_future(mesh.code(call))
     await runtime.until_compiling("m")
@@ -158,7 +158,7 @@ async def test_a_model_on_its_way_is_not_lost(runtime: Runtime, models: Shelf) -
 
 
 async def test_overload_is_told_apart(start: StartRuntime, models: Shelf) -> None:
-    """Case 20: RESOURCE_EXHAUSTED, which the mesh tries elsewhere once."""
+    """Case 20: RESOURCE_EXHAUSTED, which the mesh retries once on another instance."""
     async with start(**SLOWLY, max_requests_per_model=2) as runtime:
         await runtime.mesh.load("m", models.path("spin"))
         waiting = [
@@ -177,7 +177,7 @@ async def test_overload_is_told_apart(start: StartRuntime, models: Shelf) -> Non
 async def test_a_server_that_is_about_to_exit_is_unavailable(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 20: for requests and loads that arrive while those in progress end."""
+    """Case 20: for requests and loads that arrive while others are being drained."""
     async with start(**SLOWLY) as runtime:
         await runtime.mesh.load("m", models.path("spin"))
         slow = runtime.mesh.load("slow", models.path("slow"))
@@ -198,17 +198,17 @@ async def test_a_server_that_is_about_to_exit_is_unavailable(
         assert "OK" == await using
 
 
-# --- limits of concurrency ---------------------------------------------------------------------
+# --- Concurrency limits --------------------------------------------------------------------------
 
 CONFIGURED = {"plus-1": 3, "configured": 7}
-"""Path -> its concurrency: what the setting says, or its configuration."""
+"""Path -> concurrency, from the setting or the model's configuration."""
 
 
 @pytest.mark.parametrize("path", CONFIGURED)
 async def test_a_mesh_that_limits_concurrency_is_told_by_how_much(
     start: StartRuntime, models: Shelf, path: str
 ) -> None:
-    """At least 1 with `limit_model_concurrency`, and 0 without, where a mesh would warn of it."""
+    """At least 1 with `limit_model_concurrency`; else 0, since the mesh would log a warning."""
     async with start(limit_model_concurrency=True, max_concurrency=3) as runtime:
         limited = await runtime.mesh.load("m", models.path(path))
     async with start() as runtime:
@@ -221,7 +221,7 @@ async def test_a_mesh_that_limits_concurrency_is_told_by_how_much(
 async def test_as_many_requests_as_a_mesh_lets_through_are_in_progress_at_once(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """None of them is refused; how many there are is the business of the mesh."""
+    """None is refused; the limit is up to the mesh."""
     async with start(**SLOWLY, limit_model_concurrency=True, max_concurrency=8) as runtime:
         allowed = (await runtime.mesh.load("m", models.path("spin"))).maxConcurrency
         waiting = [
@@ -233,11 +233,11 @@ async def test_as_many_requests_as_a_mesh_lets_through_are_in_progress_at_once(
         assert ["OK"] * allowed == await asyncio.gather(*waiting)
 
 
-# --- 21: sizes of messages ---------------------------------------------------------------------
+# --- 21: Message sizes ---------------------------------------------------------------------------
 
 
 async def test_messages_as_large_as_a_mesh_lets_through(runtime: Runtime, models: Shelf) -> None:
-    """Case 21: 16 MiB and 1 KiB there, nearly 16 MiB back, with the default limits."""
+    """Case 21: 16 MiB plus 1 KiB in, nearly 16 MiB out, with default limits."""
     await runtime.mesh.load("m", models.path("echo"))
     request = octets(ECHO_BYTES)
     padding = 16 * MIB + 1024 - request.ByteSize() - len("paddingm") - 12
@@ -251,7 +251,7 @@ async def test_messages_as_large_as_a_mesh_lets_through(runtime: Runtime, models
 
 
 async def test_a_message_over_the_limit_is_refused(runtime: Runtime, models: Shelf) -> None:
-    """Case 21: RESOURCE_EXHAUSTED with the default limits, and the connection serves on."""
+    """Case 21: RESOURCE_EXHAUSTED with default limits, and the connection remains usable."""
     await runtime.mesh.load("m", models.path("plus-1"))
     data = bytes(runtime.application.settings.max_message_bytes + 1)
     for _ in range(2):
@@ -263,7 +263,7 @@ async def test_a_message_over_the_limit_is_refused(runtime: Runtime, models: She
 
 
 async def test_messages_over_the_limit_use_nothing_up(start: StartRuntime, models: Shelf) -> None:
-    """Case 21: what the connection was ready to receive comes back, however often."""
+    """Case 21: the connection's flow-control window is restored, however often."""
     async with start(max_message_bytes=MIB) as runtime:
         await runtime.mesh.load("m", models.path("plus-1"))
         headers = id_headers("m")
@@ -276,20 +276,20 @@ async def test_messages_over_the_limit_use_nothing_up(start: StartRuntime, model
         assert [1, 1] == sums(await runtime.mesh.infer("m", addition()))
 
 
-# --- 22: streams without a message -------------------------------------------------------------
+# --- 22: Streams without a message ---------------------------------------------------------------
 
 ORPHANS = 1000
 ORPHAN_BYTES = 32 << 10
-"""What a stream that waits may cost of this process, in which its client is too."""
+"""Maximum cost per waiting stream in this process, which includes its client."""
 
 
 async def test_streams_without_a_message_hold_nothing_up(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 22: a mesh that meets a broken request leaves its stream open, all on one connection.
+    """Case 22: after a broken request, a mesh leaves its stream open on the shared connection.
 
-    None holds a place of the model, others on the connection are served, and the limit of time
-    for a message ends them.
+    Such streams take no slot of the model and do not delay others on the connection; the
+    message timeout ends them.
     """
     settings = {"max_requests_per_model": 1, "message_timeout_seconds": 2}
     async with start(**settings) as runtime, connect(runtime.url) as wire:
@@ -317,13 +317,13 @@ async def test_streams_without_a_message_hold_nothing_up(
     assert not any(left)
 
 
-# --- 23: deadlines and cancels -----------------------------------------------------------------
+# --- 23: Deadlines and cancellation --------------------------------------------------------------
 
 
 async def test_a_request_given_up_in_the_queue_never_reaches_the_device(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 23: by its deadline, which is answered, or by a reset, after which nothing comes."""
+    """Case 23: by deadline, which gets a status, or by reset, after which nothing is sent."""
     seen = note_executions(monkeypatch)
     async with start(**SLOWLY) as runtime, connect(runtime.url) as wire:
         await runtime.mesh.load("m", models.path("spin"))
@@ -353,7 +353,7 @@ async def test_a_request_given_up_in_the_queue_never_reaches_the_device(
 async def test_a_request_given_up_while_it_computes_frees_its_place(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 23: at once; the result is thrown away when it comes."""
+    """Case 23: immediately; the result is discarded."""
     seen = note_executions(monkeypatch)
     async with start(**SLOWLY, max_requests_per_model=1) as runtime:
         async with connect(runtime.url) as wire:
@@ -377,12 +377,12 @@ async def test_a_request_given_up_while_it_computes_frees_its_place(
 async def test_requests_that_are_reset_at_once_leave_nothing(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 23: neither a stream, nor a byte of what the connection may receive."""
+    """Case 23: neither a stream nor flow-control window is lost."""
     await runtime.mesh.load("m", models.path("plus-1"))
     headers = request_headers(INFER, ("mm-model-id", "m"))
     async with connect(runtime.url) as wire:
         await wire.ping()
-        # More than the connection may receive at once.
+        # More than the connection's window.
         size = min(wire.h2.max_outbound_frame_size, 1 << 20)
         for _ in range(2 * wire.h2.outbound_flow_control_window // size):
             stream = wire.h2.get_next_available_stream_id()
@@ -399,7 +399,7 @@ async def test_requests_that_are_reset_at_once_leave_nothing(
 
 
 def note_executions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collect what `spin` is asked for when it comes to the device."""
+    """Record the inputs of `spin` executions."""
     seen: list[int] = []
     execute = JaxExportModel.execute
 
@@ -412,13 +412,13 @@ def note_executions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def streams_of(events: list[Any]) -> list[Any]:
-    """Return the answers among what came, and not the business of the connection."""
+    """Return the events that belong to streams, not to the connection."""
     kinds = (h2.events.ResponseReceived, h2.events.DataReceived, h2.events.TrailersReceived)
     return [event for event in events if isinstance(event, kinds)]
 
 
 async def test_a_deadline_that_has_passed_is_answered(runtime: Runtime, models: Shelf) -> None:
-    """Case 23: however short it was."""
+    """Case 23: however short the deadline."""
     await runtime.mesh.load("m", models.path("plus-1"))
     async with connect(runtime.url) as wire:
         headers = request_headers(INFER, ("mm-model-id", "m"), ("grpc-timeout", "0n"))
@@ -427,7 +427,7 @@ async def test_a_deadline_that_has_passed_is_answered(runtime: Runtime, models: 
     assert "4" == answer["grpc-status"]
 
 
-# --- 24: headers and connections ---------------------------------------------------------------
+# --- 24: Headers and connections -----------------------------------------------------------------
 
 MALFORMED = ("abcde", "!!!!", "a", "YQ==YQ==", "é", "YWJj,!")
 
@@ -438,7 +438,7 @@ MALFORMED = ("abcde", "!!!!", "a", "YQ==YQ==", "é", "YWJj,!")
 async def test_a_header_that_is_not_base64_is_answered(
     runtime: Runtime, name: str, value: str, method: str
 ) -> None:
-    """Case 24: and never with silence, whose header it may be."""
+    """Case 24: whichever header is invalid, the request gets a status."""
     async with connect(runtime.url) as wire:
         answer = await wire.trailers(wire.send(request_headers(method, (name, value))))
 
@@ -447,7 +447,7 @@ async def test_a_header_that_is_not_base64_is_answered(
 
 
 async def test_what_clients_send_along_is_let_through(runtime: Runtime, models: Shelf) -> None:
-    """Case 24: 8 KiB of headers, the path of a socket as the authority, and PINGs in between."""
+    """Case 24: 8 KiB of headers, a socket path as authority, and interspersed PINGs."""
     await runtime.mesh.load("m", models.path("plus-1"))
     more = [(f"x-custom-{number}", "v" * 80) for number in range(100)]
     headers = request_headers(
@@ -486,7 +486,7 @@ def _has_ipv6() -> bool:
 async def test_localhost_is_found_by_either_address(
     start: StartRuntime, models: Shelf, host: str, endpoint: str
 ) -> None:
-    """Case 24: a mesh dials `localhost:<port>`, and takes the address that answers."""
+    """Case 24: a mesh dials `localhost:<port>` and uses either address family."""
     if ":" in host and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     async with start(host=host) as runtime:
@@ -512,7 +512,7 @@ LONG = {
 async def test_an_error_fits_into_the_headers_that_a_mesh_takes(
     runtime: Runtime, models: Shelf, name: str
 ) -> None:
-    """Case 24: 8192 bytes as HTTP/2 counts them, whatever the error repeats of its request."""
+    """Case 24: 8192 bytes as HTTP/2 counts them, even if the error quotes the request."""
     await runtime.mesh.load("m", models.path("plus-1"))
     long = LONG[name]
     tensor = _wrong(name=long).SerializeToString()

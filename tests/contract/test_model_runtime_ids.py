@@ -1,4 +1,4 @@
-"""Which model a request of a mesh is for: acceptance cases 17 to 19."""
+"""Which model a mesh's request addresses: acceptance cases 17 to 19."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.slow)])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Both kinds, also where no large tests run."""
+    """Both kinds of endpoint, even without large tests."""
     return endpoint_at(request.param, tmp_path)
 
 
@@ -34,12 +34,12 @@ async def two(start: StartRuntime, models: Shelf) -> AsyncIterator[Runtime]:
 
 
 async def ask(runtime: Runtime, request: Any, *headers: tuple[str, str | bytes]) -> Any:
-    """Send a request with these headers and nothing else of a mesh."""
+    """Send a request with these headers only."""
     data = request if isinstance(request, bytes) else request.SerializeToString()
     return await runtime.mesh.raw("ModelInfer", data, headers=headers)
 
 
-# --- 17: ids -----------------------------------------------------------------------------------
+# --- 17: Ids -------------------------------------------------------------------------------------
 
 IDS = {
     "plain": "simple__isvc-0123456789",
@@ -61,7 +61,7 @@ IDS = {
 
 @pytest.mark.parametrize("name", IDS)
 async def test_any_text_is_an_id(runtime: Runtime, models: Shelf, name: str) -> None:
-    """Case 17: it is loaded, asked for, measured and unloaded under it, in base64 and ASCII."""
+    """Case 17: load, infer, size and unload with the id in base64 and ASCII."""
     model = IDS[name]
     await runtime.mesh.load(model, models.path("plus-1"))
     answer = await runtime.mesh.infer(model, addition(1, 2))
@@ -80,12 +80,12 @@ async def test_any_text_is_an_id(runtime: Runtime, models: Shelf, name: str) -> 
 
 @pytest.mark.parametrize("header", [("mm-model-id", "two"), ("mm-model-id-bin", b"two")])
 async def test_either_header_is_enough(two: Runtime, header: tuple[str, str | bytes]) -> None:
-    """Case 17: without any help of the message."""
+    """Case 17: the message does not name the model."""
     assert [2, 2] == sums(await ask(two, addition(), header))
 
 
 async def test_base64_comes_without_padding_or_with_it(two: Runtime) -> None:
-    """Case 17: the mesh pads nothing, others may."""
+    """Case 17: the mesh omits the padding, others may add it."""
     request = addition().SerializeToString()
     async with connect(two.url) as wire:
         for value in (base64_unpadded("two"), "dHdv", base64_unpadded("one"), "b25l"):
@@ -95,26 +95,26 @@ async def test_base64_comes_without_padding_or_with_it(two: Runtime) -> None:
 
 
 async def test_without_a_header_the_message_counts(two: Runtime) -> None:
-    """Case 17: for clients that come without a mesh."""
+    """Case 17: for clients that connect without a mesh."""
     answer = await ask(two, addition(name="two"))
 
     assert ([2, 2], "two") == (sums(answer), answer.model_name)
 
 
 async def test_the_id_of_a_virtual_model_chooses_nothing(two: Runtime) -> None:
-    """Case 17: it is for the log; what is wrong with it is no error."""
+    """Case 17: it is only logged, so an invalid one is no error."""
     for value in ("one", "nonsense"):
         answer = await ask(two, addition(name="two"), ("mm-vmodel-id", value))
 
         assert [2, 2] == sums(answer)
 
 
-# --- 18: who is right --------------------------------------------------------------------------
+# --- 18: Conflicting names -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", ["one", "unknown", "", "two"])
 async def test_the_header_beats_the_message(two: Runtime, named: str) -> None:
-    """Case 18: what the client wrote does not matter."""
+    """Case 18: the name in the client's message is ignored."""
     answer = await ask(two, addition(name=named), *id_headers("two"))
 
     assert ([2, 2], "two") == (sums(answer), answer.model_name)
@@ -125,7 +125,7 @@ async def test_the_header_beats_the_message(two: Runtime, named: str) -> None:
 async def test_a_second_name_does_not_get_past_the_mesh(
     start: StartRuntime, models: Shelf, injection: str, place: str
 ) -> None:
-    """Case 18: the mesh rewrites the first, parsers take the last, the header counts."""
+    """Case 18: the mesh rewrites the first name, parsers use the last one, the header wins."""
     async with start(id_injection=injection) as runtime:
         await runtime.mesh.load("one", models.path("plus-1"))
         await runtime.mesh.load("two", models.path("plus-2"))
@@ -158,7 +158,7 @@ CONTRADICTIONS: Mapping[str, Sequence[tuple[str, str | bytes]]] = {
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 async def test_headers_that_contradict_themselves_are_refused(two: Runtime, name: str) -> None:
-    """Case 18: INVALID_ARGUMENT that names the header, and never a guess."""
+    """Case 18: INVALID_ARGUMENT that names the header."""
     for method in ("ModelInfer", "ModelMetadata", "ModelReady"):
         request = message(f"inference.{method}Request").SerializeToString()
         call = two.mesh.raw(method, request, headers=CONTRADICTIONS[name])
@@ -169,7 +169,7 @@ async def test_headers_that_contradict_themselves_are_refused(two: Runtime, name
         assert not mesh.lost((status, text))
 
 
-# --- 19: the message ---------------------------------------------------------------------------
+# --- 19: The message -----------------------------------------------------------------------------
 
 UNKNOWN_FIELDS = (
     splice(b"", [777], b"something") + splice(b"", [19, 1, 1], b"deep") + b"\xf8\x01\x05"
@@ -195,7 +195,7 @@ SHAPES: Mapping[str, Callable[[], bytes]] = {
     "longer": lambda: addition(5, 6, name="y" * 200).SerializeToString(),
     "with an id": lambda: addition(5, 6, name="x", id="42").SerializeToString(),
 }
-"""How a client's request may look before the mesh writes into it."""
+"""Forms of a client's request before the mesh writes the id."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -213,7 +213,7 @@ async def test_wherever_the_name_stands_the_answer_is_the_same(
 
 
 async def test_an_injected_request_compiles_nothing(two: Runtime, compilations: list[str]) -> None:
-    """Case 19: what was warm for the client's name is warm for the id."""
+    """Case 19: programs warmed under the client's name serve the id as well."""
     for shape in SHAPES.values():
         await two.mesh.infer("one", shape())
 
@@ -225,18 +225,18 @@ VECTORS = {
     "1201311a01373a020102",
     "1a01373a020102": "1a01373a0201020a196d792d6d6f64656c5f5f697376632d30313233343536373839",
 }
-"""A request, and what the mesh makes of it, in hexadecimal."""
+"""Requests before and after the mesh's id injection, in hexadecimal."""
 
 
 @pytest.mark.parametrize("before", VECTORS)
 def test_the_client_splices_as_the_mesh_does(before: str) -> None:
-    """Case 19: the vectors that are known of the mesh hold for the client of these tests."""
+    """Case 19: our test client reproduces the mesh's known results."""
     spliced = splice(bytes.fromhex(before), [1], b"my-model__isvc-0123456789")
 
     assert bytes.fromhex(VECTORS[before]) == spliced
 
 
-# --- both ways ---------------------------------------------------------------------------------
+# --- Fast path and general path ------------------------------------------------------------------
 
 HEADERS: Mapping[str, Sequence[tuple[str, str | bytes]]] = {
     **CONTRADICTIONS,
@@ -280,7 +280,7 @@ async def answer_to(runtime: Runtime, request: bytes, headers: Any) -> tuple[str
 async def test_the_fast_path_answers_as_the_way_through_grpclib(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Cases 17 to 19: whichever way a request takes, headers mean the same."""
+    """Cases 17 to 19: headers mean the same on both paths."""
     different, statuses = [], set()
     port = {"grpc_endpoint": "port:0"}
     async with start(**port) as short, start(**port, http2_engine=Http2Engine.H2) as long:

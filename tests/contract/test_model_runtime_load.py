@@ -1,4 +1,4 @@
-"""Loads that a mesh asks of its runtime: acceptance cases 5 to 10."""
+"""Loads requested by a mesh: acceptance cases 5 to 10."""
 
 import asyncio
 import json
@@ -23,16 +23,16 @@ from support.shelf import (
 )
 
 WATCHED_SECONDS = 10
-"""How long after its unload a model may not appear."""
+"""Seconds after its unload during which a model must not reappear."""
 
 
-# --- 5: ready means ready ----------------------------------------------------------------------
+# --- 5: Ready means ready ------------------------------------------------------------------------
 
 
 async def test_the_first_request_after_a_load_compiles_nothing(
     runtime: Runtime, models: Shelf, compilations: list[str]
 ) -> None:
-    """Case 5: whatever its number of rows."""
+    """Case 5: for any number of rows."""
     await runtime.mesh.load("m", models.path("slow"))
     loaded = len(compilations)
     answers = [
@@ -43,7 +43,7 @@ async def test_the_first_request_after_a_load_compiles_nothing(
     assert 0 < loaded == len(compilations)
 
 
-# --- 6: keys -----------------------------------------------------------------------------------
+# --- 6: Keys -------------------------------------------------------------------------------------
 
 KEYS = {
     "empty": "",
@@ -63,7 +63,7 @@ KEYS = {
 async def test_keys_and_types_that_say_nothing_of_the_model(
     runtime: Runtime, models: Shelf, kind: str
 ) -> None:
-    """Case 6: a load needs nothing but the path."""
+    """Case 6: only the path is required."""
     for name, key in KEYS.items():
         await runtime.mesh.load(name, models.path("plus-1"), key, kind)
 
@@ -73,7 +73,7 @@ async def test_keys_and_types_that_say_nothing_of_the_model(
 async def test_the_schema_of_a_key_takes_the_place_of_the_configuration(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 6: one that fits changes nothing, one that does not is refused with what is wrong."""
+    """Case 6: a matching schema changes nothing, another one is rejected with the mismatch."""
     for name in ("schema", "wrong-schema"):
         key = json.dumps({"schema_path": str(models.path(f"{name}.json"))})
         answer = await mesh.outcome(runtime.mesh.load(name, models.path("configured"), key))
@@ -91,7 +91,7 @@ async def test_the_schema_of_a_key_takes_the_place_of_the_configuration(
 async def test_a_key_that_is_no_json_object_leaves_nothing(
     runtime: Runtime, models: Shelf, key: str
 ) -> None:
-    """Case 6: INVALID_ARGUMENT, before anything is done."""
+    """Case 6: INVALID_ARGUMENT, before any work."""
     before = runtime.held()
     answer = await mesh.outcome(runtime.mesh.load("m", models.path("plus-1"), key))
 
@@ -101,7 +101,7 @@ async def test_a_key_that_is_no_json_object_leaves_nothing(
     assert [] == runtime.application.registry.models()
 
 
-# --- 7: paths ----------------------------------------------------------------------------------
+# --- 7: Paths ------------------------------------------------------------------------------------
 
 PATHS = {
     "plus-1/1": 1,  # a version
@@ -111,14 +111,14 @@ PATHS = {
     "single.jaxexp": 5,
     "plus-2/../plus-1/1/": 1,
 }
-"""Path -> what the model there adds."""
+"""Path -> the number that its model adds."""
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_path_leads_to_a_file_or_a_directory(
     runtime: Runtime, models: Shelf, path: str
 ) -> None:
-    """Case 7: versioned or not, with a configuration or without."""
+    """Case 7: versioned or not, with or without a configuration."""
     await runtime.mesh.load("m", f"{models.root}/{path}")
 
     assert [PATHS[path], PATHS[path] + 1] == sums(await runtime.mesh.infer("m", addition(0, 1)))
@@ -128,7 +128,7 @@ async def test_a_path_leads_to_a_file_or_a_directory(
 async def test_links_lead_anywhere_inside_the_allowed_roots(
     runtime: Runtime, models: Shelf, tmp_path: Path, target: str
 ) -> None:
-    """Case 7: a volume is a link out of the directory of models."""
+    """Case 7: volumes are links that leave the model directory."""
     link = tmp_path / "repository" / f"link-{Path(target).name}"
     link.symlink_to(models.path(target))
 
@@ -138,7 +138,7 @@ async def test_links_lead_anywhere_inside_the_allowed_roots(
 async def test_nothing_outside_of_the_allowed_roots_is_read(
     runtime: Runtime, models: Shelf, tmp_path: Path
 ) -> None:
-    """Case 7: neither by a path, nor by a link, nor by a link below an honest directory."""
+    """Case 7: by a path, a link, or a link below a valid directory."""
     outside = export_adder(tmp_path / "outside/1", 1)
     inside = tmp_path / "repository"
     (inside / "link").symlink_to(outside)
@@ -157,7 +157,7 @@ async def test_nothing_outside_of_the_allowed_roots_is_read(
 async def test_of_what_lies_outside_it_is_not_told_whether_it_is_there(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Neither by a path, nor by a link; a circle of links is no accident either."""
+    """By a path or a link; circular links give the same error."""
     (tmp_path / "there").mkdir()
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     texts = set()
@@ -175,7 +175,7 @@ async def test_of_what_lies_outside_it_is_not_told_whether_it_is_there(
 async def test_nothing_outside_is_read_as_a_configuration_or_a_schema(
     runtime: Runtime, models: Shelf, tmp_path: Path
 ) -> None:
-    """Not a word of it is in the answer."""
+    """The answer contains none of its text."""
     secret = tmp_path / "secret"
     secret.write_text("hunter2 is the password")
     model = tmp_path / "repository" / "m"
@@ -195,7 +195,7 @@ async def test_nothing_outside_is_read_as_a_configuration_or_a_schema(
 
 @pytest.mark.parametrize("path", ["", "nowhere", "plus-1/1/nowhere", "a\0b", "x" * 5000, "empty"])
 async def test_a_path_to_nothing_is_named(runtime: Runtime, models: Shelf, path: str) -> None:
-    """Case 7: in an error that is not an accident."""
+    """Case 7: with an error for the client, not an internal one."""
     full = f"{models.root}/{path}" if path else ""
     status, text = await mesh.outcome(runtime.mesh.load("m", full))
 
@@ -207,7 +207,7 @@ async def test_a_path_to_nothing_is_named(runtime: Runtime, models: Shelf, path:
 async def test_a_relative_path_begins_in_the_repository(
     start: StartRuntime, models: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 7: wherever the server was started; it is confined as any other."""
+    """Case 7: regardless of the working directory; confinement applies as well."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plus-1").mkdir()
     async with start(repository=models.path("versioned"), model_root=()) as runtime:
@@ -218,13 +218,13 @@ async def test_a_relative_path_begins_in_the_repository(
     assert [3, 4] == sums(answer)
 
 
-# --- 8: the same id again ----------------------------------------------------------------------
+# --- 8: The same id again ------------------------------------------------------------------------
 
 
 async def test_loading_what_is_loaded_is_no_error(
     runtime: Runtime, models: Shelf, compilations: list[str]
 ) -> None:
-    """Case 8: the same size, and no memory or time is spent again."""
+    """Case 8: it reports the same size, and uses no further memory or time."""
     first = await runtime.mesh.load("m", models.path("plus-1"))
     before, compiled = runtime.held(), len(compilations)
     second = await runtime.mesh.load("m", models.path("plus-1"))
@@ -235,7 +235,7 @@ async def test_loading_what_is_loaded_is_no_error(
 
 
 async def test_an_id_with_another_path_is_replaced_at_once(runtime: Runtime, models: Shelf) -> None:
-    """Case 8: every request in the meantime is served, by the old model or by the new one."""
+    """Case 8: all requests meanwhile are served by the old or the new model."""
     await runtime.mesh.load("m", models.path("plus-1"))
     before = runtime.held()
     loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-2"))))
@@ -253,7 +253,7 @@ async def test_an_id_with_another_path_is_replaced_at_once(runtime: Runtime, mod
 async def test_loads_of_one_id_that_come_together_are_one(
     runtime: Runtime, models: Shelf, compilations: list[str]
 ) -> None:
-    """Case 8: N loads, N times OK, one compilation."""
+    """Case 8: N loads return OK after a single compilation."""
     calls = [runtime.mesh.load("m", models.path("plus-1")) for _ in range(10)]
     answers = await asyncio.gather(*calls)
 
@@ -264,7 +264,7 @@ async def test_loads_of_one_id_that_come_together_are_one(
 @pytest.mark.usefixtures("compilations")
 @pytest.mark.slow
 async def test_one_of_several_loads_may_be_cancelled(runtime: Runtime, models: Shelf) -> None:
-    """Case 8: the others go on."""
+    """Case 8: the others continue."""
     calls = [runtime.mesh.load("m", models.path("slow")) for _ in range(3)]
     waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls[1:]]
     first = asyncio.ensure_future(mesh.code(calls[0]))
@@ -276,7 +276,7 @@ async def test_one_of_several_loads_may_be_cancelled(runtime: Runtime, models: S
     assert ["OK", "OK"] == await asyncio.gather(*waiting)
 
 
-# --- 9: failures -------------------------------------------------------------------------------
+# --- 9: Failures ---------------------------------------------------------------------------------
 
 BROKEN = {
     "corrupt": "FAILED_PRECONDITION",
@@ -285,14 +285,14 @@ BROKEN = {
     "wrong-schema.json": "FAILED_PRECONDITION",
     "large": "RESOURCE_EXHAUSTED",
 }
-"""Path -> the status of a load within 100 MiB."""
+"""Path -> status of a load within 100 MiB."""
 
 
 @pytest.mark.parametrize("path", BROKEN)
 async def test_a_load_that_fails_leaves_nothing(
     start: StartRuntime, models: Shelf, path: str
 ) -> None:
-    """Case 9: an error that says why, and an unload that is OK."""
+    """Case 9: the error says why, and an unload returns OK."""
     capacity = 100 * MIB
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
         before = runtime.held()
@@ -312,7 +312,7 @@ async def test_a_load_that_fails_leaves_nothing(
 async def test_memory_that_runs_out_while_loading_comes_back(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 9: a model that takes more than was predicted is let go again."""
+    """Case 9: the memory of a model larger than predicted is released."""
     monkeypatch.setattr("xlaserve.runtime.loaders.predict_size", lambda *_, **__: {"cpu:0": MIB})
     capacity = LARGE_BYTES // 2
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
@@ -325,7 +325,7 @@ async def test_memory_that_runs_out_while_loading_comes_back(
 
 
 async def test_the_text_of_a_failure_fits_into_headers(runtime: Runtime) -> None:
-    """Case 9: less than 2 KiB once it is encoded, whatever the id and the path."""
+    """Case 9: less than 2 KiB when encoded, whatever the id and path."""
     model, path = "é" * 1000, "/\U0001f600" * 1000
     status, text = await mesh.outcome(runtime.mesh.load(model, path))
 
@@ -333,13 +333,13 @@ async def test_the_text_of_a_failure_fits_into_headers(runtime: Runtime) -> None
     assert 0 < len(encode_grpc_message(text)) <= 2048
 
 
-# --- 10: cancelled loads -----------------------------------------------------------------------
+# --- 10: Cancelled loads -------------------------------------------------------------------------
 
 
 async def cancelled(
     runtime: Runtime, path: Path, model: str = "m", sidecar: mesh.Mesh | None = None
 ) -> None:
-    """Start a load, and reset its stream when it has compiled a part of its executables."""
+    """Start a load, and reset its stream when some executables are compiled."""
     call = (sidecar or runtime.mesh).load(model, path)
     waiting = asyncio.ensure_future(mesh.code(call))
     await runtime.until_compiling(model, step=5)
@@ -354,10 +354,10 @@ async def cancelled(
 async def test_a_cancelled_load_never_comes_back(
     start: StartRuntime, models: Shelf, tmp_path: Path, endpoint: str
 ) -> None:
-    """Case 10: the unload 500 ms later is OK when the loader has stopped; ten seconds long it is
-    watched that nothing is served, then the ids load as if nothing had been.
+    """Case 10: an unload 500 ms later returns OK once the loader has stopped.
 
-    One was cancelled over TCP, one over a unix socket.
+    For ten seconds no model may appear; then the ids load normally. One load was cancelled over
+    TCP, one over a Unix socket.
     """
     socket = f"unix:{tmp_path}/data.sock"
     async with start(grpc_data_endpoint=socket) as runtime, mesh.dial(socket) as other:
@@ -388,7 +388,7 @@ async def test_a_cancelled_load_never_comes_back(
 async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 10: OK means that no thread works on the model any more."""
+    """Case 10: OK means that no thread is working on the model."""
     before = runtime.held()
     await cancelled(runtime, models.path("slow"))
     await runtime.mesh.unload("m")
@@ -399,7 +399,7 @@ async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
 
 @pytest.mark.usefixtures("compilations")
 async def test_a_load_right_after_the_cancel_succeeds(runtime: Runtime, models: Shelf) -> None:
-    """Case 10: it is not joined to the one that was lost."""
+    """Case 10: it does not join the cancelled one."""
     await cancelled(runtime, models.path("slow"))
     await runtime.mesh.load("m", models.path("plus-3"))
 

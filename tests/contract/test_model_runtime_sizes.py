@@ -1,4 +1,4 @@
-"""Loads side by side, and what a mesh is told of sizes: acceptance cases 11 to 13."""
+"""Concurrent loads, and sizes reported to a mesh: acceptance cases 11 to 13."""
 
 import asyncio
 import json
@@ -34,29 +34,29 @@ from xlaserve.runtime.devices.target_kinds import named
 from xlaserve.runtime.programs import programs
 
 WITHIN = 0.1
-"""How far a size may be from what was measured, as a part of it."""
+"""Permitted relative difference between reported and measured size."""
 P99_SECONDS = 5
-"""Tells an event loop that is held up from one that is not; the time itself is printed."""
+"""Only detects a blocked event loop; the actual time is printed."""
 SAMPLES, HELD_SAMPLES = 500, 50
 LOAD_THREADS = 2
 PREDICT_SECONDS = 1
-"""As above: the mesh gives 0.5, the wish is 0.05, and shared machines are slow."""
+"""Likewise: the mesh allows 0.5, the target is 0.05, and shared machines are slow."""
 
 
 async def timed(call: Awaitable[Any]) -> float:
-    """Wait for a call and return how long it took."""
+    """Await a call and return its duration."""
     started = time.perf_counter()
     await call
     return time.perf_counter() - started
 
 
-# --- 11: loads and requests side by side -------------------------------------------------------
+# --- 11: Loads next to requests ------------------------------------------------------------------
 
 
 async def test_requests_are_answered_while_models_load(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 11: more loads than threads for them hold up neither inference nor health."""
+    """Case 11: more loads than load threads delay neither inference nor health."""
     async with (
         start(load_threads=LOAD_THREADS) as runtime,
         grpc.aio.insecure_channel(runtime.url) as channel,
@@ -79,7 +79,7 @@ async def test_requests_are_answered_while_models_load(
 async def test_no_more_loads_are_in_progress_than_the_mesh_was_told(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 11: maxLoadingConcurrency; and no fewer, whoever sends them."""
+    """Case 11: exactly maxLoadingConcurrency, whoever sends them."""
     most = running = 0
     may_end, lock = threading.Event(), threading.Lock()
     compile_buckets = programs.Compiler.compile
@@ -109,13 +109,15 @@ async def test_no_more_loads_are_in_progress_than_the_mesh_was_told(
 
 @dataclass
 class Loads:
-    """Loads side by side that are at their compilers, and compile once a test lets them."""
+    """Concurrent loads that wait before compiling until a test releases them."""
 
     first: "asyncio.Future[str]"
     may_compile: threading.Event
 
     def go_on(self, samples: int) -> bool:
-        """Tell whether to take another sample: some while they are held, the others behind that."""
+        """Return whether to take another sample: some while the loads are held, the rest
+        afterwards.
+        """
         if samples >= HELD_SAMPLES:
             self.may_compile.set()
         return samples < HELD_SAMPLES or (samples < SAMPLES and not self.first.done())
@@ -125,7 +127,7 @@ class Loads:
 async def loading(
     runtime: Runtime, models: Shelf, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Loads]:
-    """Load models side by side for the length of a block, and call off what is left."""
+    """Load models concurrently during a block, and cancel the remaining loads."""
     may_compile, compile_buckets = threading.Event(), programs.Compiler.compile
     held: list[programs.Compiler] = []
 
@@ -149,14 +151,14 @@ async def loading(
     assert {"OK"} >= {end for end in ends if not isinstance(end, asyncio.CancelledError)}
 
 
-# --- 12: sizes ---------------------------------------------------------------------------------
+# --- 12: Sizes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["plus-1", "large", "slow", "echo", "single.jaxexp"])
 async def test_the_size_of_a_load_is_the_size_of_the_model(
     runtime: Runtime, models: Shelf, model: str
 ) -> None:
-    """Case 12: at least 1, both times the same, and never zero to be asked for later."""
+    """Case 12: at least 1, the same both times, and never 0 (which means ask later)."""
     loaded = await runtime.mesh.load("m", models.path(model))
     asked = await runtime.mesh.size("m")
 
@@ -165,7 +167,7 @@ async def test_the_size_of_a_load_is_the_size_of_the_model(
 
 
 async def test_the_size_of_a_model_that_is_not_loaded(runtime: Runtime, models: Shelf) -> None:
-    """Case 12: NOT_FOUND for one that never was, failed, or is gone."""
+    """Case 12: NOT_FOUND if it was never loaded, failed, or was unloaded."""
     await runtime.mesh.load("gone", models.path("plus-1"))
     await runtime.mesh.unload("gone")
     await mesh.code(runtime.mesh.load("failed", models.path("corrupt")))
@@ -178,9 +180,9 @@ async def test_the_size_of_a_model_that_is_not_loaded(runtime: Runtime, models: 
 async def test_sizes_never_add_up_to_more_than_the_capacity(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 12: a load that would be too much is refused, and fits once another model is gone."""
+    """Case 12: a load beyond the capacity is refused, and fits after another unload."""
     settings = {"default_model_size_bytes": LARGE_BYTES, "memory_wait_seconds": 0}
-    # Models of one computation add their parameters alone.
+    # Models of one computation only add their parameters.
     capacity = 5 * LARGE_BYTES
     async with start(capacity_bytes=capacity, **settings) as runtime:
         sizes: list[int] = []
@@ -200,7 +202,7 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
 @pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="models are in the device's memory")
 @pytest.mark.slow
 async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
-    """Case 12: on the CPU the allocator is that of the host, here of a process of its own."""
+    """Case 12: on the CPU, measured in a separate process with the host allocator."""
     flags = ("--modelmesh", "--model-root", str(models.root))
     async with served(models.root, *flags) as server:
         async with grpc.aio.insecure_channel(server.url) as channel:
@@ -223,7 +225,7 @@ async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif("jax.default_backend() == 'cpu'", reason="there is no GPU")
 async def test_the_size_is_what_the_device_says(runtime: Runtime, models: Shelf) -> None:
-    """Case 12: by its allocator, which had nothing else to do."""
+    """Case 12: by the device's allocator, which nothing else was using."""
 
     def in_use() -> int:
         return int(jax.local_devices()[0].memory_stats()["bytes_in_use"])
@@ -237,7 +239,7 @@ async def test_the_size_is_what_the_device_says(runtime: Runtime, models: Shelf)
     assert before == in_use()
 
 
-# --- 13: predictions ---------------------------------------------------------------------------
+# --- 13: Predictions -----------------------------------------------------------------------------
 
 
 async def test_predictions_come_at_once_while_models_load(
@@ -245,7 +247,7 @@ async def test_predictions_come_at_once_while_models_load(
 ) -> None:
     """Case 13: for known models and for remote paths alike.
 
-    The slowest of thousands, on cores that compilers share, is held to the deadline of the mesh.
+    The slowest of thousands must meet the mesh's deadline, while compilers share the cores.
     """
     async with start(load_threads=LOAD_THREADS) as runtime:
         await runtime.mesh.load("known", models.path("plus-1"))
@@ -263,7 +265,7 @@ async def test_predictions_come_at_once_while_models_load(
 async def test_a_prediction_looks_at_no_file_that_is_not_here(
     runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 13: it comes before the files do, with a path that may mean something else here."""
+    """Case 13: the files do not exist yet, and the path may mean another file locally."""
     looked: list[object] = []
 
     def note(path: object, *arguments: object, **more: object) -> object:
@@ -285,7 +287,7 @@ async def test_a_prediction_looks_at_no_file_that_is_not_here(
 async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 13: by their headers; the first load of a model needs no luck."""
+    """Case 13: from the file headers, so that even a first load is predicted correctly."""
     predicted = (await runtime.mesh.predict("m", models.path("large"))).sizeInBytes
     path = str(models.path("large"))
     written = ("/" + path, path.replace("/", "//"), path + "//", f"/.//{path}", f"{path}/../large")
@@ -299,7 +301,7 @@ async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
 async def test_a_prediction_is_what_the_compiler_of_the_device_said(
     start: StartRuntime, models: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first load, on a device of the kind that was recorded."""
+    """Before the first load, on a device of the recorded kind."""
     path = shutil.copytree(models.path("large") / "1", tmp_path / "recorded" / "1")
     described = manifest.read(path)
     sizes = TargetSizes(described.parameters_bytes, 1000, 77)
@@ -314,7 +316,7 @@ async def test_a_prediction_is_what_the_compiler_of_the_device_said(
 async def test_files_that_do_not_answer_do_not_hold_a_prediction_up(
     runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 13: nor what comes behind it, and what is loaded meanwhile."""
+    """Case 13: nor requests after it, or concurrent loads."""
     answering = threading.Event()
     find_at = Repository.find_at
 
@@ -336,7 +338,7 @@ async def test_files_that_do_not_answer_do_not_hold_a_prediction_up(
 
 
 async def test_a_prediction_is_what_was_needed_before(runtime: Runtime, models: Shelf) -> None:
-    """Case 13: under the same id from anywhere, from the same path, or by the same computation."""
+    """Case 13: for the same id from anywhere, the same path, or the same computation."""
     path, key = models.path("plus-1"), '{"disk_size_bytes": 5}'
     await runtime.mesh.predict("m", "remote/path", key)
     size = (await runtime.mesh.load("m", path, key)).sizeInBytes
@@ -365,14 +367,14 @@ PREDICTED = {
     '{"disk_size_bytes": 1e400}': 16 * MIB,
     '{"disk_size_bytes": 9999999999999999999999}': MAX_SIZE_BYTES,
 }
-"""Key -> the prediction for a model of which nothing else is known."""
+"""Key -> prediction for an otherwise unknown model."""
 
 
 @pytest.mark.parametrize("key", PREDICTED)
 async def test_a_prediction_without_a_measurement(
     runtime: Runtime, models: Shelf, key: str
 ) -> None:
-    """Case 13: from the size of the files, else the default; never an error."""
+    """Case 13: from the file sizes, else the default; never an error."""
     answer = await runtime.mesh.predict("m", "remote", key)
 
     assert PREDICTED[key] == answer.sizeInBytes
@@ -381,7 +383,7 @@ async def test_a_prediction_without_a_measurement(
 async def test_the_default_is_predicted_only_until_models_were_loaded(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 13: then what is typical of them."""
+    """Case 13: afterwards, their typical size is predicted."""
     size = (await runtime.mesh.load("m", models.path("plus-1"))).sizeInBytes
     answer = await runtime.mesh.predict("never heard of", "remote")
 
@@ -389,7 +391,7 @@ async def test_the_default_is_predicted_only_until_models_were_loaded(
 
 
 async def test_what_a_refused_load_needed_is_remembered(start: StartRuntime, models: Shelf) -> None:
-    """Case 13: a mesh that admitted it by too small a prediction does better the next time."""
+    """Case 13: a mesh that admitted it by a low prediction gets a better one next time."""
     settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
     async with start(capacity_bytes=LARGE_BYTES, **settings) as runtime:
         before = (await runtime.mesh.predict("m", "remote")).sizeInBytes
@@ -400,14 +402,14 @@ async def test_what_a_refused_load_needed_is_remembered(start: StartRuntime, mod
 
     assert ("RESOURCE_EXHAUSTED", MIB) == (refused, before)
     assert LARGE_BYTES < after < LARGE_BYTES * (1 + WITHIN)
-    # It never fits, so that the mesh does not load it: what it may be later is not known then.
+    # It can never fit, so the mesh does not load it and its eventual size is unknown.
     assert (MIB, MIB) == (other, later)
 
 
 async def test_a_need_that_others_leave_no_memory_for_is_remembered_for_good(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 13: it fits when they are gone."""
+    """Case 13: it fits when they have been unloaded."""
     settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
     async with start(capacity_bytes=LARGE_BYTES * 3 // 2, **settings) as runtime:
         await runtime.mesh.load("large", models.path("large"))
@@ -421,7 +423,7 @@ async def test_a_need_that_others_leave_no_memory_for_is_remembered_for_good(
 async def test_a_load_that_failed_otherwise_predicts_nothing(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 13: only what was needed is remembered."""
+    """Case 13: only measured sizes are remembered."""
     await mesh.code(runtime.mesh.load("m", models.path("corrupt")))
     answer = await runtime.mesh.predict("m", "remote")
 

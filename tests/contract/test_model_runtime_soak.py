@@ -18,21 +18,21 @@ from support.soak import MODELS, ROOM, soak
 from support.wire import connect, request_headers
 
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
-"""A longer one: `tox run -e nightly`; the counts alone: `tools/modelmesh_soak.py`."""
+"""A longer soak: `tox run -e nightly`; only the counts: `tools/modelmesh_soak.py`."""
 LEAST_LOADS = 3 * ROOM
 STOP_SECONDS = 10
-"""Of one core: how long a busy machine takes for them says nothing."""
+"""CPU seconds rather than wall time, which says nothing on a busy machine."""
 PROGRESS_SECONDS = 120
 
 
-# --- many models -------------------------------------------------------------------------------
+# --- Many models ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 async def test_many_models_through_little_room_leave_nothing(tmp_path: Path) -> None:
-    """Case 25: nothing that was unloaded is served, nothing is left, nothing was ever too much.
+    """Case 25: no unloaded model is served, nothing leaks, and memory stays within the limit.
 
-    Over TCP and a unix socket at the same time, with loads and requests cancelled at any point.
+    Over TCP and a Unix socket at the same time, with loads and requests cancelled at any point.
     """
     report = await soak(SOAK_SECONDS, tmp_path, least_loads=LEAST_LOADS)
     print(report)
@@ -40,21 +40,21 @@ async def test_many_models_through_little_room_leave_nothing(tmp_path: Path) -> 
     assert [] == report.violations
     assert report.before == report.after
     assert max(report.most_bytes, report.most_booked_bytes) <= report.capacity_bytes
-    # It was a soak at all: models came and went, and the room was used.
+    # Make sure that models were loaded and evicted, and that memory was used up.
     assert report.counts["loads"] >= LEAST_LOADS
     assert report.most_bytes > report.capacity_bytes * (ROOM - 2) // ROOM
     assert min(report.counts[f"cancelled {what}"] for what in ("loads", "requests")) > 0
     assert MODELS > ROOM
 
 
-# --- its process -------------------------------------------------------------------------------
+# --- Process -------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def runtime_process(
     tmp_path: Path, endpoint: str, root: Path
 ) -> AsyncIterator[ServerProcess]:
-    """Run the server of an operator, for a mesh."""
+    """Run the server like an operator, with a mesh."""
     (tmp_path / "repository").mkdir(exist_ok=True)
     flags = ("--modelmesh", "--model-root", str(root), "--grpc-endpoint", endpoint)
     more = ("--inline-execution-seconds", "0", "--load-threads", "2")
@@ -64,8 +64,10 @@ async def runtime_process(
 
 @pytest.mark.slow
 async def test_a_sigterm_ends_it_in_time(tmp_path: Path, endpoint: str, models: Shelf) -> None:
-    """Case 25: requests in progress end, what could take longer is called off, and the status
-    is 0: within 10 seconds, while models load and streams wait for a message that never comes."""
+    """Case 25: within 10 seconds and with status 0, during loads and incomplete requests.
+
+    Requests in progress complete; everything that could take longer is cancelled.
+    """
     async with runtime_process(tmp_path, endpoint, models.root) as server:
         async with mesh.dial(server.url) as sidecar, connect(server.url) as wire:
             await sidecar.status()
@@ -93,13 +95,13 @@ async def test_a_sigterm_ends_it_in_time(tmp_path: Path, endpoint: str, models: 
 
 
 def ended_cpu_seconds() -> float:
-    """Return what the processes have computed that this one has started, and that have ended."""
+    """Return the CPU time of exited child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 async def until_loading(sidecar: mesh.Mesh, model: str) -> None:
-    """Wait until a load has begun: a request for the model is no longer for an unknown one."""
+    """Wait until a load has begun: requests for the model then no longer get NOT_FOUND."""
     async with asyncio.timeout(PROGRESS_SECONDS):
         while await mesh.code(sidecar.infer(model, addition())) == "NOT_FOUND":
             await asyncio.sleep(0)
@@ -107,7 +109,7 @@ async def until_loading(sidecar: mesh.Mesh, model: str) -> None:
 
 @pytest.mark.slow
 async def test_a_socket_left_behind_is_replaced(tmp_path: Path, models: Shelf) -> None:
-    """Case 25: after a kill -9, in the folder that outlives the container; any user may connect."""
+    """Case 25: after kill -9, in a folder that outlives the container; any user may connect."""
     path = tmp_path / "grpc.sock"
     before = os.umask(0o077)
     try:
@@ -131,7 +133,7 @@ async def test_a_socket_left_behind_is_replaced(tmp_path: Path, models: Shelf) -
 
 @pytest.mark.slow
 async def test_a_mesh_finds_its_runtime_again(tmp_path: Path, models: Shelf) -> None:
-    """Case 25: after a kill -9 it is told NOT_FOUND, and loads on the same channel."""
+    """Case 25: after kill -9 it gets NOT_FOUND, and loads again over the same channel."""
     path = tmp_path / "grpc.sock"
     async with runtime_process(tmp_path, f"unix:{path}", models.root) as first:
         async with mesh.dial(first.url) as sidecar:
@@ -148,7 +150,7 @@ async def test_a_mesh_finds_its_runtime_again(tmp_path: Path, models: Shelf) -> 
 
 
 async def patiently(sidecar: mesh.Mesh) -> str:
-    """Ask until the channel has found the new process."""
+    """Retry until the channel has connected to the new process."""
     async with asyncio.timeout(STOP_SECONDS):
         while (status := await mesh.code(sidecar.infer("m", addition()))) == "UNAVAILABLE":
             await asyncio.sleep(0.05)

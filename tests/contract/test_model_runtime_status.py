@@ -1,4 +1,4 @@
-"""The model runtime of a mesh, from its start to its purge: acceptance cases 1 to 4."""
+"""The model runtime from its start to a purge: acceptance cases 1 to 4."""
 
 import asyncio
 import json
@@ -22,8 +22,9 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.settings.choices import ModelControlMode
 
 ANSWER_SECONDS = 30
-"""Ten times what the mesh gives the endpoint from exec: shared machines are slow, and the time is
-printed."""
+"""Ten times the mesh's limit for reaching the endpoint after exec, because shared machines are
+slow; the time is printed.
+"""
 TRIES = 3
 
 WAITING_JAX = """
@@ -37,18 +38,18 @@ sys.path.remove(str(folder))
 del sys.modules["jax"]
 import jax
 """
-"""Stands in front of jax, whose import goes on when the test says so."""
+"""A fake jax package that delays the import until the test releases it."""
 
 INT31, UNITS = 2**31 - 1, (2**31 - 1) * 8192
-"""What the mesh keeps 32-bit numbers in, and the largest size that it can count."""
+"""The mesh's 32-bit maximum, and the largest size it can count, in units of 8 KiB."""
 
 
-# --- 1: the start ------------------------------------------------------------------------------
+# --- 1: Start ------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def starting(*flags: str, path: Path) -> AsyncIterator[ServerProcess]:
-    """Run a server as a process, with one more folder in front of its imports."""
+    """Run a server process with an additional folder at the front of its import path."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]),
         "XLASERVE_LOG_LEVEL": "info",
@@ -66,7 +67,7 @@ async def starting(*flags: str, path: Path) -> AsyncIterator[ServerProcess]:
 
 
 def own_endpoint(kind: str, folder: Path) -> tuple[str, str]:
-    """Return an endpoint that is free, and where clients reach it."""
+    """Return a free endpoint, and the address for clients."""
     if kind == "unix":
         return f"unix:{folder}/grpc.sock", f"unix:{folder}/grpc.sock"
     with socket.socket() as probe:
@@ -78,7 +79,7 @@ def own_endpoint(kind: str, folder: Path) -> tuple[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["port", "unix"])
 async def test_the_endpoint_answers_within_seconds_of_exec(tmp_path: Path, kind: str) -> None:
-    """Case 1: the best of a few tries is printed; that it is STARTING then has its own test."""
+    """Case 1: the best of a few attempts is printed; STARTING has its own test."""
     times: list[float] = []
     states: set[int] = set()
     for _ in range(TRIES):
@@ -91,14 +92,14 @@ async def test_the_endpoint_answers_within_seconds_of_exec(tmp_path: Path, kind:
                 states.add(answer.status - answer.STARTING)
     print(f"{kind}: the endpoint answered after {min(times):.2f} s")
 
-    # STARTING, or READY where the machine was quick; never anything else.
+    # STARTING, or READY on a fast machine.
     assert states <= {0, 1}
     assert min(times) < ANSWER_SECONDS
 
 
 @pytest.mark.parametrize("kind", ["port", pytest.param("unix", marks=pytest.mark.slow)])
 async def test_the_endpoint_answers_before_jax_is_imported(tmp_path: Path, kind: str) -> None:
-    """Case 1: it is STARTING, and nothing else until it is READY."""
+    """Case 1: its status is STARTING until it is READY."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text(WAITING_JAX)
     os.mkfifo(tmp_path / "go")
@@ -123,7 +124,7 @@ async def test_the_endpoint_answers_before_jax_is_imported(tmp_path: Path, kind:
 
 
 async def until_reached(sidecar: mesh.Mesh) -> Any:
-    """Return the first answer; there is nobody to answer before the process listens."""
+    """Return the first answer, retrying until the process listens."""
     while True:
         try:
             return await sidecar.status()
@@ -135,7 +136,7 @@ async def until_reached(sidecar: mesh.Mesh) -> Any:
 async def test_management_and_inference_may_have_endpoints_of_their_own(
     start: StartRuntime, models: Shelf, tmp_path: Path
 ) -> None:
-    """Case 1: the second endpoint is the same server."""
+    """Case 1: the second endpoint belongs to the same server."""
     settings = {"grpc_data_endpoint": f"unix:{tmp_path}/data.sock"}
     async with start(**settings) as runtime:
         async with mesh.dial(runtime.url, settings["grpc_data_endpoint"]) as sidecar:
@@ -146,7 +147,7 @@ async def test_management_and_inference_may_have_endpoints_of_their_own(
     assert [2, 3] == sums(answer)
 
 
-# --- 2: what READY says ------------------------------------------------------------------------
+# --- 2: Contents of READY ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ async def test_management_and_inference_may_have_endpoints_of_their_own(
 async def test_ready_is_within_the_limits_of_a_mesh(
     start: StartRuntime, settings: dict[str, Any]
 ) -> None:
-    """Case 2: a mesh checks four of the values, and its container dies of a bad one."""
+    """Case 2: a mesh checks four of the values and exits if one is invalid."""
     async with start(**settings) as runtime:
         ready = await runtime.mesh.status()
 
@@ -177,7 +178,7 @@ async def test_ready_is_within_the_limits_of_a_mesh(
 
 
 async def test_a_mesh_is_told_the_settings(start: StartRuntime) -> None:
-    """Case 2: by value, and the same whenever it asks."""
+    """Case 2: by value, and identical every time."""
     settings = {
         "capacity_bytes": 3 << 30,
         "mesh_slack_bytes": 123_456_789,
@@ -198,7 +199,7 @@ async def test_a_mesh_is_told_the_settings(start: StartRuntime) -> None:
 async def test_the_capacity_is_what_the_pod_asked_for_less_overhead_and_slack(
     start: StartRuntime,
 ) -> None:
-    """Case 2: of the CPU; whatever else the machine has. Devices of one host share it."""
+    """Case 2: on the CPU, regardless of the machine's memory, which devices of one host share."""
     overhead = 100 << 20
     settings = {"container_memory_bytes": 3 << 30, "memory_overhead_bytes": overhead}
     async with start(**settings, default_model_size_bytes=MIB) as runtime:
@@ -212,7 +213,7 @@ async def test_the_capacity_is_what_the_pod_asked_for_less_overhead_and_slack(
 async def test_the_slack_grows_with_the_largest_model_that_was_seen(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 2: so many of them may be loaded at once before the mesh hears how large they are."""
+    """Case 2: so that several of them can load before the mesh knows their sizes."""
     memory = 2 << 30
     async with start(capacity_bytes=memory, load_threads=2) as runtime:
         before = (await runtime.mesh.status()).capacityInBytes
@@ -240,7 +241,7 @@ REFUSED: Mapping[str, dict[str, Any]] = {
 async def test_settings_that_a_mesh_would_die_of_are_refused_at_start(
     start: StartRuntime, setting: str
 ) -> None:
-    """Case 2: with a text that names the setting."""
+    """Case 2: with an error that names the setting."""
     with pytest.raises(InvalidSettings, match=setting):
         async with start(**REFUSED[setting]):
             pass
@@ -248,7 +249,7 @@ async def test_settings_that_a_mesh_would_die_of_are_refused_at_start(
 
 @pytest.mark.slow
 async def test_a_refused_setting_ends_the_process_with_one_line(tmp_path: Path) -> None:
-    """Case 2: what the operator reads in the log of the container."""
+    """Case 2: the operator reads it in the container's log."""
     flags = ("--modelmesh", "--grpc-endpoint", "port:0", "--http-endpoint", "none")
     status, _, text = await run(
         *command("serve", str(tmp_path), *flags, "--device", "cpu", "--capacity-bytes", "1000")
@@ -258,14 +259,14 @@ async def test_a_refused_setting_ends_the_process_with_one_line(tmp_path: Path) 
     assert text.splitlines()[-1].startswith("error: setting capacity_bytes: expected at least")
 
 
-# --- 3: methods --------------------------------------------------------------------------------
+# --- 3: Methods ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("injection", "path"), [("path", [1]), ("header", [])])
 async def test_exactly_the_methods_about_one_model_are_let_through(
     start: StartRuntime, injection: str, path: list[int]
 ) -> None:
-    """Case 3: fully qualified, with the place of the id, and none that manages models."""
+    """Case 3: fully qualified, with the id's field path, and no management methods."""
     async with start(id_injection=injection) as runtime:
         ready = await runtime.mesh.status()
 
@@ -279,7 +280,7 @@ async def test_exactly_the_methods_about_one_model_are_let_through(
 async def test_http_beside_a_mesh_shows_metrics_and_manages_nothing(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 3: the manifests open it to the cluster."""
+    """Case 3: the manifests open HTTP to the cluster."""
     async with start(http_endpoint="port:0", repository=models.root) as runtime:
         await runtime.mesh.load("m", models.path("plus-1"))
         http = runtime.http
@@ -298,14 +299,14 @@ async def test_http_beside_a_mesh_shows_metrics_and_manages_nothing(
     assert ["m"] == [row.name for row in rows]
 
 
-# --- 4: a mesh that starts again ---------------------------------------------------------------
+# --- 4: A restarted mesh -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("compilations")
 async def test_a_mesh_that_starts_again_finds_nothing_loaded(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 4: models that are loaded, loading or in use are gone when it hears READY."""
+    """Case 4: loaded, loading and used models are gone when it gets READY."""
     async with start(inline_execution_seconds=0) as runtime:
         before = runtime.held()
         await asyncio.gather(
@@ -334,14 +335,16 @@ async def test_a_mesh_that_starts_again_finds_nothing_loaded(
 
 
 async def reloaded(runtime: Runtime, models: Shelf) -> Any:
-    """Load what was purged, and use it at once."""
+    """Load a purged model, and use it immediately."""
     await runtime.mesh.load("loaded", models.path("plus-2"))
     return await runtime.mesh.infer("loaded", addition())
 
 
 @pytest.mark.usefixtures("compilations")
 async def test_the_first_ready_means_empty_too(start: StartRuntime, models: Shelf) -> None:
-    """Case 4: a runtime that restarted under a live mesh has models, and was never asked."""
+    """Case 4: a runtime that restarted under a live mesh has models before the first status
+    call.
+    """
     async with start(asked=False) as runtime:
         before = runtime.held()
         await runtime.mesh.load("loaded", models.path("plus-1"))
@@ -359,7 +362,7 @@ async def test_the_first_ready_means_empty_too(start: StartRuntime, models: Shel
 async def test_a_load_that_comes_during_a_purge_is_not_there_behind_it(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 4: only a mesh that dies can send one; the one that hears READY does not know of it."""
+    """Case 4: only a mesh that is exiting can send one; the new mesh does not know about it."""
     async with start(inline_execution_seconds=0) as runtime, mesh.dial(runtime.url) as dying:
         await runtime.mesh.load("in use", models.path("spin"))
         using = asyncio.ensure_future(mesh.code(runtime.mesh.infer("in use", spinning(1))))
@@ -379,14 +382,12 @@ async def test_a_load_that_comes_during_a_purge_is_not_there_behind_it(
 async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 4: each answer is true when it is given, and the runtime loads again behind the last."""
+    """Case 4: each answer is true when sent, and the runtime accepts loads after the last."""
     async with start() as runtime:
         calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(4)]
         loading = [asyncio.ensure_future(mesh.code(call)) for call in calls]
         index = runtime.application.control.catalog.index
-        while len(await index()) < len(
-            calls
-        ):  # a load that comes behind the answers is none of theirs
+        while len(await index()) < len(calls):  # let a load arrive after all of the answers
             await asyncio.sleep(0)
         answers = await asyncio.gather(*(runtime.mesh.status() for _ in range(5)))
         rows = await index()
@@ -400,7 +401,7 @@ async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
 async def test_ready_waits_for_requests_that_outlive_the_drain(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 4: the memory is back when a mesh hears READY, however long that takes."""
+    """Case 4: memory is released before READY, however long that takes."""
     async with start(inline_execution_seconds=0, drain_seconds=0.1) as runtime:
         before = runtime.held()
         await runtime.mesh.load("in use", models.path("spin"))
@@ -418,7 +419,7 @@ async def test_ready_waits_for_requests_that_outlive_the_drain(
 async def test_the_repository_is_not_the_meshs_business(
     start: StartRuntime, models: Shelf, mode: ModelControlMode
 ) -> None:
-    """Case 4: directories that the puller left in the repository are neither loaded nor listed."""
+    """Case 4: directories that the puller left are neither loaded nor listed."""
     async with start(repository=models.root, model_control_mode=mode) as runtime:
         rows = await runtime.application.control.catalog.index()
         answer = await mesh.outcome(runtime.mesh.call("ModelReady", "plus-1", b""))

@@ -1,4 +1,4 @@
-"""Unloads that a mesh asks of its runtime: acceptance cases 14 to 16."""
+"""Unloads requested by a mesh: acceptance cases 14 to 16."""
 
 import asyncio
 import threading
@@ -18,21 +18,21 @@ from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.sources import ModelSource
 
 PROMPT_SECONDS = 2
-"""How soon an unload answers where there is nothing to unload."""
+"""Maximum time of an unload with nothing to unload."""
 TRIES = 9
 
 LONG_SECONDS = 60
-"""What no drain takes here, however busy the machine is."""
+"""Longer than any drain in these tests, even on a busy machine."""
 
 SLOWLY = {"inline_execution_seconds": 0, "default_model_size_bytes": MIB}
-"""Settings with which a request never runs in the event loop, however fast its model was."""
+"""Settings that keep requests off the event loop, however fast the model was."""
 
 
-# --- 14: nothing to unload ---------------------------------------------------------------------
+# --- 14: Nothing to unload -----------------------------------------------------------------------
 
 
 async def unload_seconds(runtime: Runtime, model: str) -> float:
-    """Unload, which has to be OK, and return how long it took."""
+    """Unload successfully, and return the duration."""
     started = time.perf_counter()
     await runtime.mesh.unload(model)
     return time.perf_counter() - started
@@ -42,7 +42,7 @@ async def unload_seconds(runtime: Runtime, model: str) -> float:
 async def test_unloading_what_is_not_loaded_is_ok_at_once(
     runtime: Runtime, models: Shelf, model: str
 ) -> None:
-    """Case 14: unknown, failed, unloaded before; and as often as one likes."""
+    """Case 14: unknown, failed, or unloaded models, and repeatedly."""
     if model == "failed":
         await mesh.code(runtime.mesh.load(model, models.path("corrupt")))
     if model == "unloaded":
@@ -55,7 +55,7 @@ async def test_unloading_what_is_not_loaded_is_ok_at_once(
 
 
 async def test_unloading_a_model_without_a_path_is_ok(runtime: Runtime) -> None:
-    """Case 14: a load without a path fails, and is unloaded like any other."""
+    """Case 14: a load without a path fails, and can be unloaded like any other."""
     answer = await mesh.outcome(runtime.mesh.load("m", ""))
     times = [await unload_seconds(runtime, "m") for _ in range(TRIES)]
 
@@ -68,7 +68,7 @@ async def test_unloading_a_model_without_a_path_is_ok(runtime: Runtime) -> None:
 async def test_unknown_ids_are_ok_at_once_while_models_load(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 14: after READY the puller unloads whatever it finds in its folder."""
+    """Case 14: after READY the puller unloads everything it finds in its folder."""
     async with start(load_threads=2) as runtime:
         names = ["slow-0", "slow-1"]
         calls = [runtime.mesh.load(name, models.path("slow")) for name in names]
@@ -83,7 +83,7 @@ async def test_unknown_ids_are_ok_at_once_while_models_load(
 
 
 async def test_unloads_of_one_id_that_come_together_are_ok(runtime: Runtime, models: Shelf) -> None:
-    """Case 14: each is OK when the model is gone."""
+    """Case 14: each returns OK once the model is gone."""
     before = runtime.held()
     await runtime.mesh.load("m", models.path("plus-1"))
     await asyncio.gather(*(mesh.code(runtime.mesh.unload("m")) for _ in range(5)))
@@ -92,13 +92,15 @@ async def test_unloads_of_one_id_that_come_together_are_ok(runtime: Runtime, mod
     assert "NOT_FOUND" == await mesh.code(runtime.mesh.infer("m", addition()))
 
 
-# --- 15: memory --------------------------------------------------------------------------------
+# --- 15: Memory ----------------------------------------------------------------------------------
 
 
 async def test_memory_is_free_when_an_unload_answers(
     start: StartRuntime, models: Shelf, compilations: list[str]
 ) -> None:
-    """Case 15: buffers and executables are gone, and a model of the same size fits at once."""
+    """Case 15: buffers and executables are freed, and a model of the same size fits
+    immediately.
+    """
     capacity = LARGE_BYTES + LARGE_BYTES // 2
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
         before = runtime.held()
@@ -106,7 +108,7 @@ async def test_memory_is_free_when_an_unload_answers(
             size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
             loaded = runtime.held()
             await runtime.mesh.unload("m")
-            # Without a collection here: what is free is free already.
+            # Without garbage collection: the memory must be free already.
             after = held(runtime.application, collect=False)
 
             assert before == after
@@ -115,7 +117,7 @@ async def test_memory_is_free_when_an_unload_answers(
 
 
 async def test_an_id_loads_right_after_its_unload(runtime: Runtime, models: Shelf) -> None:
-    """Case 15: even where the load was sent before the unload was answered."""
+    """Case 15: even if the load was sent before the unload's answer."""
     await runtime.mesh.load("m", models.path("plus-1"))
     unloading = asyncio.ensure_future(mesh.code(runtime.mesh.unload("m")))
     await asyncio.sleep(0)
@@ -125,11 +127,11 @@ async def test_an_id_loads_right_after_its_unload(runtime: Runtime, models: Shel
     assert [2, 2] == sums(await runtime.mesh.infer("m", addition()))
 
 
-# --- 16: requests in flight --------------------------------------------------------------------
+# --- 16: Requests in flight ----------------------------------------------------------------------
 
 
 async def requests_in_flight(runtime: Runtime, seconds: float, count: int) -> list[Any]:
-    """Start requests that take about so long one after another, and wait until all have come."""
+    """Start `count` sequential requests of about this duration; wait until all have arrived."""
     waiting = [
         asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(seconds))))
         for _ in range(count)
@@ -141,7 +143,7 @@ async def requests_in_flight(runtime: Runtime, seconds: float, count: int) -> li
 async def test_requests_in_flight_end_before_an_unload_answers(
     start: StartRuntime, models: Shelf
 ) -> None:
-    """Case 16: within the drain; who comes later is sent away as for a model that is gone."""
+    """Case 16: within the drain; later requests get the status of an unloaded model."""
     async with start(**SLOWLY, drain_seconds=LONG_SECONDS) as runtime:
         before = runtime.held()
         await runtime.mesh.load("m", models.path("spin"))
@@ -161,7 +163,7 @@ async def test_requests_in_flight_end_before_an_unload_answers(
 
 @pytest.mark.slow
 async def test_an_unload_ends_in_bounded_time(start: StartRuntime, models: Shelf) -> None:
-    """Case 16: what outlives the drain is not cut off, and its memory is free behind it."""
+    """Case 16: requests that outlive the drain are not cut off; their memory is freed later."""
     async with start(**SLOWLY, drain_seconds=0.2) as runtime:
         before = runtime.held()
         await runtime.mesh.load("m", models.path("spin"))
@@ -187,7 +189,7 @@ async def test_an_unload_ends_in_bounded_time(start: StartRuntime, models: Shelf
 async def test_requests_that_are_given_up_hold_no_unload_up(
     start: StartRuntime, models: Shelf, way: str
 ) -> None:
-    """Case 16: only the one that computes does, until it has ended."""
+    """Case 16: only the executing request does, until it completes."""
     async with start(**SLOWLY) as runtime:
         before = runtime.held()
         await runtime.mesh.load("m", models.path("spin"))
@@ -215,7 +217,7 @@ async def test_requests_that_are_given_up_hold_no_unload_up(
 async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(
     runtime: Runtime, models: Shelf
 ) -> None:
-    """Case 16: requests, loads and unloads of one id at the same time."""
+    """Case 16: concurrent requests, loads and unloads of one id give no internal errors."""
 
     async def ask(answers: set[str]) -> None:
         while True:
@@ -237,11 +239,11 @@ async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(
     await until(lambda: before == runtime.held())
 
 
-# --- an unload during a load -------------------------------------------------------------------
+# --- Unload during a load ------------------------------------------------------------------------
 
 
 class Gate:
-    """Holds whoever looks for the files of a model, from one of the looks on."""
+    """Blocks callers that look for a model's files, starting with a given look."""
 
     def __init__(self, held_from: int) -> None:
         self._held_from = held_from
@@ -261,7 +263,7 @@ class Gate:
 async def test_an_unload_ends_a_load_that_has_not_found_its_files(
     runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
-    """The registry does not know it yet; the first look is for its size, the second to load it."""
+    """The model is not registered yet; the first look is for its size, the second to load it."""
     gate, find_at = Gate(look), Repository.find_at
     monkeypatch.setattr(Repository, "find_at", lambda *where: gate(find_at, *where))
     loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-1"))))
@@ -278,7 +280,7 @@ async def test_an_unload_ends_a_load_that_has_not_found_its_files(
 async def test_a_purge_ends_a_load_that_has_not_found_its_files(
     runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mesh that asks for the status is told that nothing is loaded."""
+    """A mesh that asks for the status learns that nothing is loaded."""
     gate, find_at = Gate(1), Repository.find_at
     monkeypatch.setattr(Repository, "find_at", lambda *where: gate(find_at, *where))
     loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-1"))))

@@ -1,4 +1,4 @@
-"""Python models that call other models, through the front door."""
+"""Python models that call other models, in a whole server."""
 
 import asyncio
 import builtins
@@ -72,7 +72,7 @@ async def test_the_error_of_another_model_is_that_of_the_request(start: Any, roo
         found = [await client.fails(name, x=ones) for name in ("outer", "lost", "wrong")]
 
     assert "INVALID_ARGUMENT: model 'inner': too long" in found[0]
-    # Not NOT_FOUND: a mesh would load the model that answers again.
+    # Not NOT_FOUND: a mesh would then reload the model that answers.
     assert "FAILED_PRECONDITION: model 'lost'" in found[1]
     assert "unknown model: 'none_such'" in found[1]
     assert "model 'inner': unexpected inference input 'z', it has 'x'" in found[2]
@@ -98,7 +98,7 @@ async def test_a_model_that_waits_for_itself_is_told(start: Any, root: Path) -> 
 async def test_models_that_wait_for_each_other_are_told(
     start: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither request calls a model twice: only both of them together are a deadlock."""
+    """Neither request calls a model twice: only the two together form a deadlock."""
     wait = "import builtins; builtins._both.wait(60) if x[0] > 1 else None"
     for name, other in (("a", "b"), ("b", "a")):
         go_on = f"self.context.infer_and_wait('{other}', {{'x': x - 1}})"
@@ -231,7 +231,7 @@ class Model(PythonModel):
 async def test_a_call_for_a_batch_goes_on_while_a_request_of_it_does(
     start: Any, root: Path, monkeypatch: pytest.MonkeyPatch, leaves: int
 ) -> None:
-    """Whichever of them leaves, the first or another, the rest has its answer by the same call."""
+    """If any request of the batch leaves, the others get their answers from the same call."""
     write(root, "holds", HOLDS, ROWS.partition("dynamic")[0])
     write(
         root,
@@ -253,7 +253,7 @@ async def test_a_call_for_a_batch_goes_on_while_a_request_of_it_does(
         while not began:
             await asyncio.sleep(0.01)
         asked[leaves].cancel()
-        while registry.requests > 2:  # the one that stays, and the call
+        while registry.requests > 2:  # wait for the remaining request, and the call
             await asyncio.sleep(0.01)
         goes_on.set()
         answer = await asked[1 - leaves]

@@ -1,4 +1,4 @@
-"""What the protocol has and this server does not: it says so, and harmless requests succeed."""
+"""Unsupported parts of the protocol are reported, and harmless requests succeed."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -63,7 +63,7 @@ async def test_what_is_not_built_is_501(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("version", NO_VERSIONS)
 async def test_a_version_is_a_number(server: RunningServer, stub: Any, version: str) -> None:
-    """It is the caller's fault, and does not mean that the model is gone."""
+    """It is the client's error, and does not mean that the model is gone."""
     asked = {"name": "echo", "version": version}
     infer = pb.ModelInferRequest(model_name="echo", model_version=version)
     calls = [
@@ -104,7 +104,7 @@ async def test_an_unknown_model_is_an_error_of_ready_and_of_unload(stub: Any) ->
 
 
 async def test_the_server_has_the_name_that_it_is_given(server: RunningServer, stub: Any) -> None:
-    """Some stock clients go on only if it is "triton"."""
+    """Some stock clients only work with the name "triton"."""
     over_grpc = (await stub.ServerMetadata(pb.ServerMetadataRequest())).name
 
     assert "triton" == over_grpc == (await ask(server, "GET", "/v2")).json["name"]

@@ -1,4 +1,4 @@
-"""Nothing outlives a server that is killed: every kind of process that it starts, from its code."""
+"""No child process outlives a killed server, for every kind of process it starts."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ KINDS = {
     "runtime/trial.py: _run": "xlaserve.runtime.trial",
     "language/limited.py: _started": "template_process.py",
 }
-"""What the server starts, and what is in the command line of it."""
+"""Kinds of child processes, and a text in their command lines."""
 WORKER, TRIAL = "workers/worker_process.py: _started", "runtime/trial.py: _run"
 COMPILER = "runtime/programs/compilers/process.py: CompilerProcess.__init__"
 LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork.__init__"
@@ -53,7 +53,7 @@ NO_CHILDREN = {
     ),
 }
 SLEEPS = 2
-"""Processes that the code below starts."""
+"""Processes started by the model code below."""
 LEFT = "time.sleep(3600)"
 
 CODE = """
@@ -85,26 +85,26 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_every_process_that_the_server_starts_has_a_row() -> None:
-    """A new place has to say how its process ends with the server."""
+    """A new kind must say how it exits with the server."""
     found = set(workers.places(SERVER, STARTERS))
 
     assert {*KINDS, FORK, *NO_CHILDREN} == found
 
 
 def test_every_kind_of_child_is_stopped_and_killed() -> None:
-    """Each has a row in the table of the chaos row that does so."""
+    """Each has a row in the chaos test that stops and kills it."""
     watches = "process/endings.py: end_session_with_this"
 
     assert {*KINDS, FORK, watches} - {WORKER} == {kind.place for kind in children.KINDS.values()}
 
 
 def below(pid: int) -> Iterator[psutil.Process]:
-    """Return the processes below one."""
+    """Return the descendants of a process."""
     return iter(psutil.Process(pid).children(recursive=True))
 
 
 def said(process: psutil.Process) -> str:
-    """Return the command line of a process; empty where it has ended."""
+    """Return a process's command line; empty if it has exited."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -112,14 +112,14 @@ def said(process: psutil.Process) -> str:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once something holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(MOST_SECONDS):
         while not holds():
             await asyncio.sleep(0.02)
 
 
 def runs(process: psutil.Process) -> bool:
-    """Tell whether a process goes on."""
+    """Return whether a process is running."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -130,7 +130,7 @@ CHAT = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_to
 
 
 async def rendered(url: str) -> None:
-    """Have the template of the model rendered, which starts its process."""
+    """Render the model's template, which starts its process."""
     async with (
         aiohttp.ClientSession(f"http://{url}") as session,
         session.post("/v1/chat/completions", json=CHAT) as answer,
@@ -139,14 +139,14 @@ async def rendered(url: str) -> None:
 
 
 def has(pid: int, text: str) -> bool:
-    """Tell whether there is such a process below one."""
+    """Return whether a descendant has this text in its command line."""
     return any(text in said(one) for one in below(pid))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "parent", "worker"])
 async def test_nothing_is_left_of_a_process_that_is_killed(repository: Path, victim: str) -> None:
-    """One that is stopped ends too, and what the code of a model has started."""
+    """Stopped processes exit as well, and processes started by a model's code."""
     flags = ["--allow-python-models"]
     flags += [] if victim == "server" else ["--processes", "2"]
     async with served(repository, *flags) as server:
@@ -202,7 +202,7 @@ STARTING = {
     "pid = int(leader.stdout.readline())\n"
     "leader.kill()\n",
 }
-"""What starts a process of each kind and says which it is; its input comes from elsewhere."""
+"""Starts a process of each kind and prints its id; another process holds its input."""
 
 
 FORKS = """
@@ -215,7 +215,7 @@ confining.serve(lambda first: lambda asked: {"text": os.getpid()})
 
 @pytest.mark.parametrize("kind", STARTING)
 async def test_it_ends_with_whoever_started_it(kind: str, tmp_path: Path) -> None:
-    """Though it waits for an input that others hold, has minutes, or is stopped."""
+    """Even if others hold its input open, its timeout is minutes away, or it is stopped."""
     (tmp_path / "forks.py").write_text(FORKS)
     reads, writes = os.pipe()
     code = BEGIN + STARTING[kind] + SHOW

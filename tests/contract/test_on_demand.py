@@ -1,4 +1,4 @@
-"""A model that lets requests ask for shapes, as its clients see it."""
+"""A model that compiles requested shapes on demand, as clients see it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def total(params: None, x: jax.Array) -> dict[str, jax.Array]:
 
 @pytest.fixture
 async def address(tmp_path: Path, serve: Serve) -> AsyncIterator[str]:
-    """A server with two models that add up FP32[-1,-1]: one that is open for shapes."""
+    """A server with two models that sum FP32[-1,-1]; one allows shapes on demand."""
     said: dict[str, dict[str, Any]] = {
         "closed": {"compiled_shapes": {"s": [2]}},
         "open": {"max_on_demand_shapes": 2},
@@ -46,7 +46,7 @@ async def infer(address: str, name: str, size: int) -> Answer:
 async def test_shapes_are_compiled_as_they_are_asked_for(
     address: str, compilations: list[str]
 ) -> None:
-    """Six requests for three shapes, and one for the first of them, which was dropped."""
+    """Six requests for three shapes, and one for the first shape, which was evicted."""
     sizes = [3, 3, 4, 4, 5, 5]
     answers = [
         await asyncio.gather(*(infer(address, "open", size) for size in sizes[i : i + 2]))

@@ -1,4 +1,4 @@
-"""An imported ONNX model beside the configuration that Triton had for it."""
+"""An imported ONNX model with its former Triton configuration."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -65,7 +65,7 @@ CONTRADICTING = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An imported model of three inputs."""
+    """An imported model with three inputs."""
     folder = tmp_path_factory.mktemp("onnx")
     inputs: Any = dict.fromkeys(("a", "b", "c"), (TensorProto.FLOAT, ("n", 3)))
     made = model([node("Sum", ["a", "b", "c"], ["y"])], inputs, ["y"])
@@ -96,7 +96,7 @@ async def test_the_configuration_of_triton_stays_beside_an_import(
             stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             answer = await infer(stub)
             shown = (await stub.ModelConfig(pb.ModelConfigRequest(name="m"))).config
-            # What is shown may be loaded.
+            # The returned configuration may be loaded.
             text = '{"platform": "%s", "backend": "%s"}' % (shown.platform, shown.backend)  # noqa: UP031
             again = pb.RepositoryModelLoadRequest(model_name="m")
             again.parameters["config"].string_param = text

@@ -1,4 +1,4 @@
-"""A Triton repository of ONNX models, served as it is: converted at the first load."""
+"""A Triton repository of ONNX models, served unchanged: converted at the first load."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.importers.onnx import importing
 from xlaserve.runtime.programs import conversions as kept
 
-# Conversions are kept beside compiled programs; what another test converted would do here.
+# Conversions are cached with compiled programs: do not reuse those of other tests.
 pytestmark = pytest.mark.usefixtures("compilations")
 
 FLOAT = TensorProto.FLOAT
@@ -40,7 +40,7 @@ ADDING = """
 
 
 def put(root: Path, name: str, made: Any, config: str = "", file: str = "1/model.onnx") -> Path:
-    """Write a model as Triton's repositories have it; returns its directory."""
+    """Write a model in the layout of Triton's repositories; return its directory."""
     path = root / name / file
     path.parent.mkdir(parents=True, exist_ok=True)
     save(made, path.parent, path.name)
@@ -50,13 +50,13 @@ def put(root: Path, name: str, made: Any, config: str = "", file: str = "1/model
 
 
 def adding(shape: tuple[int | str, ...] = ("n", 3), operator: str = "Add") -> Any:
-    """Return a model of two inputs."""
+    """Return a model with two inputs."""
     return model([node(operator, ["a", "b"], ["y"])], dict.fromkeys("ab", (FLOAT, shape)), ["y"])
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """One model with its configuration."""
+    """A model with its configuration."""
     root = tmp_path / "models"
     put(root, "adds", adding(), ADDING)
     return root
@@ -78,7 +78,7 @@ async def serve_kept(serve: Serve, cache: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 async def empty(serve: Serve, tmp_path: Path) -> AsyncIterator[tuple[Path, Any]]:
-    """A server that loads what a test asks for, with its repository and a client."""
+    """A server with an empty repository and explicit loads, and a client."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -105,7 +105,7 @@ def converted(server: RunningServer) -> int:
 
 
 async def refusal(client: Any, name: str) -> str:
-    """Return the text that a load is refused with."""
+    """Return the error of a load."""
     with pytest.raises(InferenceServerException) as caught:
         await client.load_model(name)
     return str(caught.value.message())
@@ -153,7 +153,7 @@ async def test_without_a_configuration_the_model_says_it_all(
 async def test_the_second_start_converts_nothing(
     serve_kept: Callable[..., Any], repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the files or the configuration are others."""
+    """Unless the files or the configuration change."""
     counts = []
     for change in (
         lambda: None,
@@ -211,7 +211,7 @@ async def test_what_a_killed_conversion_left_is_removed(
     left = TemporaryDirectory(entry.parent)
     (left.path / "model").mkdir()
     (left.path / "model/params.safetensors").write_bytes(b"half")
-    os.close(left._descriptor or 0)  # as the end of its process does
+    os.close(left._descriptor or 0)  # as at process exit
     put(repository, "adds", adding(operator="Mul"))
     async with serve_kept(repository) as server:
         assert server.application.registry.ready("adds")
@@ -256,9 +256,10 @@ async def test_a_full_disk_everywhere_is_a_lack_of_space(
 async def test_no_more_is_kept_than_the_limit_allows(
     serve_kept: Callable[..., Any], repository: Path, cache: Path
 ) -> None:
-    """The least recently used goes, and a model that does not fit by itself is not kept.
+    """The least recently used entries are evicted, and a model larger than the limit is not
+    kept.
 
-    What a process before kept beyond the limit goes as well.
+    Entries beyond the limit from an earlier process are removed as well.
     """
     for name in ("second", "third"):
         operator = "Sub" if name == "second" else "Mul"
@@ -288,7 +289,7 @@ async def test_default_model_filename_is_obeyed(empty: tuple[Path, Any]) -> None
 
 
 async def test_a_directory_may_have_the_name_of_the_model(empty: tuple[Path, Any]) -> None:
-    """As onnxruntime's backend has it for models with external data."""
+    """onnxruntime's backend uses this for models with external data."""
     root, client = empty
     put(root, "m", adding(), file="1/model.onnx/model.onnx")
     await client.load_model("m")
@@ -392,7 +393,7 @@ async def test_models_of_other_runtimes_are_refused_by_name(
 
 
 async def test_a_client_may_send_one(empty: tuple[Path, Any]) -> None:
-    """It is converted by a process of its own first, which may die of it."""
+    """A separate process, which may crash, converts it first."""
     root, client = empty
     data = save(adding(("n", "length")), root.parent).read_bytes()
     config = (

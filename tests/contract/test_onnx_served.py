@@ -1,4 +1,4 @@
-"""Networks of public architectures, imported from ONNX, served in batches, and compared."""
+"""Well-known networks imported from ONNX and served in batches, compared to onnxruntime."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -61,7 +61,7 @@ def tokens(words: int, length: int) -> Make:
 
 
 def repeated() -> Any:
-    """Return a Scan along time whose state goes through a Loop of many trips."""
+    """Return a Scan over time whose state passes through a Loop with many iterations."""
     scanned = helper.make_graph(
         [
             node("Add", ["s", "part"], ["m"]),
@@ -101,10 +101,10 @@ def steps(number: int) -> dict[str, Tensor]:
 
 
 def text_by_number() -> Any:
-    """Return attention whose mask and whose result are looked up at the numbers of rows.
+    """Return an attention layer whose mask and result are gathered by row indices.
 
-    As exporters of PyTorch write it: the mask at vectors `[row, column]`, and the last word of each
-    row, where its end is, in the rows one behind the other.
+    As PyTorch's exporters write it: the mask by vectors `[row, column]`, and each row's last
+    word from the flattened rows.
     """
     nodes = [
         node("Shape", ["input_ids"], ["shape"]),
@@ -216,7 +216,7 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
 async def test_an_imported_network_is_served_in_batches(
     serve: Serve, tmp_path: Path, name: str
 ) -> None:
-    """Its answers are those of onnxruntime, whatever requests it shared an execution with."""
+    """Answers equal onnxruntime's, whatever requests shared an execution."""
     await check(serve, tmp_path, name)
 
 

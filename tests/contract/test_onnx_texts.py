@@ -1,4 +1,4 @@
-"""ONNX models whose texts are numbers, as `simple_string` of Triton's examples has them."""
+"""ONNX models whose strings are numbers, like `simple_string` in Triton's examples."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +30,7 @@ CONFIG = """
 
 
 def adding(number: int = INT32) -> Any:
-    """Return a model that adds and subtracts texts."""
+    """Return a model that adds and subtracts numbers in strings."""
     nodes = [
         node("Cast", ["a"], ["x"], to=number),
         node("Cast", ["b"], ["z"], to=number),

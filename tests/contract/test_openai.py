@@ -1,4 +1,4 @@
-"""OpenAI's endpoints, asked by OpenAI's own client and by raw requests."""
+"""OpenAI's endpoints, with OpenAI's client and raw HTTP."""
 
 import asyncio
 import json
@@ -105,14 +105,14 @@ async def until_idle(server: RunningServer) -> None:
 
 
 async def biased(place: Place, **fields: Any) -> Any:
-    """Complete `abc` with letters alone, greedily."""
+    """Complete `abc` greedily with letters only."""
     asked: dict[str, Any] = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
     return await place.client.completions.create(
         model="story", **{"logit_bias": LETTERS_ONLY, **asked, **fields}
     )
 
 
-# --- models ------------------------------------------------------------------------------------
+# --- Models --------------------------------------------------------------------------------------
 
 
 async def test_language_models_are_listed(place: Place) -> None:
@@ -131,7 +131,7 @@ async def test_language_models_are_listed(place: Place) -> None:
 async def test_long_prompts_are_checked_off_the_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch, size: int, is_long: bool
 ) -> None:
-    """By how much memory their ids take, here that of a few."""
+    """Detected by the memory that their token ids take; here the threshold is small."""
     check, threads = generating._tokens, list[threading.Thread]()
 
     def noted(*given: Any) -> Any:
@@ -166,7 +166,7 @@ async def test_a_hidden_model_is_answered_as_one_that_is_not_there(place: Place)
     assert [] == listed.json["data"]
 
 
-# --- completions -------------------------------------------------------------------------------
+# --- Completions ---------------------------------------------------------------------------------
 
 
 async def test_a_completion_is_what_the_model_computes(place: Place) -> None:
@@ -193,7 +193,7 @@ async def test_a_completion_is_what_the_model_computes(place: Place) -> None:
 
 
 async def test_every_prompt_has_its_choices_in_order(place: Place) -> None:
-    """As texts and as token ids; a choice by itself has the tokens that it has beside others."""
+    """As texts and token ids; a choice has the same tokens alone and with others."""
     texts = ["abc", "uvw"]
     alone = [(await biased(place, prompt=text)).choices[0].text for text in texts]
     together = await biased(place, prompt=texts, n=2)
@@ -206,7 +206,7 @@ async def test_every_prompt_has_its_choices_in_order(place: Place) -> None:
 
 
 async def test_tokens_that_were_kept_of_another_prompt_are_told(place: Place) -> None:
-    """The last one of them is always computed, and what one choice computes is not kept."""
+    """The last token is always computed, and tokens of one choice are not cached for others."""
     prompt = "kept of another prompt".replace(" ", "")
     first = await biased(place, prompt=prompt, max_tokens=1, n=2)
     again = await biased(place, prompt=prompt, max_tokens=1)
@@ -216,7 +216,7 @@ async def test_tokens_that_were_kept_of_another_prompt_are_told(place: Place) ->
 
 
 async def test_a_stop_text_ends_an_answer_across_tokens(place: Place) -> None:
-    """And that is no failure of the model."""
+    """It does not count as a failure of the model."""
     whole = (await biased(place, max_tokens=12)).choices[0].text
     stop = whole[3:6]
     statistics = place.server.application.registry.resolve("story")[0].statistics
@@ -247,7 +247,7 @@ async def test_a_stop_token_is_no_text(place: Place) -> None:
 
 
 async def test_a_seed_repeats_its_choices(place: Place) -> None:
-    """Choice `i` has `seed + i`, so that the choices differ."""
+    """Choice `i` uses `seed + i`, so choices differ."""
     fields: dict[str, Any] = {"temperature": 1.5, "max_tokens": 12}
     three = [one.text for one in (await biased(place, seed=5, n=3, **fields)).choices]
     singles = [(await biased(place, seed=seed, **fields)).choices[0].text for seed in (5, 6, 7, 5)]
@@ -282,11 +282,11 @@ async def test_log_probabilities_come_with_each_token(place: Place) -> None:
         assert one.top_logprobs[0].logprob >= one.top_logprobs[1].logprob >= one.logprob - 30
 
 
-# --- chats -------------------------------------------------------------------------------------
+# --- Chat ----------------------------------------------------------------------------------------
 
 
 async def test_a_chat_is_streamed_as_it_is_answered(place: Place) -> None:
-    """Its template is that of the model; `developer` and parts of text are given to it."""
+    """With the model's template, which gets `developer` messages and text parts."""
     messages: list[Any] = [
         {"role": "system", "content": "be"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -313,7 +313,7 @@ async def test_a_chat_is_streamed_as_it_is_answered(place: Place) -> None:
     assert "length" == chunks[-2].choices[0].finish_reason
     assert [] == chunks[-1].choices
     streamed = chunks[-1].usage
-    # The same prompt once more: most of it was kept.
+    # The same prompt again: most of it was cached.
     assert streamed is not None
     assert whole.usage is not None
     streamed.prompt_tokens_details = whole.usage.prompt_tokens_details
@@ -359,7 +359,7 @@ async def test_the_synchronous_client_is_served(place: Place) -> None:
     assert whole == streamed
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- Rejected requests ---------------------------------------------------------------------------
 
 PART = {"type": "image_url", "image_url": {"url": "data:"}}
 REFUSED: list[tuple[dict[str, Any], str | None, str | None]] = [
@@ -473,7 +473,7 @@ async def test_what_asks_for_nothing_is_taken(place: Place) -> None:
 
 
 async def test_errors_before_a_handler_have_the_shape(place: Place) -> None:
-    """Who nobody knows, what is nowhere, a method that a path does not have, and a page."""
+    """Unknown callers, unknown paths, wrong methods, and web pages."""
     bearer = ("Authorization", f"Bearer {OWNER}")
     page = ("Sec-Fetch-Site", "cross-site")
     found = [
@@ -492,7 +492,7 @@ async def test_errors_before_a_handler_have_the_shape(place: Place) -> None:
 
 
 async def test_who_asks_too_much_is_told_when_to_come_again(place: Place) -> None:
-    """By a quota, and by the limit of the model, which every choice counts for."""
+    """By a quota, and by the model's request limit, for which each choice counts."""
     body = {"model": "story", "messages": CHAT, "max_tokens": 1}
     first = await place.post("/v1/chat/completions", body, HURRIED)
     second = await place.post("/v1/chat/completions", body, HURRIED)
@@ -506,7 +506,7 @@ async def test_who_asks_too_much_is_told_when_to_come_again(place: Place) -> Non
     assert "max_requests_per_model" in full.error
 
 
-# --- ends --------------------------------------------------------------------------------------
+# --- Cancellation and errors ---------------------------------------------------------------------
 
 
 async def test_a_client_that_leaves_frees_its_slots(place: Place) -> None:
@@ -527,7 +527,7 @@ async def test_a_client_that_leaves_frees_its_slots(place: Place) -> None:
 async def test_a_client_that_leaves_ends_all_choices(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those too that nothing was sent of: the steps are held until each was cancelled."""
+    """Including choices that have sent nothing: the steps wait until all are cancelled."""
     runner: Any = place.server.application.registry.resolve("story")[1].runner
     step, cancel, may_go_on = runner._programs.step, ChoiceCall.cancel, threading.Event()
     steps: list[int] = []
@@ -563,7 +563,7 @@ async def test_a_client_that_leaves_ends_all_choices(
 async def test_an_error_behind_the_first_chunk_is_an_event(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And an answer that is not streamed has its status."""
+    """An answer that is not streamed gets an HTTP status."""
     _, instance = place.server.application.registry.resolve("story")
     runner: Any = instance.runner
     step, steps = runner._programs.step, [0]
@@ -603,7 +603,7 @@ async def test_an_error_behind_the_first_chunk_is_an_event(
 async def test_what_is_no_json_is_refused_wherever_that_shows(
     place: Place, path: str, body: bytes
 ) -> None:
-    """A wrong type is found before the place at which the text breaks off."""
+    """A wrong type is reported before the position where the text is truncated."""
     answer = await place.post(path, body)
 
     assert 400 == answer.status
@@ -613,7 +613,7 @@ async def test_what_is_no_json_is_refused_wherever_that_shows(
 async def test_the_event_loop_goes_on_while_a_short_prompt_is_encoded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A regular expression may take seconds for a few characters: others are answered meanwhile."""
+    """Other requests are served while a regular expression takes seconds on a few characters."""
     begun, answered = threading.Event(), threading.Event()
     was_answered: list[bool] = []
 

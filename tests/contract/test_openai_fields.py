@@ -1,4 +1,4 @@
-"""Fields that clients of OpenAI's endpoints send first: of templates, of prompts, of tools."""
+"""Request fields of OpenAI clients for templates, prompts, and tools."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 THINKS = (
     "{{ 1 if enable_thinking else 0 }}{{ 1 if thinking else 0 }}{{ reasoning_effort }}{{ style }}|"
 )
-"""Writes the variables of a request before its messages."""
+"""A template that writes the request's variables before its messages."""
 SCRIPTS = ("zero", "one", '\x02\n{"name": "get", "arguments": {}}\n\x03')
 ADDED = {2: "<tool_call>", 3: "</tool_call>"}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -40,7 +40,7 @@ async def _client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ope
 
 
 async def prompt_tokens(client: openai.AsyncOpenAI, **more: Any) -> int:
-    """Return how many tokens the template made of a request: one for each character."""
+    """Return the number of prompt tokens: one per character of the rendered template."""
     answer = await client.chat.completions.create(
         model="thinks", messages=[{"role": "user", "content": "0"}], **more
     )
@@ -66,7 +66,7 @@ async def test_variables_of_a_request_reach_the_template(
 
 
 async def test_effort_and_variables_are_told_apart(client: openai.AsyncOpenAI) -> None:
-    """What a request says of the template itself counts."""
+    """Explicit template variables take precedence."""
     given = {"reasoning_effort": "terribly high", "thinking": False}
     count = await prompt_tokens(
         client, reasoning_effort="low", extra_body={"chat_template_kwargs": given}
@@ -123,7 +123,7 @@ async def test_an_answer_begins_with_its_prompt_where_that_is_asked_for(
 async def test_calls_are_required_of_tokens_that_are_added_and_not_special(
     client: openai.AsyncOpenAI, choice: Any
 ) -> None:
-    """As those of Qwen are: `"special": false` in tokenizer.json."""
+    """As in Qwen's tokenizer.json: `"special": false`."""
     answer: Any = await client.chat.completions.create(
         model="calls",
         messages=[{"role": "user", "content": "2"}],

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints under load: many requests at once, clients that leave, and one that waits."""
+"""OpenAI's endpoints under load: concurrent requests, clients that leave, and slow readers."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def until_idle(server: RunningServer) -> None:
 
 
 def requests(chance: random.Random, count: int) -> list[dict[str, Any]]:
-    """Make chats and completions, greedy and with seeds, of one choice and of several."""
+    """Make chats and completions, greedy and sampled, with one or several choices."""
     found: list[dict[str, Any]] = []
     for index in range(count):
         text = "".join(chance.choice(tiny_chat.LETTERS) for _ in range(chance.randrange(1, 30)))
@@ -62,14 +62,14 @@ def requests(chance: random.Random, count: int) -> list[dict[str, Any]]:
 async def answered(
     client: openai.AsyncOpenAI, asked: dict[str, Any], leave_after: int = -1
 ) -> dict[int, str] | None:
-    """Return the texts of the choices; None where the client has left."""
+    """Return the texts of the choices, or None if the client left."""
     create: Any = client.chat.completions.create
     if "prompt" in asked:
         create = client.completions.create
     stream = await create(**asked, stream=True)
     texts: dict[int, str] = {}
     count = 0
-    # Generators that are left to the collector end in whatever thread it runs in.
+    # A generator left to the garbage collector would be closed on an arbitrary thread.
     async with aclosing(aiter(stream)) as chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
@@ -85,7 +85,7 @@ async def answered(
 async def test_survivors_of_clients_that_left_have_what_they_get_alone(
     server: RunningServer,
 ) -> None:
-    """Sixty-four at once in four slots, a third of which leaves amid its answer."""
+    """Sixty-four requests in four slots; a third leaves during its answer."""
     chance = random.Random(11)
     asked = requests(chance, 64)
     leaving = [chance.random() < 1 / 3 for _ in asked]
@@ -115,7 +115,7 @@ async def test_survivors_of_clients_that_left_have_what_they_get_alone(
 
 
 async def test_a_client_that_does_not_read_holds_its_slots_back(server: RunningServer) -> None:
-    """Not more waits for it than it may have, and when it reads again it is given all."""
+    """Its buffered answers are limited; when it reads again, it gets everything."""
     body = {
         "model": "story",
         "prompt": "a",
@@ -139,7 +139,7 @@ async def test_a_client_that_does_not_read_holds_its_slots_back(server: RunningS
         runner: Any = server.application.registry.resolve("story")[1].runner
         batch, before = runner._slots._batch, -1
         async with asyncio.timeout(60):
-            # Nothing is generated from one look to the next: kernel's buffers are full too.
+            # Wait until no tokens are generated between two looks: kernel buffers are full, too.
             while not (
                 before == runner.counts.output_tokens > 0
                 and len(batch.running) == 4

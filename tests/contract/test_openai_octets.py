@@ -1,4 +1,4 @@
-"""Bodies to OpenAI's endpoints that are no UTF-8, or have numbers that no float holds."""
+"""Bodies to OpenAI's endpoints with invalid UTF-8, or with numbers beyond a float's range."""
 
 import json
 from collections.abc import AsyncIterator

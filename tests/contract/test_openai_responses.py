@@ -1,4 +1,4 @@
-"""Responses of OpenAI, without anything stored, asked by OpenAI's own client."""
+"""OpenAI's Responses API without storage, with OpenAI's client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ async def streamed(client: openai.AsyncOpenAI, asked: Any, **more: Any) -> list[
 
 
 def items_of(response: Any) -> list[tuple[str, ...]]:
-    """Return what the items of a response say, without their names."""
+    """Return the contents of a response's items, without ids."""
     return [
         (item.type, item.status, item.content[0].text)
         if item.type == "message"
@@ -73,7 +73,7 @@ def items_of(response: Any) -> list[tuple[str, ...]]:
 
 
 def plain(response: Any) -> dict[str, Any]:
-    """Return a response without names and times."""
+    """Return a response without ids and times."""
     found: dict[str, Any] = json.loads(response.model_dump_json())
     for item in (found, *found["output"]):
         for name in ("id", "call_id", "created_at", "completed_at"):
@@ -81,7 +81,7 @@ def plain(response: Any) -> dict[str, Any]:
     return found
 
 
-# --- forms of requests -------------------------------------------------------------------------
+# --- Forms of requests ---------------------------------------------------------------------------
 
 FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "a text": ("0", {}, len("0|0.")),
@@ -202,7 +202,7 @@ async def test_metadata_at_its_limits_is_returned(client: openai.AsyncOpenAI) ->
 
 
 async def test_an_answer_may_be_asked_for_again_with_its_items(client: openai.AsyncOpenAI) -> None:
-    """As clients do that keep a conversation themselves: with what came, as it came."""
+    """As clients do that keep the conversation themselves, sending items back unmodified."""
     first = await whole(client, "1", tools=[TOOL])
     asked = [{"role": "user", "content": "0"}, *first.output]
     for item in first.output:
@@ -214,7 +214,7 @@ async def test_an_answer_may_be_asked_for_again_with_its_items(client: openai.As
     assert SCRIPTS[0] == second.output_text
 
 
-# --- tools, forms of answers -------------------------------------------------------------------
+# --- Tools and response formats ------------------------------------------------------------------
 
 CALL = ("function_call", "completed", "get", '{"of": "a"}')
 ANSWERS: dict[str, tuple[str, dict[str, Any], list[tuple[str, ...]]]] = {
@@ -263,7 +263,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], list[tuple[str, ...]]]] = {
 async def test_a_stream_says_what_the_whole_response_says(
     client: openai.AsyncOpenAI, case: str
 ) -> None:
-    """Each event is numbered, and the deltas of an item are what its last event has."""
+    """Events are numbered, and the deltas of an item add up to its final event."""
     asked, more, items = ANSWERS[case]
     response = await whole(client, asked, **more)
     events = await streamed(client, asked, **more)
@@ -316,7 +316,7 @@ async def test_log_probabilities_are_those_of_the_tokens(client: openai.AsyncOpe
     assert part.logprobs == events[-1].response.output[0].content[0].logprobs
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- Rejected requests ---------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
@@ -402,7 +402,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 async def test_what_is_refused_says_what_to_send(
     client: openai.AsyncOpenAI, more: dict[str, Any], param: str, text: str
 ) -> None:
-    """Streamed or not: with a status, before any event."""
+    """Streamed or not: with an HTTP status, before any event."""
     for streams in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
             await whole(client, **{"asked": "0", "stream": streams, **renamed(more)})
@@ -430,7 +430,7 @@ async def test_names_of_models_that_are_not_there(client: openai.AsyncOpenAI) ->
 
 
 async def test_events_have_their_types_as_names_and_nothing_behind(server: RunningServer) -> None:
-    """Clients of server-sent events tell them apart by name; there is no `[DONE]`."""
+    """SSE clients dispatch by event name; there is no `[DONE]`."""
     asked = {"model": "story", "input": "0", "stream": True}
     async with (
         aiohttp.ClientSession(f"http://{server.http}") as session,
@@ -447,7 +447,7 @@ async def test_events_have_their_types_as_names_and_nothing_behind(server: Runni
 
 
 async def test_a_schema_of_several_lines_is_data_of_one(server: RunningServer) -> None:
-    """Each line of an event says what it is, so no line end of a request may come with one."""
+    """Line breaks in a request must not create additional SSE fields."""
     form = {"type": "json_schema", "name": "of", "schema": KIND}
     asked = {"model": "story", "input": "2", "stream": True, "text": {"format": form}}
     async with (
@@ -465,7 +465,7 @@ async def test_a_schema_of_several_lines_is_data_of_one(server: RunningServer) -
 async def test_a_response_that_fails_says_so(
     client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind its first event, as an event of an error and the end of the response."""
+    """After the first event, as an error event and the final event of the response."""
     take, taken = Choice.take, list[int]()
 
     def fails(self: Choice, response: Any) -> Any:

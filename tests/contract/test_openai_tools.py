@@ -1,4 +1,4 @@
-"""Tools and forms of answers, asked for by OpenAI's own client."""
+"""Tools and response formats, with OpenAI's client."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def calls_of(choice: Any) -> list[tuple[str, str]]:
 async def streamed(
     client: openai.AsyncOpenAI, asked: dict[str, Any]
 ) -> tuple[str, list[list[Any]], str]:
-    """Return text, each call as id, name and pieces of arguments, and why it ends."""
+    """Return the text, each call as id, name and argument pieces, and the finish reason."""
     text, reason = "", ""
     calls: list[list[Any]] = []
     async for chunk in await client.chat.completions.create(**asked, stream=True):
@@ -101,7 +101,7 @@ async def test_calls_are_answered(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_calls_are_streamed(client: openai.AsyncOpenAI) -> None:
-    """The name first, and the arguments as the model writes them."""
+    """The name first, then the arguments as the model writes them."""
     for model, text in (("hermes", "Well."), ("llama", "")):
         said, calls, reason = await streamed(client, fields(model, 0))
 
@@ -134,7 +134,7 @@ async def test_a_call_that_is_cut_says_so(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_calls_one_at_a_time(client: openai.AsyncOpenAI) -> None:
-    """The answer ends with the first one, and its slot is free."""
+    """The answer ends with the first call, which frees its slot."""
     for model in ("hermes", "llama"):
         choice = await whole(client, fields(model, 0, parallel_tool_calls=False))
 
@@ -142,7 +142,7 @@ async def test_calls_one_at_a_time(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_no_tool_is_called_where_none_is_to_be(client: openai.AsyncOpenAI) -> None:
-    """And the template is given none: the prompt is that without tools."""
+    """The template gets no tools, so the prompt is the same as without tools."""
     asked = fields("hermes", 0, tool_choice="none")
     answer = await client.chat.completions.create(**asked)
     without = await client.chat.completions.create(**{**asked, "tools": []})
@@ -155,7 +155,7 @@ async def test_no_tool_is_called_where_none_is_to_be(client: openai.AsyncOpenAI)
 
 
 async def test_a_call_is_required(client: openai.AsyncOpenAI) -> None:
-    """A model that would say something else writes a call by the schema of the tool."""
+    """A model that would write something else writes a call that fits the tool's schema."""
     for model in ("hermes", "llama"):
         choice = await whole(client, fields(model, 1, tool_choice="required", max_tokens=120))
         assert "get" == calls_of(choice)[0][0]
@@ -170,7 +170,7 @@ async def test_a_call_is_required(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_results_of_calls_are_given_to_the_template(client: openai.AsyncOpenAI) -> None:
-    """The arguments as data, so that a template may write them as it likes."""
+    """The arguments are passed as data, so that the template can format them."""
     call = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"n":1}'}}
     messages: list[Any] = [
         {"role": "user", "content": "0"},

@@ -1,7 +1,7 @@
-"""S1 of the acceptance table: no file outside of the repository is opened, whatever leads there.
+"""S1 of the acceptance table: no file outside of the repository is ever opened.
 
-The kernel tells what is opened (inotify), so that it does not matter by which code: Python's, or
-that of a library in C. What no watch can be put on is seen by Python's audit hook.
+The kernel reports every open (inotify), whether from Python or a C library. Files that cannot be
+watched are covered by Python's audit hook.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.python_models.code import FILE_NAME as PYTHON_FILE
 
 DEVICES = ("/dev/zero", "/proc/self/environ")
-"""What may not be opened either, and cannot be watched."""
+"""Files that must not be opened either, but cannot be watched."""
 
 
 def _files(version: Path) -> list[str]:
@@ -33,7 +33,7 @@ def _files(version: Path) -> list[str]:
 
 
 def hostile(models: Path, outside: Path) -> list[str]:
-    """Write models that lead out in every place where a file or directory may be; name them."""
+    """Write models with links out of the repository for every kind of file; return their names."""
     whole = outside / "double"
 
     def copied(name: str) -> Path:
@@ -68,7 +68,7 @@ def hostile(models: Path, outside: Path) -> list[str]:
 
 
 def names(outside: Path) -> list[str]:
-    """Names and paths that lead to a model that is whole, if they are followed."""
+    """Return names and paths that would lead to an intact model if followed."""
     whole = str(outside / "double")
     up = ["../" * depth + whole.lstrip("/") for depth in range(1, 12)]
     return [
@@ -89,7 +89,7 @@ def names(outside: Path) -> list[str]:
 
 @pytest.fixture
 def audited() -> Any:
-    """Return what Python has opened of the devices: the hook stays, and is silent behind it."""
+    """Yield the devices that Python opens; the audit hook stays installed, but inactive."""
     found: list[str] = []
     listens = [True]
 
@@ -106,7 +106,7 @@ def audited() -> Any:
 async def test_nothing_outside_of_the_repository_is_opened(
     tmp_path: Path, audited: list[str]
 ) -> None:
-    """Neither where links lead, nor where names do; what is inside is seen to be opened."""
+    """Neither through links nor names; opening files inside is detected."""
     models, outside = tmp_path / "models", tmp_path / "outside"
     export_double(models)
     export_double(outside)
@@ -127,7 +127,7 @@ async def test_nothing_outside_of_the_repository_is_opened(
     assert str(models / "double" / "1") in {str(Path(path).parent) for path in read}
     assert [] == out
     assert [] == audited
-    # What is wrong with a version that nobody asked for does not matter.
+    # A broken version that nobody requested does not matter.
     assert {"another-version"} >= set(loaded)
 
 

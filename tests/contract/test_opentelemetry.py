@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: W3C context of clients, and spans at a collector of our own."""
+"""OpenTelemetry traces: clients' W3C context, and spans at our own collector."""
 
 import asyncio
 import json
@@ -106,7 +106,7 @@ async def test_a_trace_that_is_not_sampled_has_no_spans(
         serve(models, http_endpoint="port:0", **MODE) as server,
         stock_client("http.aio", server) as client,
     ):
-        # It does not count as traced either.
+        # It does not use up the trace count, either.
         server.application.tracing.update("", {"trace_rate": ["1"], "trace_count": ["1"]})
         await infer(client, "echo", traceparent=f"00-{TRACE}-{SPAN}-00")
         await infer(client, "other")
@@ -182,9 +182,9 @@ async def test_nobody_waits_for_a_collector_that_is_not_there(
             await infer(client, "echo", traceparent=SAMPLED)
 
     assert [] == collector.spans
-    # What is lost is counted, and told: a span and its four parts for each request.
+    # Lost spans are counted and logged: one span with four parts per request.
     assert 15 == server.application.tracing.dropped()
-    # Nor does a thread go on to try: it would for 25 seconds, with waits that grow.
+    # No thread may keep retrying: it would for 25 seconds, with backoff.
     for thread in threading.enumerate():
         if thread.name.startswith("OtelBatch"):
             await asyncio.to_thread(thread.join, 20)
@@ -213,7 +213,7 @@ async def test_a_protocol_that_there_is_not_is_refused(
 async def test_requests_that_are_sampled_are_exemplars_of_their_buckets(
     serve: Serve, models: Path, collector: Collector
 ) -> None:
-    """By the trace of their client; one that is not sampled, or fails, is none."""
+    """With the client's trace id; unsampled and failed requests are no exemplars."""
     accept = ("Accept", "application/openmetrics-text")
     other = "5" * 32
     async with (

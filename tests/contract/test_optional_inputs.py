@@ -1,4 +1,4 @@
-"""`optional` inputs through the front door: with stock clients, and as ensembles pass them on."""
+"""`optional` inputs in a whole server: with stock clients, and passed on by ensembles."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def _configure(root: Path, name: str, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models of each kind with an input that may be left out, and ensembles of them."""
+    """Models of each kind with an optional input, and ensembles of them."""
     root = tmp_path_factory.mktemp("models")
     shapes = {"x": ("FP32", [-1, 2]), "factor": ("FP32", [-1, 1])}
     for name, more in (("jax", DEFAULT), ("needs", ""), ("all", "")):
@@ -94,7 +94,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(serve: Serve, repository: Path) -> AsyncIterator[Client]:
-    """A client of a server of all of them that load."""
+    """A client of a server with all models that load."""
     names = ("jax", "all", "tritons", "own", "process", "of_jax", "of_tritons", "defaulted")
     settings: Any = {"load_model": names, "allow_python_models": True, "http_endpoint": "port:0"}
     async with serve(repository, **settings) as server, asking.client(server) as made:
@@ -102,7 +102,7 @@ async def client(serve: Serve, repository: Path) -> AsyncIterator[Client]:
 
 
 async def test_an_input_that_is_left_out_has_its_default_or_is_absent(client: Client) -> None:
-    """In a JAX model it has the default of the configuration; the code of others sees nothing."""
+    """JAX models get the default from the configuration; code of other models sees no input."""
     three = np.full((1, 1), 3, np.float32)
     answers = {}
     for names, x, factor, y in (
@@ -134,7 +134,7 @@ async def test_an_input_that_is_left_out_has_its_default_or_is_absent(client: Cl
 
 @pytest.mark.slow
 async def test_requests_that_leave_out_others_are_in_another_batch(client: Client) -> None:
-    """Four of each come in turns: an execution has those with the input, or those without."""
+    """With four of each interleaved, no execution mixes requests with and without the input."""
     factor = np.full((1, 1), 2, np.float32)
     inputs: list[dict[str, Any]] = [{"x": ROW}, {"x": ROW, "factor": factor}]
     answers = await asyncio.gather(*(client.infer("own", **inputs[n % 2]) for n in range(8)))
@@ -169,7 +169,7 @@ async def test_both_transports_show_and_take_it(client: Client) -> None:
 
 @pytest.mark.slow
 async def test_what_cannot_be_obeyed_fails_the_load(client: Client, repository: Path) -> None:
-    """A computation takes all of its inputs, so that one that is optional needs a default."""
+    """A computation takes all inputs, so an optional one needs a default."""
     texts = {}
     for text in ('"many"', "[1, 2]", "{", '{"a": 1}', "null", "[" * 5000):
         parameters = {"default.factor": {"string_value": text}}
@@ -219,7 +219,7 @@ async def test_every_input_may_be_optional(serve: Serve, tmp_path: Path) -> None
 
 
 async def test_an_identity_model_answers_what_a_request_has(serve: Serve, tmp_path: Path) -> None:
-    """An optional input without a default may be left out, and its output is then."""
+    """An optional input without a default may be missing; then its output is missing, too."""
 
     def tensor(name: str, **more: Any) -> dict[str, Any]:
         return {"name": name, "data_type": "TYPE_FP32", "dims": [1], **more}

@@ -1,4 +1,4 @@
-"""Files of models that are overwritten in place, with their old size and time of modification."""
+"""Model files that are overwritten in place, keeping their size and modification time."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -77,7 +77,7 @@ def _onnx(model: Path, factor: int) -> None:
 
 
 def _external(model: Path, factor: int) -> None:
-    """Write an ONNX model whose tensors lie in a file beside it."""
+    """Write an ONNX model with external tensors."""
     _onnx(model, factor)
     path = model / "1" / "model.onnx"
     loaded = onnx.load(path)
@@ -102,7 +102,7 @@ def _generator(model: Path, factor: int) -> None:
     version = tiny_language.export(model / "1")
     weights = bytearray((version / "params.safetensors").read_bytes())
     before = hashlib.sha256(weights).hexdigest()
-    # What is last in the file belongs to some tensor, all of which the tokens follow.
+    # The last bytes of the file belong to a tensor that affects the tokens.
     last = np.frombuffer(bytes(weights[-4096:]), np.float32) * np.float32(3 - 2 * factor)
     weights[-4096:] = last.tobytes()
     (version / "params.safetensors").write_bytes(weights)
@@ -207,7 +207,7 @@ GROUPS = [
 
 
 def _overwrite(target: Path, source: Path) -> None:
-    """Write the files of one model over those of another, which look as they did before."""
+    """Overwrite a model's files with another model's, keeping sizes and times."""
     changed = 0
     for file in filter(Path.is_file, sorted(source.rglob("*"))):
         there, data = target / file.relative_to(source), file.read_bytes()
@@ -223,7 +223,7 @@ def _overwrite(target: Path, source: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, kinds: Sequence[str]) -> Path:
-    """Return a repository with each kind as it is before, and as it is after."""
+    """Return a repository with the old and the new form of each kind."""
     root = tmp_path / "repository"
     for kind in kinds:
         for name, factor in ((kind, 1), (f"{kind}-after", 2)):
@@ -238,7 +238,7 @@ async def _load(server: RunningServer, model: str) -> None:
 
 
 def _same_mark(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return the mark of a file system that keeps no time of change."""
+    """Return the file mark on a file system without change times."""
     return status.st_ino, status.st_size, status.st_mtime_ns, 0
 
 
@@ -251,7 +251,7 @@ async def test_a_load_serves_what_was_overwritten(
     monkeypatch: pytest.MonkeyPatch,
     keeps_changes: bool,
 ) -> None:
-    """Whoever asks for a load gets what is there, also where only the content tells."""
+    """A load always serves the current files, even if only their content differs."""
     if not keeps_changes:
         monkeypatch.setattr(fingerprints, "mark_of", _same_mark)
         monkeypatch.setattr(onnx_source, "mark_of", _same_mark)

@@ -1,6 +1,6 @@
-"""Wherever somebody waits, code that raises what is no Exception is answered, and so is the next.
+"""Panics (BaseException) never leave a caller waiting, and the next request is answered.
 
-`PanicException` of libraries in Rust is such a thing: a guard for Exceptions lets it pass.
+`PanicException`, raised for panics in Rust libraries, is one: `except Exception` does not catch it.
 """
 
 import asyncio
@@ -58,14 +58,14 @@ SAID = "Panic: a library has given up"
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """Like the exception that PyO3 raises when Rust code panics."""
 
 
 def panicking(*given: Any, **named: Any) -> Any:
     raise Panic("a library has given up")
 
 
-# --- through the front door ----------------------------------------------------------------------
+# --- Through the server's protocols --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Place:
     server: RunningServer
     grpc: Any
     numbers: "count[int]"
-    """So that no request is the same as one before."""
+    """Makes every request unique."""
 
     async def rest(self, method: str, path: str, body: Any = None, *headers: Any) -> str:
         data = b"" if body is None else json.dumps(body).encode()
@@ -81,7 +81,7 @@ class Place:
         return "OK" if answer.status == 200 else f"{answer.status}: {answer.body.decode()}"
 
     async def events(self, path: str, body: Any) -> str:
-        """Ask for events, whose status may have been sent before an error is known."""
+        """Request events; an error may come after the HTTP status was sent."""
         accept = {"Accept": "text/event-stream"}
         async with (
             aiohttp.ClientSession(headers=accept) as session,
@@ -97,7 +97,7 @@ class Place:
     async def stream(self, model: str) -> str:
         async def sent() -> AsyncIterator[dict[str, Any]]:
             inputs = [given(triton, "x", np.ones((1, 2), np.float32))]
-            # No form that is known, whose messages are not decoded.
+            # An unknown form, so that the message is decoded.
             other = {f"n{next(self.numbers)}": 1}
             yield {"model_name": model, "inputs": inputs, "parameters": other}
 
@@ -113,7 +113,7 @@ async def told(answer: Awaitable[Any]) -> str:
     try:
         await answer
     except InferenceServerException as error:
-        # A stream tells its statuses to those alone who ask for them.
+        # A stream shows statuses only to clients that ask for them.
         return f"{error.status() or 'StatusCode.INTERNAL'}: {error.message()}"
     return "OK"
 
@@ -210,7 +210,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory, programs: str) -> Asy
             allow_python_models=True,
             response_cache_bytes=1 << 20,
             compilation_cache_directory=programs,
-            # What takes longer there is executed again in a thread, which would meet the panic.
+            # A slow call would be repeated on a thread, which would get the panic.
             inline_execution_seconds=60,
         ) as server,
         triton.InferenceServerClient(server.url) as client,
@@ -223,13 +223,13 @@ Ask = Callable[[Place], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Door:
-    """What is made to panic once, by module and name, and who asks for it."""
+    """A function that panics once, by module and name, and a request that calls it."""
 
     target: str
     ask: Ask
     text: str = "internal error"
     again: str = "OK"
-    """How the next request is answered, where the first has had its effect."""
+    """Status of the next request, after the effects of the first."""
 
 
 def infer(model: str, **how: Any) -> Ask:
@@ -250,12 +250,12 @@ def short_text(place: Place) -> Awaitable[str]:
 
 
 def many_texts(place: Place) -> Awaitable[str]:
-    """Ask in a message that threads read, for one that threads write."""
+    """Send a message long enough to be decoded, and answered, on threads."""
     return place.infer("texts", array=np.array([b"a"] * 5000, np.object_))
 
 
 def opened(place: Place) -> Awaitable[str]:
-    """Ask for a shape that nobody has asked for."""
+    """Request a new shape."""
     return place.infer("open", array=np.ones((1, next(place.numbers) + 1), np.float32))
 
 
@@ -274,7 +274,7 @@ def with_grammar(place: Place) -> Awaitable[str]:
 
 
 async def in_process(place: Place) -> str:
-    """Ask code in a process, once there is one: what was lost is started again."""
+    """Call code in a process, which is restarted if it was lost."""
     while (answered := await place.infer("apart")).startswith("StatusCode.UNAVAILABLE"):
         await asyncio.sleep(0.01)
     return answered
@@ -402,7 +402,7 @@ DOORS: Mapping[str, Door] = {
 
 
 def panics_once(target: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have something panic the first time that it is called; return what notes that."""
+    """Make a function panic on its first call; return a list that records it."""
     module, _, names = target.partition(":")
     owner: Any
     only: Any = None
@@ -411,7 +411,7 @@ def panics_once(target: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> l
     elif module.startswith("OF "):
         runner: Any = place.server.application.registry.resolve(module[3:])[1].runner
         owner, name = type(runner._copies[0]._model if names == "made" else runner), names
-        # Other models of its class are executed too, whenever one is warmed.
+        # Warm-ups execute other models of its class as well.
         only = None if names == "made" else runner
     else:
         owner = importlib.import_module(module)
@@ -451,7 +451,7 @@ async def test_a_panic_is_answered_and_so_is_the_next_request(
 
 
 class Outcomes:
-    """Notes what became of calls (an Observer)."""
+    """Records the outcomes of calls (an Observer)."""
 
     began = None
 
@@ -481,7 +481,7 @@ FAILED_STREAMS = {
 async def test_a_stream_that_fails_behind_its_first_event_has_failed(
     of: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For whoever counts calls, though its status was sent as OK."""
+    """For call observers, although the status OK was already sent."""
     target, path, body = FAILED_STREAMS[of]
     module, _, names = target.partition(":")
     owner: Any = importlib.import_module(module)
@@ -510,7 +510,7 @@ async def test_a_stream_that_fails_behind_its_first_event_has_failed(
     assert "OK" == again
 
 
-# --- threads and tasks by themselves -------------------------------------------------------------
+# --- Threads and tasks in isolation --------------------------------------------------------------
 
 
 def good() -> str:
@@ -518,7 +518,7 @@ def good() -> str:
 
 
 class Threads:
-    """All that calls what it is given in threads."""
+    """Everything that runs given functions on threads."""
 
     def __init__(self) -> None:
         self.workers = Workers(load_threads=1, execute_threads=1)
@@ -543,7 +543,7 @@ class Threads:
         self.loop.close()
 
     async def compiled(self, call: Callable[[], Any]) -> Any:
-        """Return what a compiler process makes of a job, which is what the call returns."""
+        """Return a compile process's result for a job, which the call returns."""
 
         def do(task: Any, process: Any) -> None:
             task.succeed(call())
@@ -553,7 +553,7 @@ class Threads:
         return await asyncio.to_thread(self.compilers.compile, job, bytes, lambda: None)
 
     async def found(self, call: Callable[[], Any]) -> Any:
-        """Return the program that a store has; none where looking for it fails."""
+        """Return the program from a store; None if the lookup fails."""
         self.programs._asked = lambda names, control: call()  # type: ignore[method-assign]
         found = await asyncio.to_thread(self.programs._looked, "cpu", ["a"])
         if self.programs._away_until:
@@ -562,7 +562,7 @@ class Threads:
         return found[0]
 
     async def kept(self, call: Callable[[], Any]) -> Any:
-        """Return once the thread that writes programs has none; raise what it could not write."""
+        """Wait until the writer thread has no programs left; raise what it could not write."""
 
         def put(upload: Any) -> None:
             call()
@@ -576,7 +576,7 @@ class Threads:
         return "good"
 
     async def dispatched(self, call: Callable[[], Any], *, fetches: bool) -> Any:
-        """Return or raise what the device gives, in either of its threads."""
+        """Return or raise the device's result, on either of its threads."""
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         dispatch = (lambda: call) if fetches else (lambda: partial(_itself, call()))
         self.device.start(dispatch, lambda: None, found.set_result)
@@ -586,12 +586,14 @@ class Threads:
         return result
 
     async def in_plain(self, call: Callable[[], Any]) -> Any:
-        """Have something called that is to raise nothing; what comes next is answered."""
+        """Run a callback whose exceptions are suppressed; the next one must run."""
         self.plain.submit(call)
         return await asyncio.to_thread(wait_for, self.plain, call)
 
     async def in_loop(self, call: Callable[[], Any]) -> Any:
-        """Have a task of a model's own raise what ends a loop; what comes next is answered."""
+        """Let a task in a model's own loop raise what stops the loop; the next one must
+        run.
+        """
 
         async def ends() -> None:
             raise KeyboardInterrupt if call is panicking else asyncio.CancelledError
@@ -600,7 +602,7 @@ class Threads:
         return await asyncio.to_thread(wait_for, self.loop, call)
 
     async def downloaded(self, call: Callable[[], Any]) -> Any:
-        """Return what a thread that fetches files of models returns."""
+        """Return the result of a thread that fetches model files."""
         cache = ModelCache(Path("unused"), 1, 1)
         try:
             return await asyncio.wrap_future(cache._begin(call))
@@ -608,21 +610,21 @@ class Threads:
             cache.close()
 
     async def listed(self, call: Callable[[], Any]) -> Any:
-        """Return once a store has listed a directory without anything in it."""
+        """Return when a store has listed an empty directory."""
         store = HttpStore("http://localhost", seconds=1, max_objects=1)
         store._page = lambda directory: call() and []  # type: ignore[method-assign]
         await asyncio.to_thread(store.objects)
         return "good"
 
     async def is_ready(self, call: Callable[[], Any]) -> Any:
-        """Return what a model says, which is that it is ready unless it raises."""
+        """Return whether a model is ready; it is unless the call raises."""
         asked = CodeReadiness("m", lambda: call() == "good").ask()
         if not await asyncio.wrap_future(asked):
             raise RuntimeError(SAID)
         return "good"
 
     async def looked(self, call: Callable[[], Any]) -> Any:
-        """Return what is seen of files; nothing where the look fails."""
+        """Return what a look at files finds; nothing if it fails."""
         seen = await self.looks(lambda: FilesSeen(call() == "good", 1))
         if seen is None:
             raise RuntimeError(SAID)
@@ -658,7 +660,7 @@ WORK: Mapping[str, Work] = {
     "a listing": Threads.listed,
 }
 RAW = ("wait_for", "a call", "a task of a loop", "a compiler")
-"""What hands over what was raised as it is, to threads of a pool that do not."""
+"""Cases in which the original exception is passed on."""
 
 
 @pytest.mark.parametrize("work", WORK)
@@ -678,7 +680,7 @@ async def test_a_thread_hands_over_exceptions_alone_and_goes_on(work: str) -> No
 async def test_a_load_hears_that_its_process_cannot_be_started(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is raised in the thread that starts it; the next load starts one."""
+    """Whatever the starting thread raises; the next load starts a process."""
     await place.grpc.unload_model("apart")
     start = "xlaserve.python_models.process.copies:RunningProcess"
     called = panics_once(start, place, monkeypatch)
@@ -692,7 +694,7 @@ async def test_a_load_hears_that_its_process_cannot_be_started(
 
 
 class Heard:
-    """A channel to the parent, which notes what it is told."""
+    """A channel to the parent that records messages."""
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[Any] = asyncio.Queue()
@@ -702,7 +704,7 @@ class Heard:
 
 
 async def test_a_process_answers_its_parent(tmp_path: Path) -> None:
-    """To what it is asked, and what it is to change."""
+    """Questions and changes alike."""
     heard: Any = Heard()
     link = Link(heard, tmp_path)
     answers = iter((panicking, good))
@@ -741,7 +743,7 @@ OF_PROCESSES = {
 }
 
 
-# --- what the event loop calls ----------------------------------------------------------------
+# --- Callbacks of the event loop -----------------------------------------------------------------
 
 
 async def test_what_copies_hand_back_does_not_wait_for_one_that_panics() -> None:
@@ -791,7 +793,7 @@ async def test_a_request_is_told_that_no_batch_can_be_gathered(
 async def test_a_panic_in_a_turn_of_http2_ends_its_connection(
     panics: str, called: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clients connect again, and are answered."""
+    """Its clients reconnect and are answered."""
     assert "OK" == await place.infer("double"), "before"
     connection: Any = next(iter(place.server.application.grpc._connections))
     with unheard(), monkeypatch.context() as changed:
@@ -824,7 +826,7 @@ async def test_a_panic_in_a_turn_of_http1_ends_its_connection(
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Have the event loop log nothing of what its calls raise."""
+    """Keep the event loop from logging exceptions of callbacks."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: None)
     try:
@@ -848,7 +850,7 @@ OF_LOOPS = {
 
 
 async def test_every_call_of_the_event_loop_has_a_row() -> None:
-    """A new one says who is answered where it panics, and is tried; or why nobody waits."""
+    """A new callback must name its probes, or say why no caller waits."""
     tried = {*DOORS, *WORK, *OF_PROCESSES, *OF_LOOPS}
     probes = {probe for row in CALLED.values() if isinstance(row, tuple) for probe in row}
 
@@ -857,7 +859,7 @@ async def test_every_call_of_the_event_loop_has_a_row() -> None:
 
 
 async def test_every_place_has_a_row() -> None:
-    """A new thread, task or future says who is answered there, and is tried; or why nobody is."""
+    """A new thread, task or future must name its probes, or say why no caller waits."""
     found = set(places())
     tried = {*DOORS, *WORK, *OF_PROCESSES}
 
@@ -867,5 +869,5 @@ async def test_every_place_has_a_row() -> None:
 
 
 async def test_no_guard_of_a_place_lets_a_panic_pass() -> None:
-    """Where an answer is owed, `except Exception` is said to be of what nobody waits for."""
+    """An `except Exception` where a caller waits must be listed as harmless."""
     assert set(guards()) == UNGUARDED.keys()

@@ -1,4 +1,4 @@
-"""What stands beside models: who left it there has it, and another caller of the model has not."""
+"""Per-caller state of models belongs to its owner; other callers cannot use it."""
 
 import ast
 import asyncio
@@ -34,7 +34,9 @@ from xlaserve.serving.access.tokens import digest_of, new_token
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 A, B, OPERATOR = new_token(), new_token(), new_token()
-"""Of two callers of `shared*`, of which b may see `theirs` too, and of one that may do all."""
+"""Tokens of two callers of `shared*`, the second of which may also see `theirs`, and of an
+operator.
+"""
 TESTS = {
     "cached answers": "contract/test_owners.py::test_a_cached_answer_is_of_who_asked",
     "executions that equal requests share": (
@@ -67,7 +69,7 @@ TESTS = {
     ),
     "files that a configuration names": "contract/test_configurations_of_clients.py::",
 }
-"""The test of each thing that is of a caller, or of a model."""
+"""The test for each kind of owned state, per caller or per model."""
 TENSORS = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ 2 ] }]
 output [{ name: "y", data_type: TYPE_FP32, dims: [ 2 ] }]
@@ -106,7 +108,9 @@ class Place:
         return await self.send("POST", f"/v2/models/{model}/infer", token, body)
 
     async def infer_message(self, model: str, token: str, value: float) -> str:
-        """Ask over gRPC, with the same bytes for the same value; return the status."""
+        """Send an inference over gRPC, with equal bytes for equal values; return the
+        status.
+        """
         request = pb.ModelInferRequest(model_name=model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
         tensor.contents.fp32_contents.extend([value, 2.0])
@@ -118,7 +122,7 @@ class Place:
             ]
 
     def cache(self) -> tuple[int, int]:
-        """Return the hits and the misses of the model with kept answers."""
+        """Return the cache hits and misses of the model with a response cache."""
         totals = self.server.application.registry.resolve("shared")[0].statistics.totals()
         return totals.cache_hit.count, totals.cache_miss.count
 
@@ -177,7 +181,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
 
 
 async def test_everything_that_has_an_owner_has_a_test() -> None:
-    """What is of operators no door reads: it has none."""
+    """State of operators is on no route, so it needs no test."""
     assert {one.thing for one in BESIDE if one.owner is not Owner.SERVER} == set(TESTS)
     for named in TESTS.values():
         path, _, name = named.partition("::")
@@ -186,14 +190,14 @@ async def test_everything_that_has_an_owner_has_a_test() -> None:
         assert not name or name in found, named
 
 
-# --- of a caller ------------------------------------------------------------------------------
+# --- State per caller ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["REST", "gRPC"])
 async def test_a_cached_answer_is_of_who_asked(
     place: Place, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """A quick answer would tell what the other one has asked; so would bytes that are known."""
+    """A fast answer would reveal another caller's request, as would cached bytes."""
     value = {"REST": 11.0, "gRPC": 12.0}[protocol]
     known = noted_repeats(monkeypatch)
     hits = []
@@ -213,7 +217,7 @@ async def test_a_cached_answer_is_of_who_asked(
 
 
 async def test_a_sequence_is_of_who_started_it(place: Place) -> None:
-    """Another caller can neither go on with one nor end it, by numbers or by texts."""
+    """Another caller can neither continue nor end it, by number or string."""
     for sequence in (7, "seven"):
         model = "shared-state"
         shown: dict[str, Any] = {"sequence_id": sequence}
@@ -230,14 +234,14 @@ async def test_a_sequence_is_of_who_started_it(place: Place) -> None:
 
 
 def are_waiting(loads: SingleFlight[None], number: int) -> bool:
-    """Tell whether so many loads are under way, whoever may still join them."""
+    """Return whether `number` loads are in progress, joined or not."""
     return number == len(loads._under_way(lambda key: True))
 
 
 async def test_a_load_of_another_caller_has_its_own_permissions(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two callers load one ensemble at once, whose hidden step is not there: one of them may."""
+    """Two callers load an ensemble whose hidden step is not loaded; only one may load it."""
     repository = "/v2/repository/models"
     assert 200 == (await place.send("POST", f"{repository}/theirs/unload", OPERATOR)).status
     both, find = threading.Event(), Repository.find
@@ -252,7 +256,7 @@ async def test_a_load_of_another_caller_has_its_own_permissions(
     for number, token in enumerate((A, OPERATOR), 1):
         path = f"{repository}/shared-both/load"
         asked.append(asyncio.ensure_future(place.send("POST", path, token)))
-        # Of one caller after the other: the first one is the first to ask what it may do.
+        # One caller after the other: the first is the first whose permissions are checked.
         await until(partial(are_waiting, loads, number))
     both.set()
     tenant, operator = await asyncio.gather(*asked)
@@ -262,11 +266,11 @@ async def test_a_load_of_another_caller_has_its_own_permissions(
     assert place.server.application.registry.ready("theirs")
 
 
-# --- of a model -------------------------------------------------------------------------------
+# --- State per model -----------------------------------------------------------------------------
 
 
 async def test_no_text_names_a_step_to_who_may_not_see_it(place: Place) -> None:
-    """Neither a configuration, nor the reason of a load that another caller asked for."""
+    """Neither in a configuration nor in the reason of another caller's failed load."""
     path = "/v2/repository/models/shared-both/load"
     wrong = {"parameters": {"config": json.dumps(ensemble(["shared", "theirs"], output="z"))}}
     told = await place.send("POST", path, OPERATOR, wrong)
@@ -289,7 +293,7 @@ async def test_no_text_names_a_step_to_who_may_not_see_it(place: Place) -> None:
 async def test_no_error_of_code_names_a_model_that_it_calls_to_who_may_not_see_it(
     place: Place,
 ) -> None:
-    """Neither where that is not there nor where it is asked wrongly; a caller that may is told."""
+    """Whether the model is missing or called wrongly; a caller with permission sees its name."""
     repository = "/v2/repository/models/theirs"
     told = {}
     for state in ("wrong", "absent"):

@@ -1,4 +1,4 @@
-"""JAX as people have it, through the front door: plain files of `jax.export`, and nested arrays."""
+"""Plain `jax.export` files and nested pytrees in a whole server."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -20,7 +20,7 @@ W = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def _put_plain(directory: Path) -> None:
-    """Write what `jax.export` makes of a function of a dict, and nothing beside it."""
+    """Write only a `jax.export` file of a function of a dict."""
     (rows,) = jax.export.symbolic_shape("rows")
     x = jax.ShapeDtypeStruct((rows, 4), np.float32)
     exported = jax.export.export(jax.jit(lambda d: [d["x"]["a"] @ W]))({"x": {"a": x}})

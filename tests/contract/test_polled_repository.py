@@ -1,4 +1,4 @@
-"""A server that follows a repository, while its disk does what disks do."""
+"""A server polls a repository on an unreliable disk."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,7 @@ async def answers(server: ServerProcess) -> bool:
 async def test_odd_entries_and_a_volume_that_goes_and_comes_back(
     example_models: Path, tmp_path: Path
 ) -> None:
-    """Neither ends the server nor takes a model away, be it there at the start or later."""
+    """They neither stop the server nor unload a model, at the start or later."""
     root = tmp_path / "models"
     shutil.copytree(example_models / "identity", root / "identity")
     (root / "loop").symlink_to("loop")

@@ -1,4 +1,4 @@
-"""Python models that do their worst in a process of their own: nothing hangs, or is left."""
+"""Hostile Python models in separate processes: nothing hangs, and nothing leaks."""
 
 import asyncio
 import gc
@@ -74,18 +74,18 @@ def start(serve: Serve, root: Path) -> Start:
 
 
 def _memory_of_processes() -> set[str]:
-    """Return the mappings and the descriptors of memory that is shared with Python models."""
+    """Return the mappings and descriptors of memory shared with Python models."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     links = []
     for one in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the directory itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             links.append(f"{one.name} {one.readlink()}")
     return {line for line in (*maps, *links) if "xlaserve-python" in line}
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Count what a server that has ended could leave behind, beside what was there before it."""
+    """Check that a server leaves nothing behind that was not there before."""
     gc.collect()
     before = _memory_of_processes()
     yield
@@ -117,7 +117,7 @@ async def until_gone(*pids: int) -> None:
 
 
 async def again(client: Client) -> int:
-    """Ask until a process is there again."""
+    """Retry until the process has been restarted."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -191,7 +191,7 @@ async def test_a_message_that_is_none_ends_the_process_and_not_the_server(
 async def test_a_process_that_is_stopped_within_a_transfer_can_be_unloaded(
     start: Any, root: Path, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing limits how long it may be silent, and before it is seen to be stopped."""
+    """Even without a timeout, and before the server notices that it is stopped."""
     monkeypatch.setattr(Stopped, "look", lambda stopped: None)
     monkeypatch.setattr(process_copies, "UNLOAD_SECONDS", 0.5)
     monkeypatch.setattr(pipe, "STALLED_SECONDS", 0.5)
@@ -203,7 +203,7 @@ async def test_a_process_that_is_stopped_within_a_transfer_can_be_unloaded(
         os.kill(pid, signal.SIGSTOP)
         asked = [asyncio.ensure_future(client.infer("m", x=what(0, 4 << 20))) for _ in range(3)]
         async with asyncio.timeout(60):
-            # How many of them go to the process together depends on when they come.
+            # How many reach the process together depends on timing.
             while client.server.application.registry.requests < 3 or not sum(
                 len(c._groups) for c in _copies(client)
             ):
@@ -239,7 +239,7 @@ async def test_requests_that_are_cancelled_at_any_point_leave_nothing(
         async with asyncio.timeout(60):
             while copy._groups or instance.users:
                 await asyncio.sleep(0.01)
-        # All of the shared memory is free again once its last users are known to be.
+        # Shared memory is freed once its last users are known.
         answers = [await client.infer("m", x=what(n, 400_000)) for n in range(5)]
         gc.collect()
         taken = len(copy._pipe.writer._taken)

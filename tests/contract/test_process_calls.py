@@ -1,4 +1,4 @@
-"""What a Python model in a process of its own asks of other models."""
+"""Calls to other models from a Python model in a separate process."""
 
 import asyncio
 from pathlib import Path
@@ -92,7 +92,7 @@ def numbers(*values: float) -> "np.ndarray[Any, Any]":
 
 @pytest.mark.slow
 async def test_the_many_answers_of_another_model_reach_a_process(start: Any, root: Path) -> None:
-    """Answers, their end and their error arrive; what is not wanted is computed no more."""
+    """Answers, their end and their error arrive; unwanted answers are not computed."""
     config = python_models.VECTORS + PROCESS
     write(root, "count", COUNT, python_models.VECTORS)
     write(root, "seen", SEEN, python_models.VECTORS)

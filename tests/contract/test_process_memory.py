@@ -1,4 +1,4 @@
-"""Memory of the processes of Python models: shared with the server, counted, and limited."""
+"""Memory of Python model processes: shared with the server, accounted, and limited."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def start(serve: Serve, root: Path) -> Start:
 async def test_inputs_that_code_keeps_and_answers_stay_what_they_are(
     start: Any, root: Path
 ) -> None:
-    """However many pass through the shared memory meanwhile, which is too small for all."""
+    """Although more messages pass through the shared memory than it can hold."""
     code = """
     class Model(PythonModel):
         kept = []
@@ -63,7 +63,7 @@ async def test_inputs_that_code_keeps_and_answers_stay_what_they_are(
 async def test_a_process_that_reads_late_is_sent_the_whole_of_a_message(
     start: Any, root: Path
 ) -> None:
-    """It stands still for longer than the server waits at a time, within an input that is sent."""
+    """It is suspended during an input's transfer, for longer than the server waits per attempt."""
     code = """
     import os
 
@@ -127,6 +127,6 @@ async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) ->
                     text = str(error)
                     break
 
-    # The process is measured from time to time: while it executes a request, or between two.
+    # Memory is sampled, during a request or between requests.
     assert re.search("its process was lost .*, it held ", text)
     assert f"more than {600 * MIB} (python_process_bytes), and was ended" in text
