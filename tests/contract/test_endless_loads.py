@@ -47,9 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def halved(params: None, x: jax.Array) -> dict[str, jax.Array]:
-    """Halve until no element exceeds 1, which never happens for infinity; its rows are not
-    proved.
-    """
+    """Halve until no element exceeds 1: endless for infinity. Its rows are not proved."""
 
     def half(carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         trips, y = carried

@@ -175,9 +175,7 @@ async def test_special_tokens_of_a_prompt_are_text(server: RunningServer) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("as_list", [False, True])
 async def test_a_stop_string_ends_the_answer(server: RunningServer, as_list: bool) -> None:
-    """It appears in no text, however tokens split it, and the slot is freed for the next
-    request.
-    """
+    """It appears in no text, however tokens split it, and the slot is freed."""
     whole = greedy(TOKENS, 30)
     text = text_of(whole)
     stop = text[4:7]

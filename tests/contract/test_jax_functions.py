@@ -158,9 +158,7 @@ async def test_every_function_is_served_cold_and_from_its_cache(
 @pytest.mark.slow
 @pytest.mark.usefixtures("any_types")
 async def test_what_checks_and_warms_loads_as_a_server_does(tmp_path: Path) -> None:
-    """`check` and `warm` run in processes that never lower; a server then uses the warmed
-    cache.
-    """
+    """`check` and `warm` run in processes that never lower; a server uses the warm cache."""
     modules = _compact()
     _export(tmp_path / "models", modules)
     cache = tmp_path / "cache"

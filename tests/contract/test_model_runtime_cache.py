@@ -88,9 +88,7 @@ async def outcomes(cache: MeshCache, names: Sequence[str]) -> Counter[str]:
 async def test_models_that_are_larger_than_predicted_are_all_served(
     serve: Serve, shelf: Path, tmp_path: Path, kind: str, threads: int
 ) -> None:
-    """No load is refused and the cache is not emptied: sizes are learned, and slack absorbs
-    errors.
-    """
+    """No load is refused, the cache is never emptied: sizes are learned, slack absorbs errors."""
     names = [f"m{index}" for index in range(MODELS)]
     names += random.Random(7).choices(names, k=FIT)
     async with runtime(serve, shelf, tmp_path, load_threads=threads) as running:

@@ -115,9 +115,7 @@ class Loads:
     may_compile: threading.Event
 
     def go_on(self, samples: int) -> bool:
-        """Return whether to take another sample: some while the loads are held, the rest
-        afterwards.
-        """
+        """Return whether to take another sample: some while loads are held, more later."""
         if samples >= HELD_SAMPLES:
             self.may_compile.set()
         return samples < HELD_SAMPLES or (samples < SAMPLES and not self.first.done())

@@ -199,7 +199,7 @@ async def test_a_mesh_is_told_the_settings(start: StartRuntime) -> None:
 async def test_the_capacity_is_what_the_pod_asked_for_less_overhead_and_slack(
     start: StartRuntime,
 ) -> None:
-    """Case 2: on the CPU, regardless of the machine's memory, which devices of one host share."""
+    """Case 2: on the CPU, the host's devices share the container's memory."""
     overhead = 100 << 20
     settings = {"container_memory_bytes": 3 << 30, "memory_overhead_bytes": overhead}
     async with start(**settings, default_model_size_bytes=MIB) as runtime:
@@ -387,7 +387,7 @@ async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
         calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(4)]
         loading = [asyncio.ensure_future(mesh.code(call)) for call in calls]
         index = runtime.application.control.catalog.index
-        while len(await index()) < len(calls):  # let a load arrive after all of the answers
+        while len(await index()) < len(calls):  # later loads would not be purged
             await asyncio.sleep(0)
         answers = await asyncio.gather(*(runtime.mesh.status() for _ in range(5)))
         rows = await index()

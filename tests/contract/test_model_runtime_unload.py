@@ -98,9 +98,7 @@ async def test_unloads_of_one_id_that_come_together_are_ok(runtime: Runtime, mod
 async def test_memory_is_free_when_an_unload_answers(
     start: StartRuntime, models: Shelf, compilations: list[str]
 ) -> None:
-    """Case 15: buffers and executables are freed, and a model of the same size fits
-    immediately.
-    """
+    """Case 15: buffers and executables are freed; a model of the same size fits."""
     capacity = LARGE_BYTES + LARGE_BYTES // 2
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
         before = runtime.held()

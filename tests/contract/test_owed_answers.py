@@ -591,9 +591,7 @@ class Threads:
         return await asyncio.to_thread(wait_for, self.plain, call)
 
     async def in_loop(self, call: Callable[[], Any]) -> Any:
-        """Let a task in a model's own loop raise what stops the loop; the next one must
-        run.
-        """
+        """Let a task of a model raise what stops its loop; the next one must run."""
 
         async def ends() -> None:
             raise KeyboardInterrupt if call is panicking else asyncio.CancelledError

@@ -108,9 +108,7 @@ class Place:
         return await self.send("POST", f"/v2/models/{model}/infer", token, body)
 
     async def infer_message(self, model: str, token: str, value: float) -> str:
-        """Send an inference over gRPC, with equal bytes for equal values; return the
-        status.
-        """
+        """Infer over gRPC, with equal bytes for equal values; return the status."""
         request = pb.ModelInferRequest(model_name=model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
         tensor.contents.fp32_contents.extend([value, 2.0])

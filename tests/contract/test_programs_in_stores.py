@@ -1,4 +1,4 @@
-"""Servers that share compiled programs in a bucket of an S3 server, through the front door."""
+"""Servers that share compiled programs in an S3 bucket."""
 
 import json
 import re
@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import xlaserve
 from xlaserve import cli
 
-# The SDK leaves its connections to the collector.
+# The SDK leaves connections to the garbage collector.
 pytestmark = [
-    pytest.mark.slow,  # to import the server and the SDK takes seconds
+    pytest.mark.slow,  # importing the server and the SDK takes seconds
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
 ]
 
@@ -32,7 +32,7 @@ X = np.ones((2, 3), np.float32)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository of one model, which doubles, with two batch sizes."""
+    """Return a repository with one model, which doubles, and two batch sizes."""
     root = tmp_path_factory.mktemp("models")
     inputs = {"x": ("FP32", [-1, 3])}
     xlaserve.export_model(
@@ -45,21 +45,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bucket() -> Iterator[Any]:
     with serving_bucket({}) as made:
         yield made
-        # The servers of one process have their buckets in common.
+        # Servers in one process share the bucket.
         made.delete_bucket_policy(Bucket=BUCKET)
         for name in objects(made):
             made.delete_object(Bucket=BUCKET, Key=name)
 
 
 class Started:
-    """Starts servers that share programs, each with a directory of its own."""
+    """Starts servers that share programs, each with its own cache directory."""
 
     def __init__(self, serve: Serve, models: Path, scratch: Path) -> None:
         self._serve, self._models, self._scratch = serve, models, scratch
         self._count = 0
 
     async def compiled(self, url: str = URL, **settings: Any) -> tuple[int, int]:
-        """Start one, load, and ask; return compilations, and programs that are there in the end."""
+        """Start a server, load, infer; return the counts of compilations and programs."""
         self._count += 1
         more = {
             "compilation_cache_url": url,
@@ -93,13 +93,13 @@ def started(serve: Serve, models: Path, tmp_path: Path) -> Started:
 
 
 def programs_of(metrics: str) -> dict[str, float]:
-    """Return what the metrics of programs say, by what follows the beginning of their names."""
+    """Return the program metrics by name, without the common prefix."""
     rows = re.findall(r"^xlaserve_program_(.*) (\S+)$", metrics, re.MULTILINE)
     return {name: float(value) for name, value in rows}
 
 
 def lookups(of: dict[str, float], place: str) -> dict[str, float]:
-    """Return the lookups in a place by their outcome; those that there were."""
+    """Return the lookups in a store or cache by outcome, omitting zeros."""
     prefix = f'lookups_total{{place="{place}",outcome="'
     found = {name.removeprefix(prefix): value for name, value in of.items()}
     return {
@@ -116,7 +116,7 @@ def objects(bucket: Any) -> dict[str, bytes]:
 
 
 async def test_what_one_server_compiled_the_next_one_finds(started: Started, bucket: Any) -> None:
-    """Without a directory in common, or any; a third one finds it in the directory again."""
+    """With separate directories or none; a third server finds them in its directory."""
     first = await started.compiled()
     there = objects(bucket)
     second = await started.compiled()
@@ -134,7 +134,7 @@ async def test_what_one_server_compiled_the_next_one_finds(started: Started, buc
 
 
 async def test_metrics_say_where_programs_came_from(started: Started, bucket: Any) -> None:
-    """And how many were put where, and what they take."""
+    """And the number and size of programs written to each place."""
     http = {"http_endpoint": "port:0"}
     await started.compiled(**http)
     first = started.metrics
@@ -170,7 +170,7 @@ async def test_damaged_program_is_compiled_and_replaced(
         damaged = {
             "bit": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
             "cut": data[:-1],
-            # Whole, but of another jaxlib.
+            # Intact, but written by another jaxlib.
             "other": data.replace(b'"jaxlib":"', b'"jaxlib":"9.', 1),
         }
         bucket.put_object(Bucket=BUCKET, Key=name, Body=damaged[change])
@@ -231,8 +231,8 @@ async def test_store_that_never_answers_delays_one_program(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It takes the connection, and says nothing."""
-    # To import the SDK may take longer than this store is waited for.
+    """It accepts connections and never answers."""
+    # Importing the SDK may take longer than the store's timeout.
     await started.compiled()
     with hanging_port() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

@@ -1,4 +1,4 @@
-"""Proxies in front of a server: whose word about a client is taken, at every door."""
+"""Proxies in front of a server: which of them may state a client's address, on each route."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ SAID: dict[Headers, str] = {
     (("X-Real-IP", CLIENT), ("Via", "1.1 proxy")): PROXY,
     (): PROXY,
 }
-"""What a proxy says -> the address of the client, without a port where that is the proxy's."""
+"""Header set by a proxy -> client address that the server must use; without port if the proxy's."""
 
 
 @asynccontextmanager
 async def connected(address: str, source: str) -> AsyncIterator[Any]:
-    """Connect to a server from an address of this machine, or to a unix socket."""
+    """Connect to a server from a local source address, or to a Unix socket."""
     if address.startswith("unix:"):
         pair = await asyncio.open_unix_connection(address.removeprefix("unix:"))
     else:
@@ -60,7 +60,7 @@ async def connected(address: str, source: str) -> AsyncIterator[Any]:
 
 
 class Asking:
-    """Asks one server from one address, at all of its doors."""
+    """Sends requests from one address to all routes of a server."""
 
     def __init__(self, server: RunningServer, source: str) -> None:
         self.server, self.source = server, source
@@ -71,7 +71,7 @@ class Asking:
             return await Connection(*pair).ask(data)
 
     async def grpc(self, method: str, request: Any, said: Headers) -> str:
-        """Return status and text."""
+        """Return status and message."""
         async with connected(self.server.url, self.source) as pair:
             wire = Wire(*pair)
             fields = [(name.lower(), value) for name, value in said]
@@ -82,7 +82,7 @@ class Asking:
             return f"{found['grpc-status']} {found.get('grpc-message', '')}"
 
     async def web(self, method: str, request: Any, said: Headers) -> str:
-        """Return status and text."""
+        """Return status and message."""
         assert self.server.http is not None
         async with connected(self.server.http, self.source) as pair:
             client, body = Connection(*pair), framed(_bytes(request))
@@ -93,7 +93,7 @@ class Asking:
 
 
 def tensors(**parameters: Any) -> Any:
-    """Return an inference; with parameters, its input has these in the place of data."""
+    """Return an inference request; with parameters, its input has these instead of data."""
     data = [] if parameters else [np.ones(2, np.float32).tobytes()]
     request = pb.ModelInferRequest(model_name="m", raw_input_contents=data)
     tensor = request.inputs.add(name="x", datatype="FP32", shape=[2])
@@ -150,7 +150,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def seen(
     tmp_path: Path, models: Path, senders: tuple[str, ...], **settings: Any
 ) -> tuple[list[str], list[str]]:
-    """Ask at every door, three times in mixed order; return the addresses wanted and logged."""
+    """Call every route three times in mixed order; return expected and logged addresses."""
     log, wanted = tmp_path / "access.jsonl", []
     rows = [(door, sender, said) for door in DOORS for sender in senders for said in SAID] * 3
     random.Random(31).shuffle(rows)
@@ -160,7 +160,7 @@ async def seen(
         models,
         load_model=("*",),
         access_log=str(log),
-        cors_origin=("https://app.example",),  # without which there is no gRPC-Web
+        cors_origin=("https://app.example",),  # gRPC-Web is off without it
         **endpoints,
     ) as server:
         for door, sender, said in rows:
@@ -172,7 +172,7 @@ async def seen(
 
 
 def _port(address: str) -> str:
-    """Return the port of a connection, which nobody chose; none of what a proxy told."""
+    """Return the ephemeral port of a direct connection, or nothing for a forwarded client."""
     host, mark, port = address.rpartition(":")
     return f":{port}" if mark and host in (PROXY, OTHER) else ""
 
@@ -199,7 +199,7 @@ async def test_a_socket_is_believed_where_it_is_trusted(tmp_path: Path, models: 
         assert wanted == logged
 
 
-# --- what is for this machine alone -----------------------------------------------------------
+# --- Operations for local clients only -----------------------------------------------------------
 
 LOCAL: dict[tuple[str, Headers], bool] = {
     (OTHER, ()): True,
@@ -212,7 +212,7 @@ LOCAL: dict[tuple[str, Headers], bool] = {
     (PROXY, ((FOR, HERE),)): False,
     (PROXY, (("Forwarded", "for=127.0.0.1"),)): False,
 }
-"""Sender and what it says -> whether its client is on this machine: through a proxy nobody is."""
+"""Sender and its header -> whether the client counts as local; behind a proxy it never does."""
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def memory() -> Any:
 async def test_who_comes_through_a_proxy_of_this_machine_is_not_local(
     serve: Serve, models: Path
 ) -> None:
-    """Registers a region, and names one in an inference, at each door that takes that."""
+    """Register a region, and name one in an inference, on each route that accepts it."""
     found, region = {}, "/v2/systemsharedmemory/region/r"
     named: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
     settings: dict[str, Any] = {"cors_origin": ("https://app.example",), "trusted_proxy": (PROXY,)}
@@ -280,7 +280,7 @@ def _bytes(request: Any) -> bytes:
 async def test_clients_of_a_socket_are_not_the_user_of_its_proxy(
     tmp_path: Path, models: Path, *, has_rules: bool
 ) -> None:
-    """Nor is a host taken there unchecked, which a browser's proxy may be led to."""
+    """The host is checked there, too: a browser behind the proxy may be misled."""
     rules = tmp_path / "rules.json"
     caller = {"name": "me", "unix_user": os.getuid(), "allow": ["metadata"]}
     rules.write_text(json.dumps({"caller": [caller]}))
@@ -302,7 +302,7 @@ async def test_clients_of_a_socket_are_not_the_user_of_its_proxy(
     } == found
 
 
-# --- what the server says of itself -----------------------------------------------------------
+# --- Addresses that the server reports -----------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Models that are Python code, of our own interface, through the front door."""
+"""Python models with our own interface, in a whole server."""
 
 import asyncio
 import sys
@@ -238,7 +238,7 @@ async def test_each_copy_calls_its_object_in_one_thread(start: Any, root: Path) 
 
 
 async def test_copies_that_were_quick_and_are_slow_are_handed_less(start: Any, root: Path) -> None:
-    """What they have been handed by then is more than they should have."""
+    """At that moment they have been given more than they should have."""
     write(
         root,
         "m",

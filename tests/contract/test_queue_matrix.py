@@ -1,4 +1,4 @@
-"""Every policy of a queue holds on every station that queues: a matrix of both tables."""
+"""Every queue policy on every station that queues: a matrix of both tables."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -29,7 +29,7 @@ LEVELS: dict[str, Any] = {
         "4": {"timeout_action": "DELAY", "allow_timeout_override": True},
     },
 }
-"""All that a queue can be told of requests by themselves: of each level something else."""
+"""All queue settings, with different values for each priority level."""
 
 NOT_HERE = {
     "in another process": "the engine has the queue: tests/processes/fronts",
@@ -37,7 +37,7 @@ NOT_HERE = {
     "sequences": "sequence_batching stands in the place of dynamic_batching",
     "inline": "never with a policy: such a model is batched on the host",
 }
-"""Stations without a queue of policies, and why."""
+"""Stations without queue policies, with the reason."""
 
 NAME = attrgetter("name")
 
@@ -46,7 +46,7 @@ async def _refused(asked: "asyncio.Task[float]") -> str:
     try:
         await asked
     except InferenceServerException as error:
-        # Within a stream there is no status.
+        # Errors in a stream have no status.
         return f"{error.status() or ''} {error.message()}".removeprefix("StatusCode.")
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name} {error.details()}"
@@ -72,7 +72,7 @@ async def a_level_has_so_many_at_most(station: Station) -> None:
         asked.append(station.ask(number))
         await station.pending(number)
     text = await _refused(station.ask(4))
-    asked.append(station.ask(5, priority=1))  # the room of a level is its own
+    asked.append(station.ask(5, priority=1))  # each level has its own queue size
     await station.pending(4)
     station.gate.free(99)
     await asyncio.gather(*asked)
@@ -122,7 +122,7 @@ async def a_request_may_say_its_own_timeout(station: Station) -> None:
     text = await _refused(late)
     await asyncio.gather(*asked)
 
-    if station.row.many and "DEADLINE_EXCEEDED" in text:  # of a generator it is that of its answers
+    if station.row.many and "DEADLINE_EXCEEDED" in text:  # its timeout covers the answers
         assert station.of.kind == "generator"
     else:
         assert "waited for 2000 microseconds" in text, text
@@ -131,7 +131,7 @@ async def a_request_may_say_its_own_timeout(station: Station) -> None:
 
 async def a_delayed_request_goes_last(station: Station) -> None:
     if station.of.kind == "generator":
-        return  # its `timeout` ends the answers too
+        return  # its `timeout` also ends answers in progress
     asked = await station.busy()
     asked.append(station.ask(1, priority=4, timeout=1))
     await station.pending(1)
@@ -173,7 +173,7 @@ async def a_deadline_passes_in_the_queue(station: Station) -> None:
 
 
 def queue_of(station: Station) -> Any:
-    """Return the queue itself, to see what no client can."""
+    """Return the queue itself, to check what clients cannot see."""
     found: Any = station.instance.station
     while hasattr(found, "within"):
         found = found.within
@@ -195,12 +195,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "(cancelled)": (who_cancels_leaves_the_queue,),
     "(deadline)": (a_deadline_passes_in_the_queue,),
 }
-"""By the field that it is of."""
+"""Checks by the configuration field they are for."""
 
 IN_ORDER: dict[str, Any] = {
     "default_queue_policy": {"max_queue_size": 3, "allow_timeout_override": True}
 }
-"""What a queue can be told whose answers keep their order: it has no levels."""
+"""Queue settings that work with preserved ordering, which excludes levels."""
 
 IN_ORDER_CHECKS: tuple[Check, ...] = (
     a_queue_has_so_many_at_most,
@@ -210,7 +210,7 @@ IN_ORDER_CHECKS: tuple[Check, ...] = (
 )
 
 OF_BATCHES = {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}
-"""Fields that tests below are of."""
+"""Fields tested separately below."""
 
 
 def test_every_station_and_every_policy_has_a_row() -> None:
@@ -237,7 +237,7 @@ async def what_waits_is_answered_before_an_unload(station: Station) -> None:
 
 @asynccontextmanager
 async def started(row: Row, serve: Serve, path: Path) -> AsyncIterator[tuple[Station, Path]]:
-    """Run a server for a row, whose model is not loaded."""
+    """Run a server for a row without loading its model."""
     root = path / "models"
     root.mkdir()
     async with (
@@ -271,14 +271,14 @@ async def test_policies_hold(row: Row, serve: Serve, tmp_path: Path) -> None:
 
 
 IN_PROCESSES = [one for one in ROWS if one.name.endswith("in a process")]
-"""They take a second to start, and their queue is that of code in threads."""
+"""They take a second to start, and use the same queue as code on threads."""
 
 GATHERING = [one for one in ROWS if one.gathers and one not in IN_PROCESSES]
 
 
 @pytest.mark.parametrize("row", GATHERING, ids=NAME)
 async def test_batches_wait_for_preferred_sizes(row: Row, serve: Serve, tmp_path: Path) -> None:
-    """And what waits behind an execution stays in the queue, where it grows."""
+    """Further requests stay in the queue during an execution, so that batches can grow."""
     async with started(row, serve, tmp_path) as (station, root):
         delay = {"max_queue_delay_microseconds": 1_000_000_000}
         await station.load(root, 4, preferred_batch_size=[2, 4], **delay)
@@ -320,7 +320,7 @@ ORDERED = [one for one in ROWS if one.may_be_two and one not in IN_PROCESSES]
 async def test_answers_keep_the_order_of_their_requests(
     row: Row, serve: Serve, tmp_path: Path
 ) -> None:
-    """The second copy is done first, and its answer waits for that of the first."""
+    """The second copy completes first, and its answer waits for the first one's."""
     async with started(row, serve, tmp_path) as (station, root):
         await station.load(root, copies=2, preserve_ordering=True)
         first = station.ask(1)

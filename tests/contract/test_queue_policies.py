@@ -1,4 +1,4 @@
-"""Priorities, timeouts and the order of answers, with the stock clients over both transports."""
+"""Priorities, timeouts and answer order, with the stock clients over both transports."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Gate:
-    """A model whose executions the test lets begin, one batch at a time."""
+    """A model whose executions the test releases one batch at a time."""
 
     server: RunningServer
     grpc: Any
@@ -53,7 +53,7 @@ class Gate:
             return execute(inputs, **how)
 
         runner.execute = gated
-        runner.expected_seconds = lambda rows: 1.0  # nothing of it on the event loop
+        runner.expected_seconds = lambda rows: 1.0  # never execute on the event loop
         instance.renew()
 
     def ask(self, value: float, *, http: bool = False, **more: Any) -> "asyncio.Task[Any]":
@@ -63,13 +63,13 @@ class Gate:
         return asyncio.ensure_future(client.infer("double", [tensor], **more))
 
     async def waiting(self, count: int) -> None:
-        """Return once so many requests wait in the queue."""
+        """Wait until `count` requests are queued."""
         _, instance = self.server.application.registry.resolve("double")
         while instance.pending != count:
             await asyncio.sleep(0.001)
 
     async def busy(self) -> "asyncio.Task[Any]":
-        """Have the model compute, so that all that comes later waits."""
+        """Make the model busy, so that later requests are queued."""
         before = self.server.application.registry.requests
         first = self.ask(0)
         while self.server.application.registry.requests == before:
@@ -210,7 +210,7 @@ async def test_each_level_has_its_own_limit(gate: Gate) -> None:
 
 
 async def test_answers_of_two_replicas_keep_the_order_of_their_requests(gate: Gate) -> None:
-    """The second replica is done at once, and its answer waits for that of the first."""
+    """The second replica completes first, and its answer waits for the first one's."""
     await gate.load(preserve_ordering=True)
     _, instance = gate.server.application.registry.resolve("double")
     runner: Any = instance.runner

@@ -1,4 +1,4 @@
-"""`allow_ragged_batch`: requests of different shapes are handed to code together."""
+"""`allow_ragged_batch`: code gets requests with different shapes together."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ class Model(PythonModel):
 async def test_code_is_handed_requests_of_different_shapes_together(
     serve: Serve, tmp_path: Path, execution: str
 ) -> None:
-    """Triton's python backend makes no batch inputs either: its code sees the requests."""
+    """As in Triton's python backend, there are no batch inputs: the code gets the requests."""
     said = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     write(tmp_path, "ragged", TOGETHER, CONFIG.replace("RAGGED", "true") + said, begin="")
     write(tmp_path, "alike", TOGETHER, CONFIG.replace("RAGGED", "false") + said, begin="")
@@ -62,7 +62,7 @@ async def test_code_is_handed_requests_of_different_shapes_together(
             found[model] = sorted(one["y"][0, -1] for one in answers)
             assert [2, 3, 4, 5] == sorted(one["y"].shape[1] for one in answers)
 
-    # The last one ends behind all of its execution.
+    # The last request completes after its whole execution.
     assert 10 == found["ragged"][-1]
     assert [1, 2, 3, 4] == found["alike"]
 

@@ -1,4 +1,4 @@
-"""`allow_ragged_batch` of a JAX model: it sees what the requests of a batch concatenate to."""
+"""`allow_ragged_batch` for JAX models, which get the concatenation of a batch's requests."""
 
 import asyncio
 import json
@@ -29,10 +29,10 @@ KINDS = {
 
 
 def model(params: Any, x: Any, *told: Any) -> Any:
-    """Return the sum of each request, what batch inputs say of it, and twice each element."""
+    """Return the sum of each request, the batch inputs, and twice each element."""
     whole = [one.astype(jnp.int32) for one in told]
     count, ends, bounds, _, items, flat = whole
-    # Of one datatype, whether 64 bits are on in this process or not.
+    # The same datatype with and without 64-bit types enabled.
     places = jnp.arange(x.shape[0], dtype=jnp.int32)
     whose = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
     sums = jax.ops.segment_sum(x, whose, num_segments=REQUESTS)
@@ -90,7 +90,7 @@ def x(size: int) -> "np.ndarray[Any, Any]":
 
 
 async def test_requests_of_different_shapes_share_an_execution(client: Client) -> None:
-    """Batch inputs say which elements are whose; each request is answered as by itself."""
+    """Batch inputs delimit the requests; answers are the same as without batching."""
     sizes = [3, 5, 1]
     found = await asyncio.gather(*(client.infer("m", x=x(size)) for size in sizes))
     alone = await client.infer("m", x=x(3))
@@ -109,7 +109,7 @@ async def test_requests_of_different_shapes_share_an_execution(client: Client) -
 
 
 async def test_what_is_no_longer_free_waits_for_the_next_execution(client: Client) -> None:
-    """A batch is full where the elements are, and a request alone may have all that there are."""
+    """A batch is limited by its elements; a single request may use the whole limit."""
     sizes = [12, 12, 4, 4, 4, 4, 4, 4]
     found = await asyncio.gather(*(client.infer("m", x=x(size)) for size in sizes))
 

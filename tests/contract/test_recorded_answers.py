@@ -1,6 +1,7 @@
-"""Statistics, metrics and access log tell what clients got, also where an answer is refused.
+"""Statistics, metrics and access log match what clients got, even if an answer is refused.
 
-Doors x what hinders an answer once its model has made it: memory, or a form that cannot say it.
+The product of protocols and obstacles after an execution: too little memory, or values that the
+format cannot represent.
 """
 
 import base64
@@ -32,7 +33,7 @@ from tritonclient.grpc import service_pb2_grpc
 ORIGIN = "https://app.example"
 HELD_BYTES = 1 << 20
 SHORT, LONG, MUCH = 4, 30_000, 400_000
-"""Elements of an answer: 30,000 are written in a thread, there is no memory for 400,000."""
+"""Elements of an answer: 30,000 are encoded on a thread, 400,000 exceed the memory limit."""
 NUMBERS = "return {'y': np.random.default_rng(1).random(int(x[0]), np.float32)}"
 OCTETS = "return {'y': np.array([b'\\xff' if x[0] == 30_000 else b'a'], object)}"
 CONFIG = """
@@ -44,7 +45,7 @@ ASKED = (SHORT, LONG, MUCH, SHORT, MUCH, LONG)
 
 @dataclass(frozen=True)
 class Client:
-    """What the doors are asked with."""
+    """Clients for all protocols."""
 
     server: RunningServer
     session: aiohttp.ClientSession
@@ -52,7 +53,7 @@ class Client:
 
 
 def message(model: str, count: int, *, typed: bool = False) -> Any:
-    """Return a request for so many elements."""
+    """Return a request for `count` elements."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[1])
     request = pb.ModelInferRequest(model_name=model, inputs=[tensor])
     if typed:
@@ -67,7 +68,7 @@ def v2(count: int) -> dict[str, Any]:
 
 
 Door = Callable[[Client, str, int], Awaitable[bool]]
-"""Asks a model for so many elements, and tells whether there was an answer."""
+"""Requests `count` elements from a model; returns whether there was an answer."""
 
 
 def unary(*, typed: bool, compression: Any = None) -> Door:
@@ -172,7 +173,7 @@ async def asking(serve: Serve, folder: Path, engine: str) -> AsyncIterator[tuple
 
 
 async def counted(client: Client, model: str) -> tuple[int, int]:
-    """Return the requests that were answered and that were not, as statistics and metrics say."""
+    """Return the successful and failed requests, according to statistics and metrics."""
     async with client.session.get(f"/v2/models/{model}/stats") as answer:
         found = (await answer.json())["model_stats"][0]["inference_stats"]
     async with client.session.get("/metrics") as answer:
@@ -191,7 +192,7 @@ async def counted(client: Client, model: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_records_tell_what_clients_got(serve: Serve, tmp_path: Path, engine: str) -> None:
-    """Each door is asked in mixed order, so that fast paths know it by then."""
+    """Each protocol is used repeatedly in mixed order, so fast paths are covered."""
     chance = random.Random(7)
     got: dict[str, list[bool]] = {}
     async with asking(serve, tmp_path, engine) as (client, log):

@@ -1,8 +1,8 @@
-"""Whatever remembers something of another model notices that it was loaded anew.
+"""Everything that caches information about another model notices its reloads.
 
-Each rememberer is asked before and behind each change of the model that it depends on, in mixed
-order: it gives the numbers of what is loaded now, or is refused by name, and is right again once
-the model is as it was, or once it is loaded itself.
+Each dependent model is asked before and after each change of the inner model, in mixed order. It
+must use the current model or return a named error, and work again once the inner model is restored
+or it is itself reloaded.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ CHANGES: dict[str, tuple[tuple[str, list[int]], Callable[[Any], Any]]] = {
     "integers": (INT32, lambda x: (4 * x).astype(np.int32)),
     "wide": (("FP32", [-1, 3]), lambda x: 5 * x),
 }
-"""Forms of the model that others depend on: its output, and what it computes.
+"""Variants of the inner model: its output, and its function.
 
-`wide` takes another number of columns too."""
+`wide` also takes another number of columns.
+"""
 
 X = np.array([[1, 2]], np.float32)
 CALLS = """
@@ -51,7 +52,7 @@ def export(root: Path, name: str, function: Any, takes: Any) -> None:
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The forms of the inner model, and a last step for each of its datatypes."""
+    """The variants of the inner model, and a last ensemble step for each of its datatypes."""
     root = tmp_path_factory.mktemp("shelf")
     for name, ((datatype, dims), computes) in CHANGES.items():
         made = {"FP32": np.float32, "INT32": np.int32}[datatype]
@@ -99,7 +100,7 @@ REMEMBERERS = {
     "calls_cached": 0,
     "calls_around": 1,
 }
-"""Models that depend on the inner one, and what each adds to its numbers."""
+"""Models that depend on the inner one, and the number each adds to its output."""
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def root(tmp_path: Path, shelf: Path) -> Path:
 
 
 def put(root: Path, shelf: Path, form: str, version: int = 1) -> None:
-    """Have the repository hold a form of the inner model."""
+    """Put a variant of the inner model into the repository."""
     shutil.rmtree(root / "inner" / str(version), ignore_errors=True)
     (root / "inner").mkdir(exist_ok=True, parents=True)
     shutil.copytree(shelf / form / "1", root / "inner" / str(version))
@@ -132,7 +133,7 @@ async def client(serve: Serve, root: Path) -> AsyncIterator[Client]:
 
 
 async def answer(client: Client, name: str) -> list[float] | str:
-    """Return the numbers of a rememberer, or the status that refuses it."""
+    """Return the numbers in a dependent model's answer, or its error status."""
     try:
         return [float(one) for one in (await client.infer(name, x=X))["y"].ravel()]
     except InferenceServerException as error:
@@ -140,8 +141,8 @@ async def answer(client: Client, name: str) -> list[float] | str:
 
 
 def wanted(name: str, form: str) -> list[float] | str:
-    """Return what a rememberer has to say of a form of the inner model."""
-    if form == "wide":  # whoever passes two columns on is told that they are three
+    """Return the expected answer of a dependent model for a variant of the inner one."""
+    if form == "wide":  # callers that pass two columns on get an error about three
         return "INVALID_ARGUMENT" if REMEMBERERS[name] == 0 else "UNAVAILABLE"
     if form == "integers" and REMEMBERERS[name]:
         return "UNAVAILABLE"
@@ -220,7 +221,7 @@ async def test_steps_that_change_together_answer_by_the_new_datatype(
 async def test_a_load_plans_an_ensemble_anew_though_its_files_are_the_same(
     client: Client, root: Path
 ) -> None:
-    """Its step now gives any number of answers: so does the ensemble, once it is loaded."""
+    """Its step has become decoupled, so the ensemble is decoupled once reloaded."""
     shutil.rmtree(root / "inner" / "1")
     code = """
 class Model(PythonModel):
@@ -267,7 +268,7 @@ class TritonPythonModel:
 async def test_a_step_may_become_a_model_whose_outputs_have_any_form(
     serve: Serve, root: Path, name: str, made: str, got: str
 ) -> None:
-    """Its ensembles answer on; an answer that is not as they have promised is refused."""
+    """Ensembles keep working; an answer that contradicts their declared outputs is refused."""
     chain(root, "bare", step("inner", "x", "t", "y"))
     chain(root, "around_bare", step("bare", "x", "y", "y"))
     more = {"load_model": ("*",), "allow_python_models": True}
@@ -297,7 +298,7 @@ async def test_a_step_may_become_a_model_whose_outputs_have_any_form(
 async def test_two_versions_of_a_model_are_steps_of_their_own(
     serve: Serve, root: Path, shelf: Path
 ) -> None:
-    """Each is planned by its own tensors, in either order."""
+    """Each is planned with its own tensors, in either order."""
     (root / "inner" / "config.pbtxt").write_text("version_policy { all {} }")
     put(root, shelf, "integers", 2)
     for name, first, second in (("up", 1, 2), ("down", 2, 1)):
@@ -376,7 +377,7 @@ class TritonPythonModel:
             given.append(pb_utils.InferenceResponse(output_tensors=[y]))
         return given
 """
-"""Has one call of the inner model answer all requests of an execution; -x where there is none."""
+"""Calls the inner model once for all requests of an execution; returns -x if it is missing."""
 IN_TURN = ASKS_ONCE.replace("def execute", "async def execute").replace(
     "asked.exec()", "await asked.async_exec()"
 )

@@ -1,4 +1,4 @@
-"""Models in stores, through the front door: listed, loaded, reloaded, unloaded, and kept."""
+"""Models in remote stores: listed, loaded, reloaded, unloaded, and cached."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ MODEL = "simple"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait less between attempts."""
+    """Shorten the pauses between attempts."""
     monkeypatch.setattr(fetching, "_FIRST_PAUSE_SECONDS", 0.001)
 
 
@@ -41,7 +41,7 @@ def files_of(model: Path) -> dict[str, bytes]:
 @pytest.fixture
 def place(example_models: Path) -> Iterator[tuple[str, Shelves]]:
     files = files_of(example_models / MODEL)
-    # One executable is enough here.
+    # Compile a single executable only.
     config = files[f"root/{MODEL}/config.pbtxt"].replace(b"max_batch_size: 8", b"max_batch_size: 1")
     with serving_objects(**{**files, f"root/{MODEL}/config.pbtxt": config}) as made:
         yield made
@@ -49,7 +49,7 @@ def place(example_models: Path) -> Iterator[tuple[str, Shelves]]:
 
 @pytest.fixture
 def remote(tmp_path: Path, place: tuple[str, Shelves]) -> dict[str, Any]:
-    """Settings of a server whose models are on the object server."""
+    """Settings of a server with models on the object server."""
     return {
         "repository": place[0],
         "http_endpoint": "port:0",
@@ -72,7 +72,7 @@ async def load(server: RunningServer, model: str = MODEL, **parameters: Any) -> 
 
 
 async def total(server: RunningServer) -> int:
-    """Return the sum that the model makes of 7 and 3."""
+    """Return the model's sum of 7 and 3."""
     ones = np.ones((1, 16), np.int32)
     async with client(server) as asking:
         found = await asking.infer(MODEL, INPUT0=7 * ones, INPUT1=3 * ones)
@@ -82,7 +82,7 @@ async def total(server: RunningServer) -> int:
 async def test_a_remote_model_loads_serves_and_unloads(
     serve: Serve, remote: dict[str, Any], place: tuple[str, Shelves]
 ) -> None:
-    """Nothing is fetched for the index; over gRPC and REST it is a model as any other."""
+    """The index downloads nothing; over gRPC and REST the model is like any other."""
     async with serve(**remote) as server, client(server) as asking:
         assert {MODEL: "UNAVAILABLE"} == await index(server)
         assert [] == place[1].gets()
@@ -131,7 +131,7 @@ async def test_a_corrupted_cache_file_is_fetched_again(
 async def test_a_model_that_cannot_fit_is_refused_before_it_is_fetched(
     serve: Serve, remote: dict[str, Any], place: tuple[str, Shelves]
 ) -> None:
-    """Its size is predicted from what the listing and the headers say."""
+    """Its size is predicted from the listing and the file headers."""
     async with serve(**remote, capacity_bytes=1000) as server:
         status, text = await load(server)
     assert 507 == status
@@ -217,7 +217,7 @@ async def test_a_model_with_a_hostile_name_is_refused_and_others_load(
 async def test_a_cancelled_load_ends_its_fetch(
     serve: Serve, remote: dict[str, Any], place: tuple[str, Shelves]
 ) -> None:
-    """A server that stops does not wait for a store that does not answer."""
+    """A stopping server does not wait for a store that does not answer."""
     shelves = place[1]
 
     def stall(handler: Handler, content: bytes) -> bool:

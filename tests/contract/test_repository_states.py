@@ -1,8 +1,8 @@
-"""Every state of the repository at every door: what may still come is never said not to be there.
+"""Every repository state on every route: a model that may still appear is never "not found".
 
-One server, a fresh process, goes from its first connection through each row of `STATES`. Its doors
-are those of its own tables. `a-one` is there once it has loaded, `a-non` never is, and `b-one` and
-`b-non` are out of the caller's sight: the two are answered alike, to the byte.
+A single new server process goes through each row of `STATES`, starting with its first connection.
+The routes come from the server's own tables. `a-one` exists once it has loaded, `a-non` never does,
+and `b-one` and `b-non` are hidden from the caller: these two must get byte-identical answers.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ ABSENT = (404, "NOT_FOUND")
 GRPC, WEB, HTTP = "gRPC", "gRPC-Web", "HTTP"
 OF_MODELS = {Operation.INFER, Operation.METADATA, Operation.READINESS, Operation.PAGE}
 OF_OPERATORS = "GET /page/models/{model}"
-"""Of the page, which no caller of some models may open."""
+"""Part of the status page that restricted callers cannot open."""
 LISTS = {
     "GET /v2/models",
     "POST /v2/repository/index",
@@ -58,22 +58,22 @@ LISTS = {
     "GET /models",
     "/inference.GRPCInferenceService/RepositoryIndex",
 }
-"""Doors that list models."""
+"""Routes that list models."""
 ASKING = {door for door in LISTS if door.lower().endswith("index")}
-"""Those that ask a store."""
+"""Lists that query a store."""
 OF_THE_DEFAULT = "POST /invocations"
 BY_BODY = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"}
-"""Ends of paths of doors that name the model in the body."""
+"""Last path segments of routes that name the model in the body."""
 NOT_TEXT: Mapping[str, int] = {
     "completions": 400,
     "responses": 400,
     "embeddings": 400,
     "/v1/models/{model}": 404,
 }
-"""Statuses of OpenAI's doors for a model without text, by the end of the path."""
+"""Statuses of OpenAI's routes for a model without text, by last path segment."""
 OF_VERSION = b"a file of the version"
 EACH = 8
-"""New connections that have to agree until a state is taken for that of every process."""
+"""New connections that must agree before every process is taken to be in a state."""
 
 
 def http_doors() -> list[str]:
@@ -93,7 +93,7 @@ GRPC_DOORS = [
     if (row.operation in OF_MODELS and row.model) or path.endswith(("Health/Check", "StreamInfer"))
 ]
 Cells: TypeAlias = Sequence[tuple[str, str]]
-"""Protocols, and doors."""
+"""Pairs of protocol and route."""
 CELLS: Cells = [
     *((HTTP, door) for door in http_doors()),
     *((protocol, door) for protocol in (GRPC, WEB) for door in GRPC_DOORS),
@@ -101,7 +101,7 @@ CELLS: Cells = [
 
 
 def test_every_kind_of_door_is_among_those_that_are_asked() -> None:
-    """No part of the server is left out by how doors are found."""
+    """Finding the routes in tables leaves out no part of the server."""
     asked = {door for _, door in CELLS}
 
     assert {
@@ -123,7 +123,7 @@ def test_every_kind_of_door_is_among_those_that_are_asked() -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """An answer of one door."""
+    """An answer from a route."""
 
     status: int | str
     retry_after: str
@@ -135,7 +135,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Doors:
-    """The doors of a server, as one caller asks at them: each time over a new connection."""
+    """A caller of all routes of a server; each request uses a new connection."""
 
     grpc: str
     http: str
@@ -166,7 +166,7 @@ class Doors:
         more = [("content-type", "application/grpc-web+proto"), ("connection", "close")]
         answer = await self.send("POST", door, framed(message_for(door, name)), *more)
         data, mark, trailers = answer.body.rpartition(b"\x80\0\0")
-        if not mark:  # as headers, which say all
+        if not mark:  # a trailers-only response
             fields = answer.headers
             return Seen(name_of(fields["grpc-status"]), "", fields.get("grpc-message", ""))
         lines = trailers[2:].decode().splitlines()
@@ -195,7 +195,7 @@ class Doors:
 
 
 def without_sizes(chunks: bytes) -> bytes:
-    """Return what a body in chunks holds."""
+    """Decode a chunked body."""
     found = b""
     while chunks:
         size, _, rest = chunks.partition(b"\r\n")
@@ -209,7 +209,7 @@ def name_of(number: str) -> str:
 
 
 def stream_status(status: str, data: bytes, door: str) -> Seen | None:
-    """Return the error in a message of a stream, as Triton sends it; None for none."""
+    """Return the error that Triton sends in a stream message, or None if there is none."""
     if not door.endswith("StreamInfer") or status != "OK":
         return None
     text = pb.ModelStreamInferResponse.FromString(data).error_message
@@ -254,18 +254,18 @@ def message_for(door: str, name: str) -> bytes:
 
 
 def expected(row: Row, door: str, name: str, *, is_loaded: bool) -> tuple[int | str, ...]:
-    """Return the statuses that a door may have."""
+    """Return the permitted statuses of a route."""
     if door.endswith("Health/Check") and (not row.is_settled or is_loaded):
         return ("OK",)
     if door == OF_OPERATORS and name == ONE and row is STATES[State.LOADING]:
-        return (200,)  # it is shown while it loads
+        return (200,)  # the index shows it while loading
     if is_loaded:
         return tuple(code for end, code in NOT_TEXT.items() if door.endswith(end)) or (200, "OK")
     return ABSENT if row.is_settled else COMING
 
 
 async def faults(state: State, doors: Doors, cells: Cells, *, is_loaded: bool) -> Mapping[str, Any]:
-    """Ask every cell of a state; return those that are not what the table says."""
+    """Call every route in a state; return those that contradict the table."""
     row = STATES[state]
     found: dict[str, Any] = {}
     for protocol, door in cells:
@@ -287,10 +287,10 @@ async def faults(state: State, doors: Doors, cells: Cells, *, is_loaded: bool) -
 
 
 async def faults_of_all(state: State, doors: Doors, *, is_loaded: bool) -> Mapping[str, Any]:
-    """Ask the doors that name no model."""
+    """Call the routes that name no model."""
     row = STATES[state]
     found: dict[str, Any] = {}
-    # An index waits for a store that it asks, and then says what the last look has found.
+    # An index that queries a store waits for it, and then shows the result of the last poll.
     for door in LISTS - (ASKING if state is State.DOUBTED else set()):
         is_http = " " in door
         seen = await (doors.over_http(door) if is_http else doors.over_grpc(door))
@@ -308,7 +308,7 @@ async def faults_of_all(state: State, doors: Doors, *, is_loaded: bool) -> Mappi
 
 
 async def agree(doors: Doors, holds: Callable[[Seen], bool]) -> None:
-    """Return once an inference is answered so over every new connection, to every process."""
+    """Wait until every new connection, to any process, gives such an answer to an inference."""
 
     await until_all(lambda: doors.over_http("POST /v2/models/{model}/infer", ONE), holds)
 
@@ -342,7 +342,7 @@ def models() -> dict[str, bytes]:
 
 
 def stall(handler: Handler, content: bytes) -> bool:
-    """Keep the fetch of a version waiting until the test lets it go on."""
+    """Block the download of a version until the test releases it."""
     if content == OF_VERSION:
         handler.shelves.released.wait()
     return False
@@ -352,7 +352,7 @@ def stall(handler: Handler, content: bytes) -> bool:
 async def starting(
     tmp_path: Path, url: str, *more: str, processes: int
 ) -> AsyncIterator[tuple[ServerProcess, Doors]]:
-    """Run a server that polls a store, from its first connection on."""
+    """Run a server that polls a store; yields before it is ready."""
     allowed = ["infer", "metadata", "health"]
     callers = [
         {"name": "a", "token": digest_of(CALLER), "allow": allowed, "models": "a-*"},
@@ -381,7 +381,7 @@ async def starting(
 async def test_every_state_answers_at_every_door_as_its_row_says(
     tmp_path: Path, processes: int, cells: Cells
 ) -> None:
-    """From the first connection on, with a store that hangs, is away, is slow, and is emptied."""
+    """From the first connection on, with a store that hangs, fails, is slow, and is emptied."""
     with serving_objects(**models()) as (url, shelves):
         shelves.may_list.clear()
         shelves.fault = stall
@@ -411,8 +411,8 @@ async def test_every_state_answers_at_every_door_as_its_row_says(
 async def emptied(
     server: ServerProcess, shelves: Shelves, doors: Doors, cells: Cells
 ) -> Mapping[str, Any]:
-    """Have one listing be empty: nothing is unloaded, and it is told loudly."""
-    # One page is answered; the next look waits for another.
+    """Return one empty listing: nothing may be unloaded, and an error must be logged."""
+    # Serve one directory page; the next poll blocks on another one.
     left = shelves.pages_left = threading.Semaphore(0)
     objects, shelves.objects = shelves.objects, {}
     shelves.pages["root/"] = b"<html></html>"
@@ -428,7 +428,7 @@ async def emptied(
 
 
 async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path: Path) -> None:
-    """NOT_FOUND would have it forget the model, and STARTING is what it waits behind."""
+    """With NOT_FOUND it would forget the model, while it waits during STARTING."""
     (tmp_path / "models").mkdir()
     settings = Settings.read(
         {},

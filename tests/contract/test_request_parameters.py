@@ -1,4 +1,4 @@
-"""Parameters of inference requests over gRPC and REST: one core decides, for both alike."""
+"""Inference request parameters over gRPC and REST: the core decides for both alike."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -73,7 +73,7 @@ def put(parameters: Any, given: dict[str, Any]) -> None:
 async def over_grpc(
     stub: Any, given: dict[str, Any], of_output: dict[str, Any] | None = None
 ) -> tuple[str, str]:
-    """Return the code and the text of an error, or OK and the answer."""
+    """Return the status and message of an error, or OK and the answer."""
     data = np.array([[1, 2]], np.float32)
     request = pb.ModelInferRequest(model_name="double", raw_input_contents=[data.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=data.shape)
@@ -111,7 +111,7 @@ async def test_a_value_that_a_parameter_cannot_have_is_refused_alike(
 
         assert ("INVALID_ARGUMENT", 400) == (code, status), name
         assert f"parameter '{name}': expected {text}" == told
-        # REST reads the one that is its own, and says the same in fewer words.
+        # REST handles `binary_data_output` itself and has a shorter message for it.
         assert read == told or name == "binary_data_output"
 
 
@@ -130,7 +130,7 @@ async def test_parameters_without_effect_change_no_answer_and_are_named_once(
 
 
 async def test_sequences_of_64_bits_without_a_sign(stub: Any, server: RunningServer) -> None:
-    """Triton has them as uint64."""
+    """uint64, as in Triton."""
     data = np.array([[1, 2]], np.float32)
     request = pb.ModelInferRequest(model_name="double", raw_input_contents=[data.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=data.shape)

@@ -1,4 +1,4 @@
-"""Calls that clients give up, at each moment, on both HTTP/2 engines: counted alike."""
+"""Calls cancelled at every stage, on both HTTP/2 engines: both count them alike."""
 
 import re
 import urllib.request
@@ -56,7 +56,7 @@ COUNTED = re.compile(
 
 @dataclass
 class Place:
-    """A server with a model that answers once its request is let go."""
+    """A server with a model whose answers the test releases."""
 
     server: RunningServer
     wire: Wire
@@ -76,19 +76,19 @@ class Place:
         await until((self.folder / f"begun-{self.number}").exists)
 
     async def opened(self, path: str) -> int:
-        """Send headers, and return the stream once the server has read them."""
+        """Send headers; return the stream id once the server has read them."""
         stream = self.wire.open(request_headers(path))
         await self.wire.ping()
         return stream
 
     async def executing(self, path: str = UNARY) -> int:
-        """Send a whole call, and return its stream once the model has it."""
+        """Send a complete call; return its stream id once the model executes it."""
         stream = self.wire.send(request_headers(path), self.message())
         await self.begun()
         return stream
 
     async def reset(self, stream: int) -> None:
-        """Reset a stream, and return once the server has read that."""
+        """Reset a stream, and wait until the server has read that."""
         self.wire.h2.reset_stream(stream, ErrorCodes.CANCEL)
         await self.wire.ping()
 
@@ -116,7 +116,7 @@ async def reset_behind_its_answer(place: Place) -> None:
 
 
 async def reset_with_an_answer_unsent(place: Place) -> None:
-    """The client takes no octet of the answer, which waits, and is given up then."""
+    """Flow control keeps the whole answer unsent, then the client cancels."""
     place.wire.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
     await place.wire.ping()
     stream = await place.executing()
@@ -145,7 +145,7 @@ async def sent_with_a_wrong_flag(place: Place) -> None:
 
 
 async def goaway_while_executed(place: Place) -> None:
-    """The client begins no more calls: those that run are answered."""
+    """The client begins no more calls, but those in progress are answered."""
     await place.executing()
     place.wire.h2.close_connection()
     place.wire.flush()
@@ -210,15 +210,17 @@ MOMENTS: Mapping[Moment, Mapping[str, int]] = {
     stream_ended_while_executed: {"success": 1},
     stream_closed_while_executed: {"Cancelled": 2, "CANCELED": 1},
 }
-"""What is counted of each: answers, failures of the model, and refusals by their reasons."""
+"""Expected counts per stage: answers, model failures, and refusals by reason."""
 H2: Mapping[Moment, Mapping[str, int]] = {
     reset_before_a_message: {"Cancelled": 1},
     reset_within_a_message: {"Cancelled": 1},
     closed_before_a_message: {"Cancelled": 1},
     reset_with_an_answer_unsent: {"Cancelled": 1, "CANCELED": 1},
 }
-"""What grpclib's counts otherwise: a unary call begins with its headers there, and with its message
-in our own, which has nothing to give up before; and it ends there once its answer has left."""
+"""Different counts with grpclib. There a unary call begins with its headers, and ends when the
+answer has been sent; with our engine it begins with its message, so earlier stages have no call to
+cancel.
+"""
 NAMES = [moment.__name__ for moment in MOMENTS]
 
 
@@ -234,7 +236,7 @@ async def held(
 
 
 async def counts(server: RunningServer) -> Counter[str]:
-    """Return what is counted so far, by the names that MOMENTS has."""
+    """Return the current counts, by the names in MOMENTS."""
 
     def read() -> str:
         with urllib.request.urlopen(f"http://{server.http}/metrics") as answer:

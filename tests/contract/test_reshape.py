@@ -1,4 +1,4 @@
-"""`reshape` through the front door, with the stock clients over both transports."""
+"""`reshape` in a whole server, with the stock clients over both transports."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CONFIG = {
 
 
 async def test_clients_see_the_dims_and_the_model_the_shape(serve: Serve, tmp_path: Path) -> None:
-    """Metadata and configuration say the dims; requests of many clients share batches."""
+    """Metadata and configuration show the dims; requests of many clients share batches."""
     root = tmp_path / "models"
     xlaserve.export_model(
         lambda p, x: {"s": x.sum((1, 2)), "y": x * 2},

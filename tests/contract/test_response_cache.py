@@ -1,4 +1,4 @@
-"""The response cache through the front door, with the stock clients over both transports."""
+"""The response cache in a whole server, with the stock clients over both transports."""
 
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ CACHED = json.dumps({"response_cache": {"enable": True}})
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that doubles, and one that gives back texts."""
+    """A model that doubles, and an identity model for strings."""
     root = tmp_path_factory.mktemp("models")
     export_double(root)
     (root / "texts" / "1").mkdir(parents=True)
@@ -76,7 +76,7 @@ def counts(found: Any) -> dict[str, int]:
 
 
 async def test_equal_requests_of_both_transports_are_executed_once(server: RunningServer) -> None:
-    """Over gRPC, over HTTP as JSON and as binary: one execution, and a hit for each other."""
+    """Over gRPC, JSON, and binary HTTP: one execution, and a hit for each other request."""
     data = np.array([[1.5, -0.0]], np.float32)
     answers = [
         await over_grpc(server, "double", data),
@@ -96,7 +96,7 @@ async def test_equal_requests_of_both_transports_are_executed_once(server: Runni
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request was answered by its bytes."""
+    """Record for each request whether it was answered by its bytes."""
     found: list[bool] = []
     answer = Repeats.answer
 
@@ -112,7 +112,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def test_a_message_that_came_before_is_answered_without_being_read(
     server: RunningServer, again: list[bool]
 ) -> None:
-    """The third one: the first is executed, and the second is known by its tensors."""
+    """From the third one on: the first is executed, the second is found by its tensors."""
     data = np.array([[1.5, -0.0]], np.float32)
     answers = [await over_grpc(server, "double", data) for _ in range(4)]
     found = await statistics(server, "double")
@@ -157,7 +157,7 @@ async def test_the_id_of_a_request_is_that_of_its_answer(
 async def test_answers_that_are_put_into_a_form_are_made_each_time(
     server: RunningServer, again: list[bool]
 ) -> None:
-    """Their labels are those of a file, or of a model behind an ensemble."""
+    """Class labels come from a file, or from a model inside the ensemble."""
     tensor = triton.InferInput("x", (1, 2), "FP32")
     tensor.set_data_from_numpy(np.array([[5, 6]], np.float32))
     wanted = [triton.InferRequestedOutput("y", class_count=1)]
@@ -267,8 +267,7 @@ async def test_a_server_that_keeps_no_answers_says_so(serve: Serve, repository: 
 async def test_an_ensemble_over_a_model_whose_answers_are_kept_has_times(
     serve: Serve, repository: Path
 ) -> None:
-    """A step that is answered from the cache waits nowhere: it was counted as hours, and all
-    statistics were INTERNAL."""
+    """A cached step has no queue time; it must not make statistics fail."""
     tensor = {"data_type": "TYPE_STRING", "dims": [-1]}
     step = {"model_name": "texts", "model_version": -1, "input_map": {"x": "x"}}
     config = {

@@ -1,4 +1,4 @@
-"""What every answer over REST says of caches, codings and places, from a server as it is."""
+"""Cache-Control, Content-Encoding and Location of all REST answers, in a default server."""
 
 import gzip
 import json
@@ -45,11 +45,11 @@ async def client(server: RunningServer) -> AsyncIterator[Connection]:
 
 
 PARTS = ("/page/*.js", "/page/*.css", "/page/*.svg", "/v2/docs", "/v2/docs/*", "/")
-"""What is the same until the server is another one: caches may keep it, and ask whether it is."""
+"""Responses that only change with the server: caches may store and revalidate them."""
 
 
 def said_by(route: Route) -> str | None:
-    """Return what a route says of caches."""
+    """Return the Cache-Control header that a route must send."""
     return "no-cache" if any(fnmatchcase(route.path, part) for part in PARTS) else "no-store"
 
 
@@ -57,12 +57,12 @@ def said_by(route: Route) -> str | None:
 async def test_no_cache_tells_of_a_server_that_is_gone(
     server: RunningServer, client: Connection, name: str
 ) -> None:
-    """Each route, with a model that is there and one that is not, by every method it has."""
+    """Each route by all its methods, with an existing and a nonexistent model."""
     said, told = {}, {}
     for route in server.application.http_routes().routes:
         path = re.sub(r"\{[a-z]+\}", name, route.path)
         if route.method != "GET" and name == "m":
-            continue  # it would be unloaded
+            continue  # it would unload the model
         for method in {"GET": ("GET", "HEAD", "GET")}.get(route.method, (route.method,)):
             answer = await client.ask(message(method, path, length=None), head=method == "HEAD")
             key = f"{method} {route.path}"
@@ -95,7 +95,7 @@ async def test_no_cache_keeps_what_is_not_there(client: Connection, method: str,
 
 
 async def test_no_cache_keeps_a_refused_inference(client: Connection) -> None:
-    """From the first to the ones that are answered by a head that is known."""
+    """Neither the first ones nor those answered on the fast path."""
     request = message("POST", "/v2/models/m/infer", body=b'{"inputs": []}')
     answers = [await client.ask(request) for _ in range(5)]
 
@@ -131,7 +131,7 @@ async def test_an_answer_names_all_that_it_depends_on(client: Connection) -> Non
 
 @pytest.mark.parametrize("query", ["", "?a=b"])
 async def test_a_page_is_where_its_links_are_right(client: Connection, query: str) -> None:
-    """By a place that is right behind a proxy which has put something before the path."""
+    """A relative Location also works behind a proxy that adds a path prefix."""
     answer = await client.ask(message("GET", f"/v2/docs/{query}"))
     page = await client.ask(message("GET", "/v2/docs"))
     data = await client.ask(message("GET", "/v2/models/m/"))
@@ -141,7 +141,7 @@ async def test_a_page_is_where_its_links_are_right(client: Connection, query: st
 
 
 def infer(values: np.ndarray, *headers: tuple[str, str]) -> bytes:
-    """Write a request for values, to be answered in octets."""
+    """Return a request with these values, to be answered in binary."""
     data = values.astype("<f4").tobytes()
     tensor = {
         "name": "x",

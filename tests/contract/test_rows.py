@@ -1,4 +1,4 @@
-"""Rows of one client beside those of others, over the front door: they must not see one another."""
+"""Rows of different clients in one batch must not affect one another."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -31,14 +31,14 @@ from xlaserve.tensors import Tensor
 CLIENTS = 9
 ROUNDS = 10
 PATIENT = {"max_batch_size": 16, "dynamic_batching": {"max_queue_delay_microseconds": "2000"}}
-"""Requests wait for others, so that a server which puts them together does so in every round."""
+"""Requests wait for others, so that a server that batches does so in every round."""
 
 Open = Callable[..., AbstractAsyncContextManager[tuple[RunningServer, Any]]]
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every model that was once batched and must not be, as the product writes it."""
+    """Every model that was once batched by mistake, as exported."""
     root = tmp_path_factory.mktemp("mixing") / "models"
     for name in mixing_models.NAMES:
         mixing_models.export(name, root)
@@ -47,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(serve: Serve, repository: Path) -> Open:
-    """A server on these models, and a client of it."""
+    """A server with these models, and its client."""
 
     @asynccontextmanager
     async def opened(
@@ -77,7 +77,7 @@ async def infer(stub: Any, name: str, x: Tensor) -> Tensor:
 
 
 async def check_alike(stub: Any, name: str, kind: str, rounds: int = ROUNDS) -> None:
-    """Ask by itself, then again and again beside eight others; every answer must be the same."""
+    """Send a request alone, then repeatedly next to eight others; the answer must not change."""
     rows = [mixing_models.row(kind, number) for number in range(CLIENTS)]
     alone = [await infer(stub, name, x) for x in rows]
     for _ in range(rounds):
@@ -116,7 +116,7 @@ async def test_answers_are_alike_in_two_hundred_rounds(start: Open) -> None:
 async def test_artifacts_of_before_anything_was_proved_are_safe(
     start: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Exported with max_batch_size 64 and no verdict; no configuration says anything."""
+    """Exported with max_batch_size 64 and no verdict, served without a configuration."""
     for name in ("running_sum", "by_the_largest"):
         mixing_models.make_old(mixing_models.export(name, tmp_path / "models"))
     async with start(tmp_path / "models") as (server, stub):
@@ -131,7 +131,7 @@ async def test_artifacts_of_before_anything_was_proved_are_safe(
 
 
 async def test_any_number_of_rows_is_answered_as_it_is(start: Open) -> None:
-    """The fifth of five rows of a running sum is their sum, over REST and over gRPC."""
+    """The fifth of five rows of a running sum is their total, over REST and gRPC."""
     async with start() as (server, stub):
         await load(stub, "running_sum")
         assert server.http is not None
@@ -160,7 +160,7 @@ async def test_no_rows_are_refused(start: Open) -> None:
 async def test_zero_that_is_written_means_that_requests_are_not_put_together(
     start: Open, tmp_path: Path
 ) -> None:
-    """For a model of which everything is proved, too; it takes any number of rows then."""
+    """Even for a model with a complete proof; it then accepts any number of rows."""
     inputs = {"x": ("FP32", [-1, 4])}
     export_model(
         lambda p, x: x @ p["w"],
@@ -199,9 +199,9 @@ async def test_served_configuration_can_be_sent_back(start: Open) -> None:
 
 
 async def test_padding_ends_where_the_rows_do(start: Open, tmp_path: Path) -> None:
-    """A loop that each row leaves at its own time, and a row of zeros never.
+    """A loop that each row leaves after its own number of steps, and a zero row never.
 
-    Five rows run as six: those of one request, and those of five.
+    Five rows are padded to six, both from one request and from five.
     """
 
     def doubled(params: None, x: jax.Array) -> jax.Array:
@@ -225,7 +225,7 @@ async def test_padding_ends_where_the_rows_do(start: Open, tmp_path: Path) -> No
 
 
 def behind_one_another(p: None, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Rows of five and of three, cut apart as if all had three."""
+    """Concatenate five and three rows, and slice as if each had three."""
     b = x.shape[0]
     z = jnp.concatenate([y.reshape(-1, 6), x.reshape(-1, 6)])
     _, c, _ = jnp.split(z, [3 * b, 6 * b])
@@ -260,7 +260,7 @@ async def test_blocks_of_rows_of_two_lengths_are_never_put_together(
 
 
 def sorted_and_back(p: None, x: jax.Array) -> jax.Array:
-    """Rows in the order of their experts, and back: nothing is mixed, nothing is proved."""
+    """Sort rows by expert and back: nothing is mixed, but nothing is proved either."""
     order = jnp.argsort(x[:, 0])
     return jnp.zeros_like(x).at[order].set(x[order] * 2)
 
@@ -287,11 +287,11 @@ async def test_what_cannot_be_followed_is_batched_on_its_authors_word(
             assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
 
 
-# --- attacks -----------------------------------------------------------------------------------
+# --- Attacks -------------------------------------------------------------------------------------
 
 
 def forged(version: Path) -> dict[str, bytes]:
-    """Return the files of a version whose manifest claims what is not so."""
+    """Return a version's files, with false claims in the manifest."""
     document = json.loads((version / "model.json").read_text())
     document |= {"verdict": {"independence": "proved"}, "max_batch_size": 64}
     files = {f"file:1/{path.name}": path.read_bytes() for path in version.iterdir()}
@@ -299,7 +299,7 @@ def forged(version: Path) -> dict[str, bytes]:
 
 
 async def test_a_manifest_is_not_believed(start: Open, repository: Path) -> None:
-    """A client sends one that says "proved"; the load makes a proof of its own."""
+    """A client's manifest says "proved"; the load does its own proof."""
     async with start() as (_, stub):
         await load(stub, "noise", PATIENT, **forged(repository / "noise" / "1"))
         await check_alike(stub, "noise", "noise")
@@ -309,7 +309,7 @@ async def test_a_manifest_is_not_believed(start: Open, repository: Path) -> None
 
 
 async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Path) -> None:
-    """Neither that of a configuration nor that of a manifest that a client sent."""
+    """Neither a configuration nor a client's manifest can override it."""
     config = {"parameters": {"batch_independent": {"string_value": "true"}}}
     files = forged(repository / "place" / "1")
     document = json.loads(files["file:1/model.json"]) | {"batch_independent": True}
@@ -328,7 +328,7 @@ async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Pa
 async def test_steps_of_an_ensemble_do_not_see_other_requests(
     start: Open, tmp_path: Path, repository: Path
 ) -> None:
-    """Two mixing models behind one another; the ensemble calls itself batched."""
+    """Two mixing models in sequence, in an ensemble that claims to support batching."""
     root = tmp_path / "models"
     root.mkdir()
     for name in ("running_sum", "place"):
@@ -357,7 +357,7 @@ async def test_steps_of_an_ensemble_do_not_see_other_requests(
 
 
 async def test_replicas_and_a_bound_of_shapes_change_nothing(start: Open) -> None:
-    """Two replicas, and room for one shape besides that of one row: it is compiled in turns."""
+    """Two replicas, and space for one shape besides a single row's, so that shapes are evicted."""
     config = {
         "instance_group": [{"kind": "KIND_CPU", "count": 2}],
         "parameters": {"max_on_demand_shapes": {"string_value": "1"}},
@@ -376,7 +376,7 @@ async def test_replicas_and_a_bound_of_shapes_change_nothing(start: Open) -> Non
 
 
 async def test_a_mesh_that_splits_batches_changes_nothing(start: Open) -> None:
-    """Two devices; the rows of a request may lie on both, and see one another as they must."""
+    """Two devices: a request's rows may be on both, and still mix as the model defines."""
     said = {
         "devices": "all",
         "placement": "shard",

@@ -28,7 +28,7 @@ STAMPS = {
     "grpc": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
     "http": ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
 }
-"""Times of the transports, as Triton calls them: two before and two behind those of the request."""
+"""Triton's names of transport timestamps: two before and two after those of the request."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ async def client(request: pytest.FixtureRequest, server: RunningServer) -> Async
 
 
 def plain(answer: Any) -> dict[str, Any]:
-    """Return the settings of an answer, whichever transport it came by."""
+    """Return the settings in an answer of either transport."""
     if isinstance(answer, dict):
         return answer
     settings = MessageToDict(answer, preserving_proto_field_name=True)["settings"]
@@ -73,17 +73,17 @@ async def infer(client: Stock, model: str, **options: Any) -> None:
 
 
 async def traces(path: Path, expected: int) -> list[dict[str, Any]]:
-    """Wait for so many traces, and return the objects of the file."""
+    """Wait until the file has `expected` traces, and return its objects."""
     async with asyncio.timeout(20):
         while True:
-            with suppress(FileNotFoundError, json.JSONDecodeError):  # while it is written
+            with suppress(FileNotFoundError, json.JSONDecodeError):  # being written
                 found = json.loads(path.read_text())
                 if len(found) >= 2 * expected:
                     return list(found)
             await asyncio.sleep(0.02)
 
 
-# --- traces ---
+# --- Traces --------------------------------------------------------------------------------------
 
 
 async def test_requests_are_traced_while_it_is_on(
@@ -127,7 +127,7 @@ async def test_requests_are_traced_while_it_is_on(
 
 
 async def test_traces_may_begin_with_the_server(serve: Serve, models: Path, tmp_path: Path) -> None:
-    """As --trace-config of tritonserver; what is cleared is again what the server began with."""
+    """Like --trace-config of tritonserver; clearing restores the initial settings."""
     settings = {
         "trace_file": str(tmp_path / "trace.json"),
         "trace_level": "TIMESTAMPS",
@@ -156,7 +156,7 @@ async def test_traces_may_begin_with_the_server(serve: Serve, models: Path, tmp_
 async def test_a_model_has_settings_of_its_own(
     client: Stock, server: RunningServer, tmp_path: Path
 ) -> None:
-    """What it does not say is that of all models, and it can be cleared again."""
+    """Unset values are inherited from the global settings, and it can be cleared again."""
     on = {"trace_level": ["TIMESTAMPS"]}
     await client.ask("update_trace_settings", settings={"trace_rate": "2", "log_frequency": "1"})
     await client.ask("update_trace_settings", model_name="other", settings=on)
@@ -225,7 +225,7 @@ async def test_without_a_file_nothing_is_traced(serve: Serve, models: Path) -> N
 async def test_traces_are_bounded_and_written_to_the_end(
     serve: Serve, models: Path, tmp_path: Path
 ) -> None:
-    """The file is JSON after each write, and once the server has ended."""
+    """The file is valid JSON after each write, and once the server has exited."""
     file = tmp_path / "trace.json"
     settings = {"trace_file": str(file), "max_trace_bytes": 4096}
     async with (
@@ -251,7 +251,7 @@ async def test_traces_are_bounded_and_written_to_the_end(
     assert file.stat().st_size <= 4096
 
 
-# --- the log ---
+# --- Logging -------------------------------------------------------------------------------------
 
 
 async def test_the_log_is_set_while_the_server_runs(client: Stock) -> None:

@@ -1,4 +1,4 @@
-"""Models in a bucket of an S3 server, through the front door."""
+"""Models in an S3 bucket, in a whole server."""
 
 import json
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from xlaserve.settings.choices import ModelControlMode
 from xlaserve.storage.fsspec_store import FsspecStore
 from xlaserve.storage.objects import StoreProblem
 
-# The SDK leaves its connections to the collector.
+# The SDK leaves connections to the garbage collector.
 pytestmark = [
-    pytest.mark.slow,  # to import the server and the SDK takes seconds
+    pytest.mark.slow,  # importing the server and the SDK takes seconds
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
 ]
 
@@ -33,7 +33,7 @@ def bucket(example_models: Path) -> Iterator[Any]:
     objects = {f"models/{MODEL}/{path.relative_to(root)}": text for path, text in files.items()}
     config = f"models/{MODEL}/config.pbtxt"
     objects[config] = objects[config].replace(b"max_batch_size: 8", b"max_batch_size: 1")
-    # A console makes such an object for a directory.
+    # Consoles create such an object for a directory.
     objects["models/"] = b""
     objects["other/large"] = LARGE
     with serving_bucket(objects) as made:

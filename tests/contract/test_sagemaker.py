@@ -1,6 +1,6 @@
-"""The container contract for multi-model endpoints, in the order of its document.
+"""SageMaker's container contract for multi-model endpoints, in the order of its document.
 
-After it come what the document takes for granted: /ping, /invocations, and the two modes.
+Then /ping, /invocations and both modes, which the document takes for granted.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> Path:
-    """What the platform unpacks: <name>/model, with a model or a version of one in it."""
+    """Archives as the platform unpacks them: <name>/model is a model or a version of one."""
     root = tmp_path_factory.mktemp("opt") / "ml/models"
     xlaserve.export_model(
         lambda p, x: {"y": x + p["v"]},
@@ -74,7 +74,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> 
 async def server(
     serve: Serve, archives: Path, example_models: Path, tmp_path: Path
 ) -> AsyncIterator[RunningServer]:
-    """A multi-model container before its first model: its directory is not there yet."""
+    """A multi-model container whose model directory does not exist yet."""
     async with serve(
         tmp_path / "later",
         sagemaker=True,
@@ -86,7 +86,7 @@ async def server(
 
 
 class Client:
-    """The platform, and those who invoke."""
+    """The platform and the invoking clients."""
 
     def __init__(self, address: str | None, archives: Path) -> None:
         assert address is not None
@@ -139,7 +139,7 @@ def client(server: RunningServer, archives: Path) -> Client:
 
 
 async def test_load_model(client: Client) -> None:
-    """After a model is loaded, it is ready to serve under the name that came with it."""
+    """A loaded model is served under the name in the request."""
     body = json.dumps({"model_name": "{model_name}", "url": client.url("plus")})
     types = ("-H", f"Content-Type: {JSON}", "-H", f"Accept: {JSON}")
     answer = await curl("-X", "POST", *types, "-d", body, f"http://{client.address}/models")
@@ -164,11 +164,11 @@ async def test_of_two_loads_at_once_one_is_a_conflict(client: Client) -> None:
 async def test_a_load_without_memory_is_507_before_the_device_is_asked(
     client: Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The platform then unloads another model, and tries again."""
+    """The platform then unloads another model, and retries."""
     await client.loaded("m")
     capacity = server.application.capacity
     size = capacity.used_bytes
-    # A second one of the same computation adds its parameters alone.
+    # A second model with the same computation only adds its parameters.
     capacity.limit({"cpu:0": size})
     compiled: list[object] = []
     compile_buckets = programs.Compiler.compile
@@ -190,7 +190,7 @@ async def test_a_load_without_memory_is_507_before_the_device_is_asked(
 async def test_a_load_right_behind_another_needs_no_more_than_is_held(
     serve: Serve, archives: Path, example_models: Path, tmp_path: Path
 ) -> None:
-    """Memory for what is compiled behind a load is reserved bucket by bucket, not all at once."""
+    """Memory for background compilation is reserved bucket by bucket, not all at once."""
     predicted = loaders.predict_size(example_models / "digits/1")["cpu:0"]
     capacity_bytes = predicted * 3 // 2
     async with serve(
@@ -241,9 +241,9 @@ async def test_a_load_that_exhausts_the_device_is_507(
 async def test_a_load_that_lacks_files_or_space_is_no_fault_of_the_model(
     client: Client, monkeypatch: pytest.MonkeyPatch, number: int, expected: int
 ) -> None:
-    """Load Model API, "memory or other resources": the model is in order, another one has to go.
+    """Load Model API, "memory or other resources": another model has to be unloaded.
 
-    A file that cannot be read is the fault of the model.
+    A file that cannot be read is the model's fault.
     """
 
     def refuse(*arguments: object) -> None:
@@ -328,7 +328,7 @@ async def test_list_models(client: Client) -> None:
 
 
 async def pages(client: Client, limit: str) -> list[list[str]]:
-    """Follow the tokens to the last page."""
+    """Follow the page tokens to the last page."""
     found, token = [], ""
     while True:
         query = f"?limit={limit}" + (f"&next_page_token={token}" if token else "")
@@ -340,7 +340,7 @@ async def pages(client: Client, limit: str) -> list[list[str]]:
 
 
 async def test_a_list_comes_in_pages(client: Client) -> None:
-    """If no nextPageToken is returned, there are no more models: not even after a full page."""
+    """Without nextPageToken there are no more models, so a full last page has none."""
     names = ["a/b", "c", "d e", "ключ"]
     for name in names:
         assert 200 == (await client.load(name, "texts")).status
@@ -400,7 +400,7 @@ NAMES = ["a/b", "a b", "ключ", "..", "%2F", "a?b#c", '"', "0" * 1024]
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 async def test_names_are_opaque(client: Client, name: str) -> None:
-    """Whatever a name looks like, only the whole of it is that name."""
+    """A name only matches as a whole, whatever it looks like."""
     path = f"/models/{quote(name, safe='')}"
     answers = [
         await client.load(name),
@@ -430,7 +430,7 @@ async def test_what_is_not_loaded_is_404(client: Client, path: str) -> None:
 
 
 async def test_unload_model(client: Client, server: RunningServer) -> None:
-    """What the model had is reclaimed when the answer comes."""
+    """The model's resources are freed when the answer arrives."""
     await client.loaded("m")
     used = server.application.capacity.used_bytes
     answer = await curl("-X", "DELETE", f"http://{client.address}/models/m")
@@ -463,7 +463,7 @@ async def test_invoke_model(client: Client) -> None:
 
 @pytest.fixture
 def inferred(monkeypatch: pytest.MonkeyPatch) -> list[InferRequest]:
-    """Collect what the engine is asked."""
+    """Collect the engine's inference requests."""
     requests: list[InferRequest] = []
     infer = Engine.infer
 
@@ -478,7 +478,7 @@ def inferred(monkeypatch: pytest.MonkeyPatch) -> list[InferRequest]:
 async def test_what_the_platform_says_is_logged_and_handed_on(
     client: Client, inferred: list[InferRequest]
 ) -> None:
-    """Within bounds; and it is the path that names the model."""
+    """Truncated to a limit; the path still decides which model is used."""
     await client.loaded("m")
     said = ((TARGET_MODEL, "b/n.tar.gz"), (ATTRIBUTES, "é" * 5000))
     with capture_logs() as log:
@@ -529,7 +529,7 @@ async def test_a_v2_request_is_answered_in_v2(client: Client) -> None:
 
 
 async def test_binary_tensors_with_their_length_in_the_media_type(client: Client) -> None:
-    """Custom headers do not survive the platform; nothing is compressed either."""
+    """The platform drops custom headers, and nothing is compressed."""
     await client.loaded("m")
     length, body = v2_binary([1, 2], parameters={"binary_data_output": True})
     content_type = f"{BINARY};json-header-size={length}"
@@ -556,7 +556,7 @@ async def test_binary_tensors_with_their_length_in_the_media_type(client: Client
 async def test_binary_tensors_of_other_senders(
     client: Client, content_type: str, headers: bool
 ) -> None:
-    """The answer has the length in both places."""
+    """The answer has the length in both headers."""
     await client.loaded("m")
     length, body = v2_binary([1, 2], outputs=[{"name": "y", "parameters": {"binary_data": True}}])
     more = [(LENGTH, str(length))] if headers else []
@@ -570,7 +570,7 @@ async def test_binary_tensors_of_other_senders(
 
 
 async def test_a_tensor_alone_is_answered_by_tensors(client: Client) -> None:
-    """Binary data that says nothing of JSON has none, as json-header-size=0 has."""
+    """Binary data without a JSON size has no JSON, as with json-header-size=0."""
     await client.loaded("m")
     data = np.array([[1, 2], [3, 4]], np.float32).tobytes()
     for content_type in ("application/octet-stream", f"{BINARY};json-header-size=0"):
@@ -616,7 +616,7 @@ RAW: Sequence[tuple[str, bytes]] = (
 async def test_bare_tensors_for_models_with_one_input(
     client: Client, content_type: str, body: bytes
 ) -> None:
-    """Each in the form that Accept asks for."""
+    """In the format that the Accept header asks for."""
     await client.loaded("m")
     answers = [
         await client.invoke("m", body, content_type, accept)
@@ -652,7 +652,7 @@ async def test_texts_are_elements_of_bytes(client: Client) -> None:
 
 
 async def test_lines_of_json_are_rows(client: Client) -> None:
-    """The form of batch transforms; the answer is lines where these are accepted."""
+    """For batch transforms; the answer consists of lines if the client accepts them."""
     await client.loaded("plus", "texts")
     lines = await client.invoke("plus", b"[1, 2]\n\n[3, 4]\r\n", LINES, LINES)
     row = await client.invoke("plus", b"[1, 2]", LINES)
@@ -735,7 +735,7 @@ async def test_what_a_model_cannot_be_asked(
 async def test_an_invocation_that_exhausts_the_device_is_507(
     client: Client, server: RunningServer
 ) -> None:
-    """The platform unloads another model and asks again; the model is still there."""
+    """The platform unloads another model and retries; this model stays loaded."""
     await client.loaded("m")
     _, instance = server.application.registry.resolve("m")
     runner = instance.runner
@@ -797,7 +797,7 @@ async def test_a_wrong_method_is_405(client: Client) -> None:
     assert [405] * 5 == [answer.status for answer in answers]
 
 
-# --- one model -----------------------------------------------------------------------------------
+# --- A single model ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -807,7 +807,7 @@ async def test_a_wrong_method_is_405(client: Client) -> None:
 async def test_the_only_model_is_there_from_the_start(
     serve: Serve, archives: Path, example_models: Path, tmp_path: Path, layout: str
 ) -> None:
-    """As a repository of one, as a model, or as a version of it; with the name that it has."""
+    """From a repository with one model, a model, or a version; under its own name."""
     directory = tmp_path / "model"
     target = {"repository": "digits", "model": "", "version": ""}[layout]
     source = example_models / ("digits/1" if layout == "version" else "digits")
@@ -856,7 +856,7 @@ async def test_a_container_without_its_only_model_is_not_healthy(
     ]
 
 
-# --- the container -------------------------------------------------------------------------------
+# --- Container -----------------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -870,7 +870,7 @@ def free_port() -> int:
 async def test_serve_is_all_that_the_platform_says(
     example_models: Path, archives: Path, tmp_path: Path, multi_model: str
 ) -> None:
-    """`docker run IMAGE serve`: the rest is in the environment. gRPC has no port here."""
+    """`docker run IMAGE serve`: all settings are in the environment. gRPC has no port here."""
     (tmp_path / "model").symlink_to(example_models / "digits")
     port = free_port()
     environment = {

@@ -1,4 +1,4 @@
-"""Sequences over the wire: a recurrent JAX model, its state on the device, and stock clients."""
+"""Sequences with a recurrent JAX model whose state is on the device, and stock clients."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ parameters { key: "devices" value { string_value: "0,1" } }
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that folds, for each strategy, and on two devices."""
+    """The folding model for each strategy, and on two devices."""
     root = tmp_path_factory.mktemp("models")
     oldest = "oldest { max_candidate_sequences: 16 }"
     for name, strategy, more in (
@@ -65,7 +65,7 @@ async def server(serve: Serve, repository: Path, model: str) -> AsyncIterator[Ru
 
 
 class Client:
-    """Sends requests of sequences over gRPC, and knows what the answers should be."""
+    """Sends sequence requests over gRPC and knows the expected answers."""
 
     def __init__(self, client: tritonclient.grpc.aio.InferenceServerClient, model: str) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class Client:
         return int(answer.as_numpy("y")[0, 0])
 
     async def interleaved(self, count: int, length: int, *, initial: int = 0) -> None:
-        """Have so many sequences in progress, and send what is next of any of them at random."""
+        """Run `count` sequences at the same time, continuing a random one each time."""
         values = {
             id: [random.randrange(-99, 99) for _ in range(length)] for id in range(1, count + 1)
         }
@@ -115,7 +115,7 @@ class Client:
 async def test_interleaved_sequences_end_right(
     server: RunningServer, model: str, initial: int, count: int
 ) -> None:
-    """As many as there are slots, or more, in any order of their messages."""
+    """As many as there are slots, or more, in any order."""
     async with tritonclient.grpc.aio.InferenceServerClient(server.url) as client:
         await Client(client, model).interleaved(count, 3, initial=initial)
         statistics: Any = await client.get_inference_statistics(model, as_json=True)
@@ -128,7 +128,7 @@ async def test_interleaved_sequences_end_right(
 async def test_callers_have_sequences_of_their_own(
     serve: Serve, repository: Path, tmp_path: Path
 ) -> None:
-    """Of one id, also where both are in progress; an end of one is none of the other."""
+    """Even with the same id at the same time; ending one does not end the other."""
     tokens = {"a": new_token(), "b": new_token()}
     callers = [
         {"name": name, "token": digest_of(token), "allow": ["infer"]}
@@ -164,7 +164,7 @@ async def test_callers_have_sequences_of_their_own(
 
 
 async def test_a_stream_and_http_go_on_with_the_same_sequence(server: RunningServer) -> None:
-    """Integer and string ids, of the blocking stock clients."""
+    """Integer and string ids, with the blocking stock clients."""
     assert server.http is not None
     url = server.http.removeprefix("http://")
     await asyncio.to_thread(partial(_stream, server.url))
@@ -224,7 +224,7 @@ def _over_http(url: str) -> None:
 async def test_what_clients_see_has_no_controls_and_no_states(
     server: RunningServer, model: str, slots: int, replicas: int
 ) -> None:
-    """The configuration stays as it was written; the states are in the memory of the model."""
+    """The configuration is returned as written; the states are part of the model's memory."""
     assert server.http is not None
     metadata = json.loads((await ask(server.http, "GET", f"/v2/models/{model}")).body)
     config = json.loads((await ask(server.http, "GET", f"/v2/models/{model}/config")).body)
@@ -244,7 +244,7 @@ async def test_what_clients_see_has_no_controls_and_no_states(
 async def test_python_models_keep_their_states_by_the_id_of_the_sequence(
     serve: Serve, tmp_path: Path, strategy: str, batched: bool
 ) -> None:
-    """Ids are strings; a request that fails interrupts what waits behind it."""
+    """String ids; a failing request interrupts queued requests of its sequence."""
     sequence_models.write_keeper(tmp_path / "models", "keeper", strategy, batched=batched)
     async with (
         serve(tmp_path / "models", load_model=("keeper",), allow_python_models=True) as server,
@@ -271,7 +271,7 @@ async def test_python_models_keep_their_states_by_the_id_of_the_sequence(
             await keep("99", 1000, start=True)
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             await keep("99", 1)
-        # A batch fails as a whole where the class puts it together.
+        # If the class batches, a failing batch fails as a whole.
         together = [] if batched else await asyncio.gather(*map(follow, range(2, 30)))
 
     assert alone == [2, 12 + 1]
@@ -312,9 +312,9 @@ sequence_batching {
 async def test_a_python_model_is_told_of_a_sequence_that_expires(
     serve: Serve, tmp_path: Path, execution: str
 ) -> None:
-    """END, with READY for false: it need not keep what nobody goes on with.
+    """END with READY false, so that it can drop the state.
 
-    Nobody waits for the answer: an error is in the log.
+    Nobody gets the answer; an error is logged.
     """
     controls = sequence_models.CONTROLS.replace("TYPE_UINT64", "TYPE_STRING")
     config = KEEPS_CONFIG.replace("CONTROLS", controls).replace("IDLE", "50000")

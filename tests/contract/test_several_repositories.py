@@ -1,4 +1,4 @@
-"""Several --model-repository, as tritonserver takes them."""
+"""Several --model-repository options, as in tritonserver."""
 
 import shutil
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ IDENTITY = """
 
 
 def put(root: Path, name: str, size: int = 1) -> Path:
-    """Write a model that is told by the size of its input."""
+    """Write a model that can be recognized by its input size."""
     (root / name / "1").mkdir(parents=True)
     (root / name / "config.pbtxt").write_text(IDENTITY % (size, size))
     return root / name
@@ -33,7 +33,7 @@ def put(root: Path, name: str, size: int = 1) -> Path:
 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[Path, Path]:
-    """Two repositories that both hold `both`."""
+    """Two repositories that both contain `both`."""
     one, two = tmp_path / "one", tmp_path / "two"
     put(one, "a", 1)
     put(two, "b", 2)
@@ -112,7 +112,7 @@ async def test_clients_load_from_all_of_them(serve_both: Callable[..., Any]) -> 
 async def test_a_polled_model_follows_where_it_is(
     serve_both: Callable[..., Any], roots: tuple[Path, Path]
 ) -> None:
-    """It is unloaded when a second repository has it too, and loaded when but one is left."""
+    """It is unloaded while two repositories contain it, and loaded again when one does."""
     one, two = roots
     async with serve_both(ModelControlMode.POLL, poll_interval_seconds=3600) as server:
 

@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def server(serve: Serve, models: Path) -> AsyncIterator[RunningServer]:
-    """A server with all but the model of JAX, which takes half a second to load."""
+    """A server with all models but the JAX model, which takes half a second to load."""
     models_alone = ("echo", "bools", "texts")
     async with serve(models, load_model=models_alone, http_endpoint="port:0") as running:
         yield running
@@ -87,13 +87,13 @@ async def client(request: pytest.FixtureRequest, server: RunningServer) -> Async
 
 @pytest.fixture
 async def quick(server: RunningServer) -> AsyncIterator[Stock]:
-    """One client, where the transport makes no difference."""
+    """A single client, for tests that do not depend on the transport."""
     async with stock_client("grpc.aio", server) as connected:
         yield connected
 
 
 class Memory:
-    """A shared memory file of a test."""
+    """A test's shared memory file."""
 
     def __init__(self, size: int) -> None:
         self.key = f"/xlaserve-{uuid4().hex}"
@@ -105,7 +105,7 @@ class Memory:
         shm.set_shared_memory_region(self.handle, arrays, offset)
 
     def get(self, dtype: Any, shape: Any, offset: int = 0) -> Any:
-        """Return an array as a client reads it."""
+        """Return an array as a client would read it."""
         return shm.get_contents_as_numpy(self.handle, dtype, shape, offset).copy()
 
 
@@ -181,8 +181,8 @@ async def check_places(server: RunningServer, kind: str) -> None:
         answer = await client.ask("infer", "echo", [placed(client, SIZE, 64)], outputs=outputs)
         await client.ask("unregister_system_shared_memory", "r")
 
-    # As Triton describes it. Its C++ client takes an output that has parameters for a binary one,
-    # and others pair raw contents with outputs by their order.
+    # As Triton documents it. Its C++ client takes an output with parameters for a binary one, and
+    # other clients match raw contents to outputs by order.
     output = answer.get_output("y")
     if "grpc" in kind:
         assert [b""] == list(answer.get_response().raw_output_contents)
@@ -225,7 +225,7 @@ async def test_texts_are_in_shared_memory(client: Stock, memory: Memory) -> None
 async def test_a_model_of_jax_reads_shared_memory(
     serve: Serve, models: Path, memory: Memory
 ) -> None:
-    """Requests of one batch have their own places; one with too small a place fails alone."""
+    """Requests in a batch have separate locations; one that is too small fails alone."""
     rows = np.array([[1, 2], [3, 4]], np.float32)
     memory.put(rows)
     async with (
@@ -249,7 +249,7 @@ async def test_a_model_of_jax_reads_shared_memory(
 
 
 async def test_what_is_not_within_the_region_is_refused(client: Stock, memory: Memory) -> None:
-    """By its text, which names the model and the tensor or the region."""
+    """The error names the model, and the tensor or region."""
     await register(client, memory, size=64)
     faults = [
         ((SIZE, 0, "nobody"), "shared memory region 'nobody': expected a region that is register"),
@@ -318,7 +318,7 @@ async def test_more_than_there_is_cannot_be_registered(quick: Stock, memory: Mem
 async def test_regions_are_limited_and_leave_nothing(
     serve: Serve, models: Path, memory: Memory
 ) -> None:
-    """However many are registered, each open file is closed."""
+    """Every opened file is closed again, however many are registered."""
     async with (
         serve(models, max_shared_memory_regions=8) as server,
         stock_client("grpc.aio", server) as client,
@@ -345,11 +345,11 @@ async def test_regions_are_limited_and_leave_nothing(
 
 
 def open_files() -> int:
-    """Return how many files of shared memory of tests this process has open."""
+    """Return the number of shared memory files that tests have opened in this process."""
     gc.collect()
     targets = []
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the directory itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             targets.append(str(link.readlink()))
     return sum(target.startswith("/dev/shm/xlaserve-") for target in targets)
 
@@ -368,7 +368,7 @@ async def test_bytes_of_regions_are_limited(serve: Serve, models: Path, memory: 
 async def test_a_region_may_be_unregistered_while_it_is_used(
     server: RunningServer, quick: Stock, memory: Memory
 ) -> None:
-    """A request that has begun keeps it, and writes its output there."""
+    """A request in progress keeps it open, and writes its output there."""
     regions = server.application.engine.regions
     places: list[Any] = []
     memory.put(DATA)
@@ -391,7 +391,7 @@ async def test_a_region_may_be_unregistered_while_it_is_used(
 async def test_a_region_that_is_truncated_while_it_is_read_is_an_error(
     server: RunningServer, quick: Stock
 ) -> None:
-    """And neither a SIGBUS nor a longer file: at any time of a request."""
+    """No SIGBUS, and the file does not grow again, at any stage of a request."""
     elements = 1 << 19
     memory = Memory(4 * elements)
     shape = [elements // 4, 4]
@@ -441,7 +441,7 @@ async def test_in_place_a_truncated_region_is_seen_before_a_request(
         text = await client.fault("infer", "echo", [placed(client)])
         os.truncate(memory.path, 4096)
         memory.put(DATA)
-        # The same bytes are read and written: the model hands its input back.
+        # The same bytes are read and written: the model returns its input.
         outputs = [wanted(client, SIZE, 4)]
         await client.ask("infer", "echo", [placed(client)], outputs=outputs)
 
@@ -510,7 +510,7 @@ async def test_a_server_without_shared_memory_says_so(
 async def test_clients_of_other_machines_may_not_name_it(
     serve: Serve, models: Path, memory: Memory
 ) -> None:
-    """Unless a setting says so: they would read the memory of this one."""
+    """Unless a setting allows it: they would read this machine's memory."""
     address = own_address()
     for clients, texts in (("local", ("is for clients on this machine",) * 3), ("all", ("",) * 3)):
         async with (
@@ -533,10 +533,10 @@ async def test_clients_of_other_machines_may_not_name_it(
 
 
 def own_address() -> str:
-    """Return an address of this machine that is not a loopback address."""
+    """Return a non-loopback address of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
+            probe.connect(("192.0.2.1", 9))  # connecting a UDP socket sends nothing
         except OSError:
             pytest.skip("this machine has no address but loopback")
         return str(probe.getsockname()[0])
@@ -551,7 +551,7 @@ async def outcome(client: Stock, method: str, *args: Any) -> str:
 
 
 async def test_cuda_shared_memory_is_not_there(client: Stock) -> None:
-    """Registration says so; status and unregistration answer."""
+    """Registration reports it; status and unregistration succeed."""
     text = await client.fault("register_cuda_shared_memory", "r", b"aGFuZGxl", 0, 64)
     status = await client.ask("get_cuda_shared_memory_status")
     await client.ask("unregister_cuda_shared_memory")
@@ -566,7 +566,7 @@ async def test_cuda_shared_memory_is_not_there(client: Stock) -> None:
 async def test_cuda_memory_is_registered_read_written_and_unregistered(
     client: Stock, server: RunningServer
 ) -> None:
-    """As where JAX runs on CUDA, with a driver whose devices are the host."""
+    """As if JAX ran on CUDA, with a driver whose device memory is host memory."""
     cuda = FakeCuda()
     server.application.engine.regions.driver = CudaDriver(cuda)
     handle = cuda.share(64, 0)
@@ -626,7 +626,7 @@ for code in (
 print(bytes(handle).hex(), flush=True)
 sys.stdin.readline()
 """
-"""Shares 64 bytes of its GPU until it is told to end."""
+"""Shares 64 bytes of its GPU until it is told to exit."""
 
 
 @pytest.mark.gpu
@@ -673,7 +673,7 @@ async def test_answered_requests_leave_no_region_behind(
 async def test_an_input_in_shared_memory_has_no_elements_in_the_message(
     server: RunningServer, memory: Memory, beside: str
 ) -> None:
-    """However often it is asked: nothing takes its place."""
+    """However often it is sent."""
     request = pb.ModelInferRequest(model_name="echo")
     request.inputs.add(name="x", datatype="FP32", shape=DATA.shape)
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
@@ -696,7 +696,7 @@ async def test_an_input_in_shared_memory_has_no_elements_in_the_message(
 async def test_requests_of_one_form_name_their_own_places(
     server: RunningServer, quick: Stock, memory: Memory
 ) -> None:
-    """Also where the server knows the form by its bytes, and where inputs are mixed."""
+    """Even if the server knows the form by its bytes, or only some inputs are in shared memory."""
     memory.put(DATA, 2 * DATA)
     await register(quick, memory)
     for index in range(6):

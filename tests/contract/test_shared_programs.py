@@ -1,4 +1,4 @@
-"""Two fine-tunes of one computation, as a mesh and its clients see them."""
+"""Two fine-tunes of one model sharing programs, as a mesh and its clients see them."""
 
 import struct
 from pathlib import Path
@@ -37,7 +37,7 @@ def _asking(value: float) -> Any:
 async def test_fine_tunes_share_what_is_compiled_and_nothing_else(
     start: StartRuntime, models: Shelf, tmp_path: Path, endpoint: str
 ) -> None:
-    """Each answers by its own parameters; a mesh is told what each adds, whoever leaves first."""
+    """Answers use their own parameters; the mesh gets each model's additional size."""
     root = tmp_path / "tunes"
     double, triple = _export(root / "double", 2), _export(root / "triple", 3)
     minus = _export(root / "minus", 4, minus=True)
@@ -60,7 +60,7 @@ async def test_fine_tunes_share_what_is_compiled_and_nothing_else(
 
         assert 15 == await answer("triple")
         assert alone == runtime.held().booked_bytes
-        # It carries the programs now, for which the slack has room: the mesh counts it as told.
+        # It is charged for the programs now, covered by slack: the mesh keeps the reported size.
         assert second.sizeInBytes == (await runtime.mesh.size("triple")).sizeInBytes
 
         await runtime.mesh.load("minus", minus)

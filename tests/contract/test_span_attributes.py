@@ -1,4 +1,4 @@
-"""Exported spans of every kind of request, beside the table of their attributes."""
+"""Exported spans of every kind of request, compared to the table of their attributes."""
 
 import importlib
 import pkgutil
@@ -35,7 +35,7 @@ LISTENERS = {"grpc": "grpc_endpoint", "http": "http_endpoint"}
 
 @dataclass
 class Client:
-    """Asks a server in every way."""
+    """Sends requests in every way."""
 
     stub: Any
     session: aiohttp.ClientSession
@@ -46,7 +46,7 @@ class Client:
             assert status == answer.status, text
 
     async def usage(self, path: str, body: Any) -> dict[str, int | None]:
-        """Ask, and return what the answer says of the tokens."""
+        """Send a request; return the token usage in the answer."""
         async with self.session.post(path, json=body) as answer:
             used = (await answer.json())["usage"]
         return {"input": used["prompt_tokens"], "output": used.get("completion_tokens")}
@@ -129,7 +129,7 @@ def told(span: Any) -> dict[str, Any]:
 
 
 def named(spans: list[Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the attributes of spans that have some, by their names and listeners."""
+    """Return the attributes of spans that have any, by span name and listener."""
     found = {}
     for span in spans:
         if attributes := told(span):
@@ -229,7 +229,7 @@ Usage = Mapping[str, Mapping[str, int | None]]
 
 
 async def generate_and_embed(client: Client) -> Usage:
-    """Ask what generates and embeds; return the tokens that the answers tell, by span."""
+    """Send generation and embedding requests; return the reported token usage, by span."""
     used = {}
     asked = {"model": "chat", "messages": MESSAGES, **CHAT}
     used["chat chat"] = await client.usage("/v1/chat/completions", asked)
@@ -280,7 +280,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 async def pass_through_a_mesh(sidecar: mesh.Mesh, models: Path) -> None:
-    """Do as a sidecar does: manage one model, ask for one that is not there, pass requests on."""
+    """Act as a sidecar: manage a model, ask for an unknown one, and forward requests."""
     await sidecar.status()
     await sidecar.predict("echo-id", models / "echo")
     await sidecar.load("echo-id", models / "echo")
@@ -342,7 +342,7 @@ async def test_the_spans_of_loads(serve: Serve, models: Path, collector: Collect
 
 
 async def be_refused(client: Client) -> None:
-    """Ask each door for a model that is not there, and one for what it cannot compute."""
+    """Call each route for an unknown model, and one with invalid input."""
     await client.refused()
     for path, body in (
         ("/v2/models/nowhere/infer", ROW),
@@ -359,7 +359,7 @@ async def be_refused(client: Client) -> None:
 
 
 UNSET, ERROR = 0, 2
-"""Statuses of a span."""
+"""OpenTelemetry status codes of a span."""
 ROUTES = (
     *(ONE, INVOKE, GENERATE, f"{GENERATE}_stream"),
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
@@ -367,7 +367,7 @@ ROUTES = (
 
 
 def check_refused(spans: list[Any]) -> None:
-    """The client's mistake is no error of the server, but of a part that it was asked for."""
+    """A client's error leaves the server span unset, but is an error of its child span."""
     found = []
     for span in spans:
         said = told(span)
@@ -410,7 +410,7 @@ TRACED = ("--trace-mode", "opentelemetry", "--trace-rate", "1")
 
 @asynccontextmanager
 async def asking_front_ends(models: Path, collector: Collector) -> AsyncIterator[Client]:
-    """Have a front end that exports spans before an engine; it has ended behind the block."""
+    """Run an exporting front end before an engine; it has exited after the block."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
     async with served(models, *FRONT_ENDS, *DOORS, *TRACED, **variables) as server:
         await server.until("workers ready")
@@ -422,7 +422,7 @@ async def asking_front_ends(models: Path, collector: Collector) -> AsyncIterator
 async def test_the_spans_of_front_ends_have_the_same_attributes(
     models: Path, collector: Collector
 ) -> None:
-    """The front end knows what was asked, and by whom; what the engine did comes back to it."""
+    """The front end knows the request and its caller, and gets the rest from the engine."""
     async with asking_front_ends(models, collector) as client:
         await ask_everything(client)
     everything = collector.spans
@@ -450,7 +450,7 @@ async def test_the_spans_of_what_front_ends_refuse(models: Path, collector: Coll
 
 
 def conventions() -> Mapping[str, str]:
-    """Return every attribute that the package of the conventions has."""
+    """Return every attribute in the semantic conventions package."""
     found = {}
     for package in (f"opentelemetry.semconv.{kind}attributes" for kind in ("", "_incubating.")):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):

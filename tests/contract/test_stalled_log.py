@@ -1,4 +1,4 @@
-"""A reader of the log that does not read: it holds nobody up, and gets what was said meanwhile."""
+"""A stalled log reader delays nothing, and later gets all messages."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ SECONDS = 60
 
 
 def fill(writer: int) -> int:
-    """Fill a pipe; return how many bytes it took."""
+    """Fill a pipe; return the number of bytes written."""
     count = 0
     os.set_blocking(writer, False)
     try:
@@ -27,7 +27,7 @@ def fill(writer: int) -> int:
 
 
 def ready(heard: socket.socket) -> None:
-    """Return once a server has said that it is ready."""
+    """Wait until a server has notified readiness."""
     heard.settimeout(START_SECONDS)
     while b"READY=1" not in heard.recv(1 << 12):
         pass

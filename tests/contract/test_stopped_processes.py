@@ -1,4 +1,4 @@
-"""A process that somebody has stopped is given nothing, then replaced: those below a server."""
+"""A stopped child process (SIGSTOP) gets no work and is replaced, for all kinds of processes."""
 
 import asyncio
 import os
@@ -26,14 +26,14 @@ SLEEPS = "import time; time.sleep(3600)"
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once something holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(MOST_SECONDS):
         while not holds():
             await asyncio.sleep(0.01)
 
 
 async def test_silence_counts_while_a_process_is_stopped() -> None:
-    """One that is busy says nothing for as long as it likes."""
+    """A busy process may be silent for any time."""
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         [sys.executable, "-c", SLEEPS]
     ) as process:
@@ -62,7 +62,7 @@ async def test_silence_counts_while_a_process_is_stopped() -> None:
 
 
 def running(limited: Limited) -> LimitedProcess:
-    """Return the process that one has now."""
+    """Return the current process."""
     assert limited._process is not None
     return limited._process
 
@@ -82,7 +82,7 @@ confining.serve(lambda first: answer)
 
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path) -> None:
-    """Whether it is asked already, or is about to be."""
+    """Whether it is working on a request, or about to get one."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
     limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
@@ -105,7 +105,7 @@ async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path)
 
 
 async def busy(limited: Limited) -> "asyncio.Task[Any]":
-    """Ask a process what it answers in an hour, and only there; return while it is asked."""
+    """Give a process a task that takes an hour there; return once it works on it."""
     victim = running(limited).pid
     asking = asyncio.create_task(asyncio.to_thread(limited.ask, {"sleeps_in": victim}))
     await until(limited._asking.locked)
@@ -113,7 +113,7 @@ async def busy(limited: Limited) -> "asyncio.Task[Any]":
 
 
 async def test_a_process_that_is_killed_is_replaced_at_once(tmp_path: Path) -> None:
-    """Though its fork goes on, which has the pipes that it was forked with."""
+    """Even though its fork server keeps the pipes open."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
     limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
@@ -130,7 +130,7 @@ async def test_a_process_that_is_killed_is_replaced_at_once(tmp_path: Path) -> N
 
 
 async def test_a_model_that_is_closed_waits_for_no_text(tmp_path: Path) -> None:
-    """Nobody else does, and a text that comes later has no process."""
+    """No text is waiting, and a later text finds no process."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
     limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
@@ -146,7 +146,7 @@ async def test_a_model_that_is_closed_waits_for_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_template_is_rendered_by_another_process(number: int) -> None:
-    """And is not blamed for what somebody else has done to the first one."""
+    """The template is not blamed for what happened to the first process."""
     loops = "{% for i in range(1000) %}{% for j in range(1000 * n) %}{% endfor %}{% endfor %}"
     template = Template({"default": f"{loops}a text"}, {})
     try:
@@ -166,7 +166,7 @@ async def test_a_template_is_rendered_by_another_process(number: int) -> None:
 
 
 async def test_a_process_that_compiles_is_ended() -> None:
-    """Whoever asks it is told that it was stopped, and asks another one."""
+    """Its caller gets an error that it was stopped, and uses another process."""
     made = CompilerProcess((sys.executable, "-c", SLEEPS), dict(os.environ))
     try:
         os.kill(made.pid, signal.SIGSTOP)
@@ -181,7 +181,7 @@ async def test_a_process_that_compiles_is_ended() -> None:
 async def test_a_python_model_is_not_ready_then_has_another_process(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Requests to others are answered meanwhile, and its own are refused rather than kept."""
+    """Other models are served meanwhile; requests to this one are rejected, not queued."""
     python_models.write_function(tmp_path, "spawned", several.WHO, several.CONFIG + IN_PROCESS)
     python_models.write_function(tmp_path, "who", several.WHO, several.CONFIG)
     start = python_models.starting(serve, tmp_path)

@@ -1,4 +1,4 @@
-"""Stores that fail, and servers that people have: each request is tried again, and counted."""
+"""Failing stores and common web servers: each request is retried and counted."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ STORE = "xlaserve_store_readable"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait less between attempts."""
+    """Shorten the pauses between attempts."""
     monkeypatch.setattr(fetching, "_FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture
 def model(example_models: Path, tmp_path: Path) -> Path:
-    """A repository of one model, for one executable."""
+    """A repository with one model that compiles a single executable."""
     root = tmp_path / "root"
     shutil.copytree(example_models / MODEL, root / MODEL)
     config = root / MODEL / "config.pbtxt"
@@ -92,7 +92,7 @@ REQUESTS = {
     "a file beside the versions": ("GET", f"root/{MODEL}/config.pbtxt"),
     "weights": ("GET", f"root/{MODEL}/1/params.safetensors"),
 }
-"""Every kind of request that a listing and a load make of a store."""
+"""Every kind of store request in a listing and a load."""
 
 
 @pytest.mark.parametrize("request_of", REQUESTS)
@@ -116,7 +116,7 @@ async def test_every_request_to_a_store_is_tried_again(
 async def test_the_failure_of_a_store_is_no_fault_of_the_model(
     serve: Serve, place: tuple[str, Shelves], tmp_path: Path, request_of: str
 ) -> None:
-    """Told as 503 and UNAVAILABLE, in counters, and by a metric, without poll."""
+    """Reported as 503 and UNAVAILABLE, in counters, and by a metric, without polling."""
     url, shelves = place
     kind = REQUESTS[request_of]
     async with serve(**settings(url, tmp_path)) as server:
@@ -178,7 +178,7 @@ async def test_a_server_looks_at_its_stores_by_itself(
 
 
 def test_a_store_is_listed_several_requests_at_a_time_within_a_limit() -> None:
-    """Each HEAD waits until there are as many as the limit, and no more ever come."""
+    """Each HEAD waits until the limit of concurrent requests is reached; it is never exceeded."""
     files = {f"root/m/{number}/w": b"x" for number in range(1, 13)}
     with serving_objects(**files) as (url, shelves):
         shelves.turns = threading.Semaphore(0)
@@ -219,7 +219,7 @@ def python_server(root: Path) -> Iterator[str]:
 
 @contextmanager
 def nginx_server(root: Path) -> Iterator[str]:
-    """nginx takes the socket that it is given by NGINX, so that no port is ever guessed."""
+    """nginx inherits a listening socket through NGINX, so no port has to be guessed."""
     nginx = tools.program("nginx")
     home = root.parent / "nginx"
     home.mkdir()
@@ -245,7 +245,7 @@ def nginx_server(root: Path) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.terminate()  # its worker ends with it
+            process.terminate()  # wait for its worker
             process.wait()
 
 
@@ -256,7 +256,7 @@ SERVERS = {"python -m http.server": python_server, "nginx": nginx_server}
 async def test_servers_that_the_page_names_serve_models(
     serve: Serve, model: Path, tmp_path: Path, kind: str
 ) -> None:
-    """One sends no parts of files, the other does: both are listed, fetched, and seen to change."""
+    """With and without range requests: listed, downloaded, and changes detected."""
     with SERVERS[kind](model) as url:
         async with serve(**settings(url, tmp_path)) as server:
             assert [MODEL] == await index(server)

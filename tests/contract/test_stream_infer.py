@@ -1,4 +1,4 @@
-"""ModelStreamInfer: many answers to a request, many requests in order, and how a stream ends."""
+"""ModelStreamInfer: several answers per request, pipelined requests, and how streams end."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -36,7 +36,7 @@ METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 FINAL = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"
 LIMIT = 1 << 16
-"""Bytes of answers that may wait for the client of a stream."""
+"""Maximum bytes of answers queued for a stream's client."""
 SIZE = 1 << 12
 """Elements of a long answer."""
 _PATIENCE_SECONDS = 60
@@ -49,7 +49,7 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Generation:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> NotingObserver:
-    """See the calls of the servers of a test."""
+    """Observe the calls to a test's servers."""
     observer = NotingObserver()
 
     def gates(*, observers: Sequence[Any] = (), **others: Any) -> Gates:
@@ -61,7 +61,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> NotingObserver:
 
 @pytest.fixture
 def start(serve: Serve, tmp_path: Path, generation: Generation, seen: NotingObserver) -> Serve:
-    """Run a server with a model that counts and one that does not."""
+    """Run a server with a decoupled and an ordinary model."""
     for name in ("count", f"count{generating.IN_ORDER}", "fp32"):
         identity_models.write(tmp_path / "models", name, "FP32")
     defaults = {"load_model": ("*",), "max_infer_stream_bytes": LIMIT}
@@ -71,7 +71,7 @@ def start(serve: Serve, tmp_path: Path, generation: Generation, seen: NotingObse
 def asking(
     model: str, *values: float, name: str = "", empty_final: bool = False
 ) -> pb.ModelInferRequest:
-    """Ask a model; those that count for `count` answers of `size` elements."""
+    """Return a request; decoupled models give `count` answers of `size` elements."""
     request = pb.ModelInferRequest(
         model_name=model,
         id=name,
@@ -86,7 +86,7 @@ def asking(
 
 
 class Told:
-    """An answer, as tests look at it."""
+    """An answer in the form that tests compare."""
 
     def __init__(self, message: Any) -> None:
         self.error = message.error_message
@@ -115,7 +115,7 @@ async def read(stream: Any) -> Told:
 
 
 async def rest(stream: Any) -> list[Told]:
-    """Send no more requests; return all further answers."""
+    """Send no more requests; return all remaining answers."""
     await stream.done_writing()
     told = []
     async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -125,7 +125,7 @@ async def rest(stream: Any) -> list[Told]:
 
 
 async def answers(url: str, *requests: Any, **headers: str) -> list[Told]:
-    """Send requests, then no more; return all answers."""
+    """Send requests, then half-close; return all answers."""
     async with open_stream(url, **headers) as stream:
         for request in requests:
             await stream.write(request)
@@ -139,7 +139,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def nothing_left(server: RunningServer) -> None:
-    """Return once no call, no stream and no byte is held any more."""
+    """Wait until no calls, streams or bytes are held."""
     application = server.application
     await until(lambda: application.registry.requests == 0)
     await until(lambda: application.grpc.open_streams == 0)
@@ -150,11 +150,11 @@ async def code(stream: Any) -> str:
     return str((await stream.code()).name)
 
 
-# --- answers and requests ----------------------------------------------------------------------
+# --- Requests and answers ------------------------------------------------------------------------
 
 
 async def test_one_request_gets_as_many_answers_as_its_model_gives(start: Serve) -> None:
-    """None of them is the last one, since another may follow (Triton, Decoupled Models)."""
+    """None is marked final, since another may follow (Triton, Decoupled Models)."""
     async with start() as server:
         told = await answers(server.url, asking("count", 5, 2, name="a"))
         await nothing_left(server)
@@ -172,7 +172,7 @@ async def test_an_empty_answer_ends_them_where_it_is_asked_for(start: Serve) -> 
 
 
 async def test_one_answer_to_each_request_is_its_last(start: Serve) -> None:
-    """Whether an empty one is asked for or not: it has its tensors."""
+    """Even without a request for an empty final response, because it has tensors."""
     requests = [asking("fp32", i, name=str(i), empty_final=bool(i % 2)) for i in range(200)]
     async with start() as server:
         told = await answers(server.url, *requests)
@@ -184,14 +184,14 @@ async def test_one_answer_to_each_request_is_its_last(start: Serve) -> None:
 
 
 def by_id(told: list[Told]) -> list[Told]:
-    """Return answers by their requests, those to each as they came."""
+    """Sort answers by request id, keeping the order within each."""
     return sorted(told, key=lambda one: one.id)
 
 
 async def test_answers_of_models_that_give_many_come_beside_others(
     start: Serve, generation: Generation
 ) -> None:
-    """As Triton has it: none of them waits for an answer that does not come."""
+    """As in Triton, none waits for an answer that never comes."""
     generation.may_go_on.clear()
     async with start() as server, open_stream(server.url) as stream:
         for name in ("a", "b"):
@@ -211,7 +211,7 @@ async def test_answers_of_models_that_give_many_come_beside_others(
 async def test_answers_come_in_the_order_of_their_requests(
     start: Serve, generation: Generation, seen: NotingObserver
 ) -> None:
-    """What was computed earlier waits for its turn; but it is computed."""
+    """An answer computed early waits for its turn to be sent."""
     generation.may_go_on.clear()
     async with start() as server, open_stream(server.url) as stream:
         await stream.write(asking("count_in_order", 3, 1, name="first"))
@@ -234,7 +234,7 @@ async def test_requests_in_flight_are_bounded(start: Serve, generation: Generati
         for name in "abc":
             await stream.write(asking("count", 2, 1, name=name))
         await until(lambda: generation.computed == 2)
-        # Behind what was sent before it, as far as that is read.
+        # It arrives after everything sent before on the stream.
         await answers(server.url, asking("fp32", 1))
         in_flight = server.application.registry.requests
         generation.may_go_on.set()
@@ -245,7 +245,7 @@ async def test_requests_in_flight_are_bounded(start: Serve, generation: Generati
 
 
 async def test_open_streams_are_bounded(start: Serve) -> None:
-    """One that was closed makes room."""
+    """Closing a stream frees its slot."""
     async with start(max_infer_streams=1) as server:
         async with open_stream(server.url) as stream, connect(server.url) as wire:
             await stream.write(asking("fp32", 1))
@@ -259,7 +259,7 @@ async def test_open_streams_are_bounded(start: Serve) -> None:
     assert 1 == len(told)
 
 
-# --- errors ------------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------
 
 
 def misshapen(name: str) -> pb.ModelInferRequest:
@@ -290,7 +290,7 @@ async def test_an_error_is_an_answer_and_the_stream_goes_on(start: Serve) -> Non
 
 
 async def test_an_error_ends_the_stream_where_its_header_says_so(start: Serve) -> None:
-    """Behind the answers of earlier requests (Triton, triton_grpc_error)."""
+    """After the answers to earlier requests (Triton, triton_grpc_error)."""
     async with start() as server, open_stream(server.url, triton_grpc_error="true") as stream:
         for model in ("fp32", "nope"):
             await stream.write(asking(model, 1, name=model))
@@ -305,7 +305,7 @@ async def test_an_error_ends_the_stream_where_its_header_says_so(start: Serve) -
 
 
 async def test_a_message_that_cannot_be_read_ends_the_stream(start: Serve) -> None:
-    """Behind the answers of those before it, and without a word of what it held."""
+    """After the answers to earlier requests, without quoting the message."""
     async with start() as server, connect(server.url) as wire:
         good = asking("fp32", 1).SerializeToString()
         stream = wire.open(request_headers(METHOD))
@@ -329,18 +329,18 @@ async def test_one_answer_is_not_enough_for_a_model_that_gives_many(start: Serve
     assert grpc.StatusCode.UNIMPLEMENTED is refused.value.code()
 
 
-# --- backpressure ------------------------------------------------------------------------------
+# --- Backpressure --------------------------------------------------------------------------------
 
 
 async def test_a_model_pauses_while_its_client_does_not_read(
     start: Serve, generation: Generation, seen: NotingObserver
 ) -> None:
-    """And others are served meanwhile, on the same connection too."""
+    """Others are served meanwhile, even on the same connection."""
     count, bytes_each = 100, SIZE * 4
     async with start() as server, connect(server.url) as wire:
 
         async def ask_others() -> list[Any]:
-            """On connections of their own, and on that of the client that does not read."""
+            """Use new connections, and the connection of the client that does not read."""
             live = request_headers("/inference.GRPCInferenceService/ServerLive")
             assert "0" == (await wire.trailers(wire.send(live)))["grpc-status"]
             return [(await answers(server.url, asking("fp32", i)))[0].values for i in range(5)]
@@ -362,8 +362,8 @@ async def test_a_model_pauses_while_its_client_does_not_read(
         received = await all_data(wire, stream)
         await nothing_left(server)
 
-    # Its window holds 64 KiB, as much waits as may, and one was begun; of the request behind it one
-    # answer waits for its turn.
+    # 64 KiB are in its window, the maximum is queued, and one answer was begun; of the next
+    # request, one answer waits for its turn.
     assert paused_at == still_at <= (65_535 + LIMIT) // bytes_each + 4
     assert held <= LIMIT + 3 * bytes_each
     assert held >= 2 * bytes_each, "the ledger does not know of what waits"
@@ -376,7 +376,7 @@ async def test_a_model_pauses_while_its_client_does_not_read(
 async def test_what_a_paused_model_answers_last_ends_its_request(
     start: Serve, generation: Generation, *, empty_final: bool
 ) -> None:
-    """It is resumed while an answer before it is being sent, and answers at once."""
+    """It is resumed while an earlier answer is sent, and then answers immediately."""
     count = 40
     async with start(max_infer_stream_bytes=SIZE * 4) as server, connect(server.url) as wire:
         wire.acknowledges = False
@@ -399,7 +399,7 @@ async def test_what_a_paused_model_answers_last_ends_its_request(
 async def test_no_more_requests_are_read_while_answers_wait(
     start: Serve, seen: NotingObserver
 ) -> None:
-    """However many of them may be in flight."""
+    """However many requests may be in flight."""
     async with start() as server, connect(server.url) as wire:
         wire.acknowledges = False
         wire.h2.increment_flow_control_window(1 << 20)
@@ -422,7 +422,7 @@ async def test_no_more_requests_are_read_while_answers_wait(
 
 @own_engine_only
 async def test_nothing_is_held_for_requests_that_are_answered(start: Serve) -> None:
-    """However long the stream goes on."""
+    """However long the stream lasts."""
     async with start() as server, open_stream(server.url) as stream:
         for _ in range(20):
             await stream.write(asking("fp32", *range(1000)))
@@ -435,7 +435,7 @@ async def test_nothing_is_held_for_requests_that_are_answered(start: Serve) -> N
 async def test_an_answer_for_which_there_is_no_memory_is_an_error(
     start: Serve, generation: Generation
 ) -> None:
-    """Its model stops, and the stream goes on."""
+    """Its model stops, and the stream remains usable."""
     async with start(max_held_bytes=1 << 20) as server:
         long, short = asking("count", 5, 1 << 18, name="a"), asking("fp32", 1, name="b")
         told = by_id(await answers(server.url, long, short))
@@ -447,13 +447,13 @@ async def test_an_answer_for_which_there_is_no_memory_is_an_error(
 
 
 async def all_data(wire: Wire, stream: int) -> int:
-    """Read a stream to its end; return how many bytes came."""
+    """Read a stream to its end; return the number of bytes."""
     await wire.until(h2.events.StreamEnded, stream)
     data = [e for e in wire.events if isinstance(e, h2.events.DataReceived)]
     return sum(len(event.data) for event in data if event.stream_id == stream)
 
 
-# --- the form of answers -----------------------------------------------------------------------
+# --- Typed answers -------------------------------------------------------------------------------
 
 
 def typed(model: str, *values: float, name: str = "") -> pb.ModelInferRequest:
@@ -464,7 +464,7 @@ def typed(model: str, *values: float, name: str = "") -> pb.ModelInferRequest:
 
 
 async def test_typed_requests_get_typed_answers(start: Serve) -> None:
-    """One whose answers would be longer than they may be is told so, and its model stops."""
+    """If its answers would be too long, it gets an error and its model stops."""
     requests = [
         typed("count", 2, 3, name="a"),
         typed("count", 2, 100, name="b"),
@@ -490,11 +490,11 @@ async def test_typed_requests_get_typed_answers(start: Serve) -> None:
     ]
 
 
-# --- ends in the middle ------------------------------------------------------------------------
+# --- Streams that end early ----------------------------------------------------------------------
 
 
 async def begun(stream: Any, generation: Generation) -> None:
-    """Have a request answered once, and held before its second answer."""
+    """Wait for the first answer; the second one is held back."""
     generation.may_go_on.clear()
     await stream.write(asking("count", 1_000_000, 1))
     await read(stream)
@@ -528,7 +528,7 @@ async def test_a_deadline_ends_the_stream(start: Serve, generation: Generation) 
 
 
 async def test_a_drain_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
-    """And then says that the server goes; to idle streams at once."""
+    """Then streams get UNAVAILABLE, idle ones immediately."""
     async with AsyncExitStack() as running:
         server = await running.enter_async_context(start())
         async with open_stream(server.url) as stream, open_stream(server.url) as idle:
@@ -553,7 +553,7 @@ async def test_a_drain_lets_what_is_in_flight_end(start: Serve, generation: Gene
 async def test_a_drain_cuts_off_a_client_that_does_not_read(
     start: Serve, generation: Generation, seen: NotingObserver
 ) -> None:
-    """Its model is not waited for longer than `grace_seconds`."""
+    """It waits at most `grace_seconds` for the client's model."""
     async with AsyncExitStack() as running:
         server = await running.enter_async_context(start(grace_seconds=0.2))
         async with connect(server.url) as wire:
@@ -569,7 +569,7 @@ async def test_a_drain_cuts_off_a_client_that_does_not_read(
 
 
 async def test_an_unload_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
-    """A request behind it is told that the model is gone, and the stream goes on."""
+    """Later requests get an error that the model is unloaded, and the stream remains usable."""
     async with start() as server, open_stream(server.url) as stream:
         generation.may_go_on.clear()
         await stream.write(asking("count", 3, 1, name="a"))
@@ -594,7 +594,7 @@ async def test_an_unload_lets_what_is_in_flight_end(start: Serve, generation: Ge
 async def test_an_unload_cuts_off_answers_that_go_on(
     start: Serve, generation: Generation, seen: NotingObserver
 ) -> None:
-    """After `drain_seconds`, whether their client reads or not: the memory of the model is free."""
+    """After `drain_seconds`, even if the client reads: the model's memory is freed."""
     async with (
         start(drain_seconds=0.3) as server,
         connect(server.url) as wire,
@@ -622,16 +622,16 @@ async def test_an_unload_cuts_off_answers_that_go_on(
     await until(lambda: 2 == generation.ended)
 
 
-# --- many streams ------------------------------------------------------------------------------
+# --- Many streams --------------------------------------------------------------------------------
 
 
 def data_frame(stream: int, data: bytes) -> bytes:
-    """Return a frame that the h2 library would not send on a stream that it has reset."""
+    """Return a DATA frame that h2 would not send on a stream it has reset."""
     return len(data).to_bytes(3) + bytes(2) + stream.to_bytes(4) + data
 
 
 def kept(seen: NotingObserver) -> dict[str, int]:
-    """Count what streams and their requests are made of, but for what a test noted of them."""
+    """Count the objects of streams and requests, except those that a test's observer holds."""
     seen.began_with.clear()
     seen.ended_with.clear()
     gc.collect()
@@ -641,14 +641,14 @@ def kept(seen: NotingObserver) -> dict[str, int]:
 
 
 _MANY = {"ended": 310, "reset": 310, "half-closed": 310, "lost": 70}
-"""Those that are lost are all open at a time."""
+"""Number of streams per way to end; the lost ones are all open at the same time."""
 
 
 @pytest.mark.parametrize("way", _MANY)
 async def test_streams_that_were_open_leave_nothing(
     start: Serve, generation: Generation, seen: NotingObserver, way: str
 ) -> None:
-    """A thousand, with answers on their way but for those that ended by themselves."""
+    """A thousand streams, with answers in flight unless they ended by themselves."""
     endless = asking("count", 1_000_000_000, 16).SerializeToString()
     request = framed(asking("count", 3, 16).SerializeToString() if way == "ended" else endless)
 
@@ -677,7 +677,7 @@ async def test_streams_that_were_open_leave_nothing(
         before, tasks = kept(seen), len(asyncio.all_tasks())
         await open_and_end(_MANY[way])
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
-        # A timer that was made within a stream may keep it until it is due.
+        # A timer created within a stream may keep it alive until it fires.
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while any(count > before[kind] for kind, count in kept(seen).items()):
                 await asyncio.sleep(0.1)
@@ -686,7 +686,7 @@ async def test_streams_that_were_open_leave_nothing(
 
 
 async def test_streams_over_tls(start: Serve, tmp_path: Path) -> None:
-    """With backpressure through what TLS keeps of its own."""
+    """With backpressure through the TLS buffers."""
     authority = trustme.CA()
     root = tmp_path / "root.pem"
     authority.cert_pem.write_to_path(str(root))
@@ -708,7 +708,7 @@ async def test_streams_over_tls(start: Serve, tmp_path: Path) -> None:
     assert [(name, number) for name in "ab" for number in range(200)] == sorted(told)
 
 
-# --- the unmodified client ---------------------------------------------------------------------
+# --- Unmodified client ---------------------------------------------------------------------------
 
 
 def triton_input(module: Any, *values: float) -> list[Any]:
@@ -719,7 +719,7 @@ def triton_input(module: Any, *values: float) -> list[Any]:
 
 
 async def test_tritonclient_with_callbacks(start: Serve) -> None:
-    """`start_stream` and `async_stream_infer`, as its examples for decoupled models use them."""
+    """`start_stream` and `async_stream_infer`, as in its examples for decoupled models."""
 
     def ask(url: str) -> list[Any]:
         told: list[Any] = []

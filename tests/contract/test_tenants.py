@@ -1,7 +1,7 @@
-"""Two tenants of one server at once, at every door: neither learns a thing of the other.
+"""Two concurrent tenants on every route: neither learns anything about the other.
 
-The requests are generated from the tables of doors: a new route or method is asked here too, and
-fails where it is in no row of the table of objects (`test_doors.py`).
+Requests are generated from the server's tables, so a new route is tested as well, and fails if it
+has no row in the table of objects (`test_doors.py`).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Model(PythonModel):
 
 @dataclass(frozen=True)
 class Tenant:
-    """One of the two, and everything by which it would be known to the other."""
+    """A tenant, and everything that could reveal it to the other one."""
 
     name: str
     version: str
@@ -52,12 +52,12 @@ class Tenant:
 
     @property
     def marks(self) -> tuple[bytes, ...]:
-        """Return what of it may be in no answer to another: names, ids, versions, contents."""
+        """Return what must not reach another tenant: names, ids, versions, contents."""
         number = str(self.value).encode()
         return self.name.encode(), self.version.encode(), number, struct.pack("<f", self.value)
 
     def shows_in(self, seen: Seen) -> list[bytes]:
-        """Return the marks that an answer has."""
+        """Return the marks that appear in an answer."""
         told = seen.text.encode().lower() + seen.data.lower()
         return [mark for mark in self.marks if mark.lower() in told]
 
@@ -69,7 +69,7 @@ OTHER = {ZORGO: GAMMA, GAMMA: ZORGO}
 
 
 def write(root: Path) -> None:
-    """Write the models of both, of the same kinds, and one that both may see."""
+    """Write the models of both, of the same kinds, and one that both can see."""
     for tenant in TENANTS:
         for kind in ("one", "spare"):
             identity_models.write(root, tenant.model(kind), "FP32")
@@ -174,7 +174,7 @@ async def _place(
         modelmesh=True,
         shared_memory="all",
         allow_python_models=True,
-        cors_origin=("https://app.example",),  # without which there is no gRPC-Web
+        cors_origin=("https://app.example",),  # gRPC-Web is off without it
         trace_file=str(folder / "traces"),
         access_rules=str(folder / "rules.json"),
         compilation_cache_directory=programs,
@@ -190,7 +190,7 @@ async def _place(
                 body = json.dumps(asking.region).encode()
                 assert 200 == (await asking.send("POST", path, OPERATOR, body)).status
             place = Place(asking)
-            # The steps of an ensemble come before it: a tenant may not load the other's.
+            # Load the steps before their ensemble: a tenant may not load the other's.
             for name in sorted((path.name for path in models.iterdir()), key=_is_mix):
                 await place.change(ZORGO, "load", name, OPERATOR)
             yield place
@@ -204,7 +204,7 @@ def _is_mix(name: str) -> bool:
 
 
 def kind_for(row: Doors, door: str) -> str:
-    """Return the kind of a tenant's object that a door is tried with."""
+    """Return the kind of tenant object to test a route with."""
     if "haredmemory" in door.lower():
         return "region"
     if row.deed == "load or unload":
@@ -215,12 +215,12 @@ def kind_for(row: Doors, door: str) -> str:
 
 
 def may(row: Doors) -> Found:
-    """Return what a tenant finds at a door: it may look at pages too."""
+    """Return what a tenant finds at a route; it may read pages, too."""
     return Found.WORKS if row.operation is Operation.PAGE else RULES[row.rule].owner
 
 
 def expected(row: Doors, door: str) -> tuple[str, ...]:
-    """Return the statuses of a tenant's request for what is its own; empty where any will do."""
+    """Return the expected statuses for a tenant's own object; empty if any will do."""
     found = may(row)
     if found is Found.REFUSED:
         return ("403",) if " " in door else ("7",)
@@ -230,12 +230,12 @@ def expected(row: Doors, door: str) -> tuple[str, ...]:
 
 
 def unknown(name: str) -> str:
-    """Return a name of nothing, as long as another, that may be seen no more than that."""
+    """Return a name of the same length that does not exist and is hidden from the same callers."""
     return "nobody"[: name.index("-")] + name[name.index("-") :]
 
 
 async def visit(place: Place, tenant: Tenant, seed: int) -> dict[str, int]:
-    """Ask at every door, in an order of the seed; return the inferences of each model."""
+    """Call every route in a random order; return the inferences of each model."""
     inferred: dict[str, int] = {}
     order = random.Random(seed).sample(CELLS, len(CELLS))
     for row, door, protocol in order:
@@ -260,7 +260,7 @@ async def visit(place: Place, tenant: Tenant, seed: int) -> dict[str, int]:
 
 
 def is_named(row: Doors, door: str, protocol: str) -> bool:
-    """Tell whether a door is of one object, which the request names."""
+    """Return whether requests to a route name a single object."""
     return row.rule is Rule.OF_A_MODEL or "{model}" in door or "{region}" in door
 
 
@@ -270,7 +270,7 @@ async def test_every_door_is_visited() -> None:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_two_tenants_at_once_show_each_other_nothing(place: Place, seed: int) -> None:
-    """What one sends and has is in no answer to the other; nor is it told from what is nowhere."""
+    """No answer contains the other's data, or distinguishes its objects from nonexistent ones."""
     before = [await statistics(place, tenant) for tenant in TENANTS]
     async with asyncio.TaskGroup() as both:
         visits = [
@@ -286,12 +286,12 @@ async def test_two_tenants_at_once_show_each_other_nothing(place: Place, seed: i
 
 
 async def statistics(place: Place, tenant: Tenant) -> dict[str, int]:
-    """Return how many inferences each of its models has answered."""
+    """Return the number of inferences of each of the tenant's models."""
     answer = await place.asking.send("GET", "/v2/models/stats", tenant.token)
     return {one["name"]: one["inference_count"] for one in answer.json["model_stats"]}
 
 
-# --- counts and times -------------------------------------------------------------------------
+# --- Counters and times --------------------------------------------------------------------------
 
 LOOKS = [
     cell
@@ -299,17 +299,17 @@ LOOKS = [
     if cell[0].operation in (Operation.METADATA, Operation.PAGE, Operation.READINESS)
     or cell[0].rule is Rule.LIST
 ]
-"""Whatever is read and not changed, which tells counts, states and times."""
+"""Read-only routes that show counters, states, and times."""
 TIMES = ("uptime_seconds", "now_seconds", "at_seconds", "seconds", "lag_mean_seconds")
 MOVING = (*TIMES, "errors", "recent", "hour")
-"""Times of the server, which go on for everybody, errors, which a look has itself, and series."""
+"""Global times, errors (which reading itself may cause), and time series."""
 
 
 def still(value: Any) -> Any:
-    """Return JSON without what changes by itself, and without series.
+    """Return JSON without values that change by themselves, and without time series.
 
-    A series has the busiest versions of the server: which of its own a caller sees, and so their
-    sums, depends on all.
+    A series has the server's busiest versions, so which of a caller's own it includes depends
+    on all tenants.
     """
     if isinstance(value, dict):
         kept = {key: still(each) for key, each in value.items() if key not in MOVING}
@@ -318,7 +318,7 @@ def still(value: Any) -> Any:
 
 
 def differences(at: Any, one: Any, other: Any) -> list[tuple[Any, Any, Any]]:
-    """Return where two readings differ, and how."""
+    """Return where and how two readings differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences((at, key), one[key], other[key])]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
@@ -328,7 +328,7 @@ def differences(at: Any, one: Any, other: Any) -> list[tuple[Any, Any, Any]]:
 
 
 async def look(place: Place, tenant: Tenant) -> dict[tuple[str, str, str], Any]:
-    """Return everything that a tenant reads."""
+    """Return everything that a tenant can read."""
     found = {}
     for row, door, protocol in LOOKS:
         if may(row) is Found.REFUSED:
@@ -343,13 +343,13 @@ async def look(place: Place, tenant: Tenant) -> dict[tuple[str, str, str], Any]:
 
 
 async def errors(place: Place, tenant: Tenant) -> Any:
-    """Return the failed requests for one of its models, which a look never fails for."""
+    """Return the failed requests of one of its models, to which reading never adds."""
     path = f"/page/models/{tenant.model('one')}"
     return (await place.asking.send("GET", path, tenant.token)).json["errors"]
 
 
 async def test_what_one_tenant_does_changes_nothing_that_the_other_reads(place: Place) -> None:
-    """Not a count, a size, a time or an event: inferences, failures, loads and unloads."""
+    """Inferences, failures, loads and unloads change no counter, size, time or event."""
     await place.change(GAMMA, "load", GAMMA.model("spare"))
     before, failed = await look(place, ZORGO), await errors(place, ZORGO)
     client = place.client(GAMMA)
@@ -371,7 +371,7 @@ async def test_what_one_tenant_does_changes_nothing_that_the_other_reads(place: 
 
 
 async def test_a_step_of_the_other_is_told_without_its_name(place: Place) -> None:
-    """Where it is not ready, and where it fails: in states, texts, events and pages."""
+    """When it is not ready, and when it fails: in states, messages, events and pages."""
     mix, step = ZORGO.model("mix"), GAMMA.model("one")
     await place.change(GAMMA, "unload", step)
     try:

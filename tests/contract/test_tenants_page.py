@@ -1,4 +1,4 @@
-"""The page's data for a caller of some models: its own, and nothing that tells of others."""
+"""The status page's data for a restricted caller: its own models only."""
 
 import json
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
             infer = f"/v2/models/{name}/infer"
             for token in (OPERATOR, TENANT):
                 await ask(server, "POST", infer, token, BODY)
-        # A failure that its client was told of: no other caller is shown it.
+        # A failure reported to its client, which no other caller may see.
         await ask(server, "POST", f"/v2/models/{OWN}/infer", OPERATOR, {"inputs": []})
         yield server
 
@@ -85,7 +85,7 @@ async def test_the_status_has_its_models_and_their_sums(server: RunningServer) -
     assert (1, 1, 1) == (own["ready_models"], own["model_count"], own["matching"])
     assert own["models"][0]["size_bytes"] == own["memory"]["used_bytes"]
     assert own["memory"]["total_bytes"] is None
-    # One inference of each caller; the operator's failure is the model's as well.
+    # One inference per caller; the operator's failed one counts for the model as well.
     assert (2, 1) == (own["requests"]["success"], own["requests"]["fail"])
     assert [OWN, OTHER] == [row["name"] for row in all_of_them["models"]]
     assert 3 == all_of_them["requests"]["success"]
@@ -146,7 +146,7 @@ async def test_a_page_of_some_models_shows_these_whatever_else_its_caller_may(
 async def test_what_a_caller_of_some_models_reads_replaces_no_answer_of_all(
     server: RunningServer,
 ) -> None:
-    """A search changes its rows alone."""
+    """A search by a restricted caller only changes its own rows."""
     searched, whole = [
         json.loads((await ask(server, "GET", path, TENANT)).body)
         for path in ("/status.json?search=nothing", "/status.json")

@@ -1,4 +1,4 @@
-"""Every form of asking a language model for text is answered alike, in whatever order they come."""
+"""All ways to request text from a language model give the same answers, in any order."""
 
 import json
 import random
@@ -21,12 +21,12 @@ TIMES = 5
 
 @dataclass(frozen=True)
 class Form:
-    """A request, and where its answer has the texts."""
+    """A request, and how to find the texts in its answer."""
 
     path: str
     body: Mapping[str, Any]
     texts: Any
-    """From the JSON of an answer, or of an event, to the texts of its choices by number."""
+    """Maps the JSON of an answer or event to the texts of its choices by index."""
     expected: tuple[str, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ def tensors(found: Any) -> dict[int, str]:
 
 
 def forms() -> list[Form]:
-    """Return every form: doors with the ways of asking, whole, in a stream, and compressed."""
+    """Return every form: each route, complete, streamed, and compressed."""
     plain = {"model": "story", "temperature": 0}
     asked: list[Form] = []
     for number, text in enumerate(SCRIPTS):

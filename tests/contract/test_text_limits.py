@@ -1,4 +1,4 @@
-"""What texts of clients may take is the operator's to say, and reaches all that computes them."""
+"""The operator's limits on text processing reach everything that processes clients' texts."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_settings_that_nobody_gave_are_the_limits_of_code_that_is_given_none() -
 
 
 def write(root: Path) -> Path:
-    """Write a model with a template, grammars, and a tokenizer that may take long."""
+    """Write a model with a template, grammars, and a slow tokenizer."""
     how: dict[str, Any] = {"template": scripted_language.HERMES, "scripts": ["12"]}
     folder = scripted_language.export(root / "chat", **how, grammars="true")
     path = folder / "1" / "tokenizer.json"
@@ -46,7 +46,7 @@ def write(root: Path) -> Path:
 
 
 class Seen:
-    """What processes and threads were made with."""
+    """Arguments that processes and threads were created with."""
 
     def __init__(self, changed: pytest.MonkeyPatch) -> None:
         self.limits: dict[str, Limits] = {}

@@ -1,4 +1,4 @@
-"""TLS on every endpoint of one server: who is let in, and who a call is from."""
+"""TLS on every endpoint of a server: who is admitted, and who a call is attributed to."""
 
 import asyncio
 import ssl
@@ -32,7 +32,7 @@ ENDPOINTS = ("grpc_endpoint", "grpc_data_endpoint", "http_endpoint", "metrics_en
 
 
 class Everywhere:
-    """A server of four endpoints that asks clients for certificates."""
+    """A server with four endpoints that requires client certificates."""
 
     def __init__(self, server: RunningServer, calls: list[Call], files: dict[str, str]) -> None:
         self.server = server
@@ -50,7 +50,7 @@ async def everywhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     with pytest.MonkeyPatch.context() as patched, capture_logs() as log:
         patched.setattr(app, "Gates", lambda **_: Gates(permission=calls.append))
         patched.setattr(app, "LOOK_SECONDS", 0.05)
-        # One that is written as the other is the same.
+        # Equal endpoints would be one endpoint.
         endpoints = dict.fromkeys(ENDPOINTS, "port:0") | {"grpc_data_endpoint": "port:00"}
         timeouts = {"preface_seconds": 1.0}
         async with serving(folder, folder / "models", **endpoints, **files, **timeouts) as server:
@@ -82,7 +82,7 @@ async def opened(port: int, tls: ssl.SSLContext) -> AsyncIterator[Any]:
 
 
 async def ask(endpoint: str, port: int, tls: ssl.SSLContext) -> str:
-    """Ask something of an endpoint; return its status."""
+    """Send a request to an endpoint; return its status."""
     async with asyncio.timeout(SECONDS):
         if endpoint.startswith("grpc"):
             tls.set_alpn_protocols(["h2"])
@@ -122,7 +122,7 @@ async def test_strangers_are_not_let_in(
 ) -> None:
     everywhere.calls.clear()
     with pytest.raises((ssl.SSLError, ConnectionError, IndexError, AssertionError)):
-        # TLS 1.3: a client comes to know with the first bytes that it reads.
+        # In TLS 1.3 the client notices a rejection when it first reads.
         await ask(endpoint, everywhere.ports[endpoint], context(STRANGERS[stranger]()))
 
     assert not everywhere.calls
@@ -133,7 +133,7 @@ async def test_strangers_are_not_let_in(
 async def test_what_begins_no_handshake_is_dropped(
     everywhere: Everywhere, endpoint: str, text: str
 ) -> None:
-    """Plain text on a port of TLS, or silence: dropped within preface_seconds."""
+    """Plain text on a TLS port, or silence: dropped within preface_seconds."""
     async with connect(f"127.0.0.1:{everywhere.ports[endpoint]}") as client:
         await client.send(text.encode())
         async with asyncio.timeout(SECONDS):
@@ -142,7 +142,7 @@ async def test_what_begins_no_handshake_is_dropped(
 
 
 async def test_a_renewed_certificate_is_shown_soon(everywhere: Everywhere) -> None:
-    """On every endpoint, without a signal; a broken pair before it changes nothing."""
+    """On every endpoint, without a signal; an invalid pair before it changes nothing."""
     folder = Path(everywhere.files["tls_certificate"]).parent
 
     async def serials() -> set[str]:
@@ -166,7 +166,7 @@ async def test_a_renewed_certificate_is_shown_soon(everywhere: Everywhere) -> No
 
 
 async def test_silent_connections_count_and_make_room(everywhere: Everywhere) -> None:
-    """H10: those that never begin the handshake are counted, and dropped in time."""
+    """H10: connections without a handshake are counted, and dropped in time."""
     grpc = everywhere.server.application.grpc
     (port, *_) = everywhere.ports.values()
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""What a load that finds no memory tells: of the device to who sees all models, and to no other."""
+"""Out-of-memory errors show device sizes only to callers that may see all models."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -74,7 +74,7 @@ LOADS: Mapping[str, Callable[[Place, str], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("door", LOADS)
 async def test_only_who_sees_all_is_told_what_a_device_has(place: Place, door: str) -> None:
-    """Also of the reason that is kept: whoever loaded last."""
+    """The same holds for a stored reason, whoever started the last load."""
     told = [await LOADS[door](place, token) for token in (TENANT, OPERATOR)]
     kept = [await place.rest("/v2/repository/index", token) for token in (TENANT, OPERATOR, TENANT)]
 

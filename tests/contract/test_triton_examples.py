@@ -1,6 +1,6 @@
-"""Models such as those of Triton's own example repository, served from where they lie.
+"""Models like those of Triton's example repository, served unchanged.
 
-Written anew: graphs and configurations of the same kinds, and the stock client that asks them.
+Rewritten here: equivalent graphs and configurations, with the stock client.
 """
 
 from collections.abc import AsyncIterator
@@ -87,7 +87,7 @@ def models() -> dict[str, tuple[Any, str]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Any, Any]]:
-    """Clients of both protocols, of a server of all models."""
+    """Clients of both protocols for a server with all models."""
     root = tmp_path_factory.mktemp("models")
     for name, (made, config) in models().items():
         (root / name / "1").mkdir(parents=True)
@@ -168,7 +168,7 @@ async def test_tensors_are_reshaped_for_a_model_of_fixed_shape(clients: tuple[An
 async def test_a_file_name_that_no_file_system_takes_is_not_found_in_the_repository(
     clients: tuple[Any, Any], parameter: str
 ) -> None:
-    """Triton answers INTERNAL: its example simple_grpc_model_control asserts status and text."""
+    """Triton answers INTERNAL: its example simple_grpc_model_control checks status and text."""
     grpc_client, http_client = clients
     files = {parameter.format("A" * 256): b"a"}
     with pytest.raises(InferenceServerException) as over_grpc:

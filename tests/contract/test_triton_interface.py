@@ -1,4 +1,4 @@
-"""All that Triton documents for a model.py, as its users write it, in threads and processes."""
+"""Triton's documented model.py interface, in threads and processes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Python models of Triton's interface, used as the examples of its python backend use it."""
+"""Python models with Triton's interface, used as in the examples of its python backend."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def model(root: Path, name: str, code: str, config: str = ONE) -> Path:
 
 
 def execute(root: Path, name: str, body: str, config: str = ONE, kind: str = "def") -> None:
-    """Write a model with this body of its `execute`; `y` makes an answer."""
+    """Write a model with this `execute` body, in which `y` makes a response."""
     lines = "\n".join("        " + line for line in body.strip("\n").splitlines())
     model(
         root,
@@ -194,7 +194,7 @@ return [y(np.array([sum(found)]))]
             found[result.get_response().id].append(int(result.as_numpy("y")[0]))
             if sum(map(len, found.values())) == sum(counts):
                 break
-        # 64 bits as numpy made them, where the configuration has 32: as Triton lets them through.
+        # numpy computed 64 bits where the configuration has 32; Triton accepts that, too.
         total = await client.infer("sum", x=np.array([50], np.int32))
         unary = await client.fails("count", x=one)
 
@@ -429,7 +429,7 @@ async def test_it_is_there_for_modules_beside_it_too(start: Any, root: Path) -> 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_code_computes_for_the_first_request_that_it_is_given(is_async: bool) -> None:
-    """What it asks is part of that one: a request that was cancelled would cancel it too."""
+    """A nested request belongs to the first request; cancelling that one cancels it."""
     done, found = threading.Event(), []
 
     class Plain:

@@ -1,4 +1,4 @@
-"""What Triton's Python models may give and how: outputs unlike the configuration, and late ones."""
+"""Outputs of Triton's Python models that differ from the configuration, and late outputs."""
 
 import asyncio
 import itertools
@@ -37,8 +37,9 @@ FORMS: dict[str, tuple[str, str, list[int], list[Any], bool]] = {
     "big_endian": ("y", "np.ones(BATCH + [1], '>f4')", [1], [1.0], True),
     "left_out": ("z", "np.ones(1, np.float32)", [], [], False),
 }
-"""A form: the output, what makes it, its shape without the batch, its elements, and whether it is
-what the configuration says."""
+"""A form of output: the output, the code that makes it, its shape without the batch, its elements,
+and whether it matches the configuration.
+"""
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def model(root: Path, name: str, code: str, config: str = TENSORS) -> None:
 
 
 def execute(root: Path, name: str, body: str, config: str = TENSORS, kind: str = "def") -> None:
-    """Write a model with this body of its `execute`; `y` makes an answer."""
+    """Write a model with this `execute` body, in which `y` makes a response."""
     lines = "\n".join("        " + line for line in body.strip("\n").splitlines())
     model(
         root,
@@ -81,7 +82,7 @@ async def answered(client: Client, name: str, rows: int) -> Any:
 async def test_every_form_of_an_output_is_let_through_or_refused(
     start: Any, root: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As Triton lets it through, unless the configuration has a model be strict."""
+    """Like Triton, accept it unless the configuration asks for strictness."""
     body = "\n".join(
         f"            {form!r}: lambda BATCH: pb_utils.Tensor({name!r}, {made}),"
         for form, (name, made, *_) in FORMS.items()
@@ -143,7 +144,7 @@ class TritonPythonModel:
         for other in rest:
             assert (rows or 1) == answer[other].size
     told = [line for line in log.splitlines() if "output unlike the configuration" in line]
-    # Once for each output of a model.
+    # Once per output of a model.
     assert 4 == len(told)
     for line in told:
         assert "parameter 'strict_outputs' with 'true'" in line
@@ -210,7 +211,7 @@ return [y(np.array(sizes, np.float32))]
 async def test_the_final_flag_alone_is_an_empty_answer_of_a_call(
     start: Any, root: Path, where: str
 ) -> None:
-    """So the examples of Triton know the end; one with outputs and the flag is followed by none."""
+    """Triton's examples detect the end this way; outputs with the flag get no empty response."""
     model(root, "count", COUNT, TENSORS + "model_transaction_policy { decoupled: True }")
     execute(root, "calls", CALLS, TENSORS + (PROCESS if where == "process" else ""))
     async with start() as client:
@@ -231,7 +232,7 @@ async def test_a_model_may_have_no_inputs_or_no_outputs(start: Any, root: Path, 
     nothing = "return [pb_utils.InferenceResponse([]) for _ in requests]"
     ones = "return [y(np.ones(1, np.float32)) for _ in requests]"
     rows = "return [y(np.ones((1, 1), np.float32)) for _ in requests]"
-    # A process takes a second to start.
+    # Starting a process takes a second.
     execute(root, "no_inputs", ones, OUTPUT + process)
     execute(root, "batched", rows, OUTPUT + "max_batch_size: 4 dynamic_batching {}")
     execute(root, "no_outputs", nothing, TENSORS.partition("output")[0])
@@ -249,7 +250,7 @@ async def test_a_model_may_have_no_inputs_or_no_outputs(start: Any, root: Path, 
 
 
 async def test_a_model_finds_its_devices_itself(start: Any, root: Path) -> None:
-    """KIND_MODEL, as every Python model of vLLM or TensorRT-LLM has it."""
+    """KIND_MODEL, as in every Python model of vLLM or TensorRT-LLM."""
     code = """
 class TritonPythonModel:
     def initialize(self, args):
@@ -289,7 +290,7 @@ class TritonPythonModel:
 
 @pytest.mark.parametrize("where", ["threads", "process"])
 async def test_coroutines_of_execute_run_side_by_side(start: Any, root: Path, where: str) -> None:
-    """Each waits for all: one after the other would never end."""
+    """Each waits for all others, so running them in sequence would never end."""
     model(root, "m", MEETS, TENSORS + (PROCESS if where == "process" else ""))
     async with start() as client:
         async with asyncio.timeout(60):

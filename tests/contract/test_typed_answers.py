@@ -39,14 +39,14 @@ WAYS = [
     pytest.param(grpc.Compression.Gzip, marks=own_engine_only),
     pytest.param(grpc.Compression.Deflate, marks=own_engine_only),
 ]
-"""A compressed request takes the general path, and an ordinary one the fast path."""
+"""Compressed requests take the general path, others the fast path."""
 MANY = 100
-"""More elements than are written one by one."""
+"""More elements than are encoded one by one."""
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of each datatype, which gives back what it gets."""
+    """An identity model for each datatype."""
     root = tmp_path_factory.mktemp("models")
     for row in TYPED:
         identity_models.write(root, row.name, row.name)
@@ -62,14 +62,14 @@ def request_for(row: Datatype, elements: Sequence[Any]) -> Any:
 
 
 async def ask(server: RunningServer, request: Any, **options: Any) -> bytes:
-    """Return the bytes of the answer."""
+    """Return the serialized answer."""
     async with grpc.aio.insecure_channel(server.url, **options) as channel:
         answer: bytes = await channel.unary_unary(METHOD)(request.SerializeToString(), timeout=20)
     return answer
 
 
 def contents(answer: bytes, row: Datatype) -> list[Any]:
-    """Return the elements as a client sees them that knows no raw contents."""
+    """Return the elements as seen by a client that ignores raw contents."""
     (output,) = typed_contract.ModelInferResponse.FromString(answer).outputs
     assert row.contents is not None
     filled = [field.name for field, _ in output.contents.ListFields()]

@@ -1,4 +1,4 @@
-"""Only what the log has a traceback of counts as unexpected: no client raises that alert."""
+"""Only errors with a traceback in the log count as unexpected; clients cannot cause any."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ METHODS = ("ModelInfer", "ModelMetadata", "ModelStreamInfer")
 GARBAGE = b"\x0a\xff\xff\xff\xff\x7f"
 """A field that is longer than its message."""
 MANY = b"\x3a\x00" * 200
-"""More fields than `max_message_fields`: parameters of ModelInfer, unknown elsewhere."""
+"""More fields than `max_message_fields`: parameters in ModelInfer, unknown fields elsewhere."""
 MAX_BYTES = 1 << 20
 
 
@@ -43,13 +43,13 @@ async def server(serve: Serve, tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 Act = Callable[[RunningServer, str], Awaitable[str]]
-"""Does to a method what no client should; returns the status that it was answered with."""
+"""Misuses an RPC; returns the status of the answer."""
 
 
 def octets(
     data: bytes, *more: tuple[str, str], ends: bool = True
 ) -> Callable[[RunningServer, str], Awaitable[str]]:
-    """Send octets as the DATA of a call."""
+    """Send bytes as the DATA of a call."""
 
     async def act(server: RunningServer, method: str) -> str:
         async with connect_wire(server.url) as wire:
@@ -85,7 +85,7 @@ UNARY = {
 
 
 async def reasons(server: RunningServer) -> dict[str, int]:
-    """Return the rows of xlaserve_refusals_total."""
+    """Return the values of xlaserve_refusals_total by reason."""
     answer = await ask(str(server.http), "GET", "/metrics")
     name = 'xlaserve_refusals_total{reason="'
     rows = [line for line in answer.body.decode().splitlines() if line.startswith(name)]
@@ -103,7 +103,7 @@ def increases(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, 
 async def test_no_message_of_a_client_is_unexpected(server: RunningServer, method: str) -> None:
     faults = FAULTS if method == "ModelStreamInfer" else {**FAULTS, **UNARY}
     for fault, act in faults.items():
-        for _ in range(3):  # on the fast path, on the general one, and what they remember
+        for _ in range(3):  # the fast path, the general path, and their caches
             before = await reasons(server)
             with capture_logs() as log:
                 status = await act(server, method)
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_within_its_body_is_not_unexpected(
 async def test_what_has_a_traceback_is_unexpected(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the general path and the fast one of both transports: a row has been there before."""
+    """On the general and fast paths of both transports; the metric's row exists from the start."""
 
     def failing(*given: Any, **named: Any) -> Any:
         raise ValueError("nobody expects this")

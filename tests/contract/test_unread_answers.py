@@ -1,4 +1,4 @@
-"""Clients that do not read their answers lose them in time, and with them all that they held."""
+"""Clients that do not read their answers are disconnected, and their memory is released."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from xlaserve.tensors import Parameter
 
 MIB = 1 << 20
 ANSWER_BYTES = 24 * MIB
-"""More than the buffers of both sockets take."""
+"""More than the buffers of both sockets."""
 RAW = ("Inference-Header-Content-Length", "0")
 SECONDS = 0.4
 
@@ -33,7 +33,7 @@ Tensor: Any = Request.InferInputTensor
 
 
 class Endless(IdentityModel):
-    """A model that gives as many answers as are read."""
+    """A model with endless answers."""
 
     def generate(
         self, inputs: Mapping[str, Any], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -80,7 +80,7 @@ async def until(holds: Callable[[], Any]) -> None:
 async def sluggish(
     url: str | None,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect with hardly any buffer on this side."""
+    """Connect with a small receive buffer."""
     assert url is not None
     host, _, port = url.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
@@ -95,8 +95,8 @@ def http_request(size: int = ANSWER_BYTES) -> bytes:
 
 
 async def ask(client: frames.Peer, size: int) -> None:
-    """Send a request for so many bytes."""
-    await client.ping()  # so that the settings of both are in force
+    """Request an answer of `size` bytes."""
+    await client.ping()  # wait until both sides' settings are in force
     tensor = Tensor(name="x", datatype="UINT8", shape=[size])
     request = Request(model_name="m", inputs=[tensor], raw_input_contents=[bytes(size)])
     body = framed(request.SerializeToString())
@@ -130,10 +130,10 @@ async def test_answers_of_the_fast_path_that_are_not_read_are_dropped(
     one = http_request(60_000)
     async with sluggish(server.http) as (reader, writer):
         for _ in range(3):
-            writer.write(one)  # to have its header block known
+            writer.write(one)  # so that its header block is cached
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(60_000)
-        # As many as the sockets take, and more.
+        # More than the socket buffers take.
         writer.write(one * 400)
         await until(lambda: ledger.held > 0)
         await until(lambda: ledger.held == 0)
@@ -143,7 +143,7 @@ async def test_answers_of_the_fast_path_that_are_not_read_are_dropped(
 async def test_what_waits_for_its_client_does_not_keep_an_unloaded_model_in_use(
     endless: RunningServer,
 ) -> None:
-    """The memory of a model that gives many answers is free in time after its unload."""
+    """A decoupled model's memory is freed in time after an unload."""
     application = endless.application
     instance = application.registry.resolve("m")[1]
     async with sluggish(endless.http) as (_, writer):
@@ -157,13 +157,13 @@ async def test_what_waits_for_its_client_does_not_keep_an_unloaded_model_in_use(
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(server: RunningServer) -> None:
-    """It needs several times as long as one that reads nothing is given."""
+    """It takes several times the limit for a client that reads nothing."""
     async with sluggish(server.http) as (reader, writer):
         writer.write(http_request())
         head = await reader.readuntil(b"\r\n\r\n")
         left = ANSWER_BYTES
         while left:
-            # Less than the sockets hold, so that what waits for them becomes less each time.
+            # Less than the socket buffers, so that the server sees progress each time.
             left -= len(await reader.readexactly(min(left, 2 * MIB)))
             await asyncio.sleep(SECONDS / 4)
 
@@ -172,7 +172,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_it(server: RunningServer) 
 
 @pytest.mark.slow
 async def test_a_grpc_connection_that_is_not_read_is_closed(server: RunningServer) -> None:
-    """Its own window is not widened: nothing is sent but what it has to take."""
+    """Its connection window is never updated, so most of the answer cannot be sent."""
     ledger = server.application.ledger
     async with peer(server.url, (frames.Setting.INITIAL_WINDOW_SIZE, 1 << 28)) as client:
         await ask(client, MIB)

@@ -1,4 +1,4 @@
-"""Clauses of the V2 protocol by their values: repositories, versions, metadata, many images."""
+"""Clauses of the V2 protocol by their values: repositories, versions, metadata, images."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2_grpc
 SERVICE = "/inference.GRPCInferenceService/"
 VERSIONS = ("1", "2", "10")
 FRAMES = (2, 3)
-"""Clips, and pictures of each."""
+"""Number of clips, and of pictures per clip."""
 PICTURE = (4, 5, 3)
 
 
@@ -54,7 +54,7 @@ def stub(channel: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["Index", "ModelLoad", "ModelUnload"])
 async def test_a_repository_by_name_is_not_there(stub: Any, method: str) -> None:
-    """Model repository extension: there is only the repository without a name."""
+    """Model repository extension: only the unnamed repository exists."""
     named: dict[str, Any] = {"repository_name": "other"}
     if method != "Index":
         named["model_name"] = "echo"
@@ -74,13 +74,13 @@ async def test_a_repository_by_name_is_not_there(stub: Any, method: str) -> None
 async def test_the_latest_version_answers_unless_another_is_asked_for(
     server: RunningServer, path: str, version: str
 ) -> None:
-    """The latest is the greatest number, not the last of the texts."""
+    """The latest version has the greatest number; versions are not compared as strings."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [7]}
     body = json.dumps({"inputs": [tensor]}).encode()
     assert server.http is not None
     async with connect(server.http) as client:
         answers = []
-        for _ in range(2):  # the second one knows the head
+        for _ in range(2):  # the second request takes the fast path
             await client.send(message("POST", f"/v2/models/echo{path}/infer", body=body))
             answers.append(await client.answer())
 
@@ -89,7 +89,7 @@ async def test_the_latest_version_answers_unless_another_is_asked_for(
 
 
 async def test_metadata_has_no_parameters(channel: Any) -> None:
-    """Field 6 is a map of parameters in one dialect and of texts in another: none is in it."""
+    """Field 6 is a parameter map in one dialect and a string map in another, so it is empty."""
     asked = pb.ModelMetadataRequest(name="echo").SerializeToString()
     answer = await channel.unary_unary(f"{SERVICE}ModelMetadata")(asked)
     metadata = pb.ModelMetadataResponse.FromString(answer)
@@ -102,7 +102,7 @@ async def test_metadata_has_no_parameters(channel: Any) -> None:
 
 
 async def test_pictures_of_an_input_with_five_dimensions_are_counted_by_two(channel: Any) -> None:
-    """OVMS, binary inputs: a model of [N, M, H, W, C] takes pictures of the shape [N, M]."""
+    """OVMS, binary inputs: a model of [N, M, H, W, C] takes encoded images of shape [N, M]."""
     expected = np.empty((*FRAMES, *PICTURE), np.uint8)
     files = []
     for place in np.ndindex(*FRAMES):

@@ -41,7 +41,7 @@ async def test_server_ready(stub: Any) -> None:
     [("simple", "", True), ("simple", "1", True), ("mlp", "", False)],
 )
 async def test_model_ready(stub: Any, name: str, version: str, expected: bool) -> None:
-    """A model of the repository that is not loaded is not ready."""
+    """A model in the repository is not ready until it is loaded."""
     response = await stub.ModelReady(pb.ModelReadyRequest(name=name, version=version))
 
     assert expected is response.ready
@@ -55,7 +55,7 @@ async def test_model_ready_of_what_there_is_not(stub: Any, name: str, version: s
 
 
 async def test_server_metadata(stub: Any) -> None:
-    """Every extension in the list is really there."""
+    """Every listed extension is implemented."""
     metadata = await stub.ServerMetadata(pb.ServerMetadataRequest())
 
     assert "xlaserve" == metadata.name

@@ -47,7 +47,7 @@ async def status_of(call: Any) -> str:
 
 
 async def test_model_statistics_count_requests_rows_and_batches(client: Any) -> None:
-    """64-bit numbers are texts in proto-JSON."""
+    """64-bit numbers are strings in proto-JSON."""
     for rows in (1, 3, 3):
         await infer(client, rows)
     (found,) = await statistics(client, "identity")
@@ -90,7 +90,7 @@ async def test_the_parts_of_a_request_add_up(client: Any) -> None:
 
 
 async def test_requests_that_do_not_fit_are_failures(client: Any) -> None:
-    """One is refused for its shape, one because its bytes are no tensor."""
+    """One has a wrong shape, the other has invalid tensor bytes."""
     assert "StatusCode.INVALID_ARGUMENT" == await status_of(infer(client, 1, columns=15))
     tensor = triton.InferInput("x", [1, 16], "FP32")
     tensor.set_data_from_numpy(np.zeros((1, 16), np.float32))
@@ -111,7 +111,7 @@ async def test_memory_usage_is_what_the_model_holds(client: Any) -> None:
 
 
 async def test_what_compilation_took_is_told_in_an_extension(client: Any) -> None:
-    """Other clients skip the field; those that know it have every batch size."""
+    """Clients that know the field get every batch size; others skip it."""
     ask = pb.ModelStatisticsRequest(name="identity")
     answer = await client._client_stub.ModelStatistics(ask)
     (found,) = ours.ModelStatisticsResponse().parse(answer.SerializeToString()).model_stats

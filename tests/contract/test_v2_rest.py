@@ -1,6 +1,6 @@
 """The KServe compatible RESTful API, section by section, in the order of its document.
 
-Where the document shows a curl command, curl is run.
+Where the document shows a curl command, the test runs curl.
 """
 
 import io
@@ -39,7 +39,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> Path:
-    """The models of the document's examples, which give back what they get, and `simple`."""
+    """Identity models with the names in the document's examples, and `simple`."""
     root = tmp_path_factory.mktemp("models")
     for name, config in MODELS.items():
         (root / name / "1").mkdir(parents=True)
@@ -71,7 +71,7 @@ def address(server: RunningServer) -> str:
 
 
 async def infer(address: str, model: str, request: Any, *binary: bytes) -> Answer:
-    """Send JSON, and binary tensors behind it."""
+    """Send JSON, followed by binary tensors."""
     head = json.dumps(request).encode()
     headers = [(HEADER, str(len(head)))] if binary else []
     return await ask(
@@ -80,7 +80,7 @@ async def infer(address: str, model: str, request: Any, *binary: bytes) -> Answe
 
 
 def taken_apart(answer: Answer) -> tuple[Any, bytes]:
-    """Return the JSON of a binary answer and the tensors behind it."""
+    """Return the JSON and the tensors of a binary answer."""
     length = int(answer.headers[HEADER.lower()])
     return json.loads(answer.body[:length]), answer.body[length:]
 
@@ -246,7 +246,7 @@ def encoded(kind: str, color: tuple[int, int, int] = (255, 0, 128)) -> bytes:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 async def test_an_encoded_image(address: str, kind: str) -> None:
-    """The document's example as it stands: no binary_data_size, and the length before the image."""
+    """The document's example: no binary_data_size, and the length before the image."""
     image = encoded(kind)
     tensor = {"name": "model_input", "shape": [1], "datatype": "BYTES"}
     request = {"model_name": "my_model", "inputs": [tensor]}
@@ -287,7 +287,7 @@ async def test_raw_data(address: str) -> None:
 
 
 async def test_raw_data_by_curl(url: str, tmp_path: Path) -> None:
-    """A body that is large enough for curl to ask whether it may send it."""
+    """The body is large enough for curl to send Expect: 100-continue."""
     x = np.arange(8 * 270000, dtype=np.float32)
     head = b'{"inputs":[{"name":"model_input","shape":[8,300,300,3],"datatype":"FP32"}]}'
     (tmp_path / "body").write_bytes(head + x.tobytes())
@@ -301,7 +301,7 @@ async def test_raw_data_by_curl(url: str, tmp_path: Path) -> None:
 
 
 async def test_strings_in_the_binary_extension(address: str) -> None:
-    """They are preceded by four bytes with their length, little-endian, too."""
+    """Each string is preceded by its length in four bytes, little-endian."""
     tensor = {"name": "model_input", "shape": [2, 1], "datatype": "BYTES"}
     packed = b"\1\0\0\0a\3\0\0\0\xe2\x82\xac"
     answer = await infer(address, "strings", {"inputs": [tensor]}, packed)
@@ -333,7 +333,7 @@ async def test_a_binary_output(address: str) -> None:
 
 
 async def test_a_raw_request(address: str) -> None:
-    """A header of no bytes: the whole body is the tensor, and the answer is binary."""
+    """With an empty JSON header the whole body is the tensor, and the answer is binary."""
     x = np.array([1, 2], np.float32)
     answer = await ask(address, "POST", "/v2/models/mymodel/infer", (HEADER, "0"), body=x.tobytes())
 
@@ -353,7 +353,7 @@ async def test_an_error(address: str) -> None:
 
 @pytest.mark.parametrize("end", ["//..", "/..", "//", "/../infer"])
 async def test_a_path_is_not_truncated(address: str, end: str) -> None:
-    """The document warns of `//..` at the end of a request; here it names nothing."""
+    """The document warns of `//..` at the end of a path; here it matches no route."""
     tensor = {"name": "model_input", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
     async with connect(address) as connection:
         answer = await connection.ask(
@@ -368,7 +368,7 @@ async def test_a_path_is_not_truncated(address: str, end: str) -> None:
     assert end in answer.error
 
 
-# --- the digits, over JSON, binary tensors and as bare files -----------------------------------
+# --- Digits as JSON, binary tensors, and bare files ----------------------------------------------
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def seven(kind: str, example_models: Path) -> bytes:
 
 
 async def recognised(address: str, image: bytes, form: str) -> Any:
-    """Return the digit that the model sees, or the answer if that is an error."""
+    """Return the digit that the model recognizes, or the answer if it is an error."""
     if form == "raw":
         answer = await ask(address, "POST", "/v2/models/digits/infer", (HEADER, "0"), body=image)
     else:
@@ -403,7 +403,7 @@ async def recognised(address: str, image: bytes, form: str) -> Any:
 async def test_a_digit_is_recognised(
     digits: str, example_models: Path, subtests: pytest.Subtests
 ) -> None:
-    """As the extension says, as OVMS's clients send a single image, and as nothing but the file."""
+    """As the extension says, like OVMS's clients with a single image, and as a bare file."""
     for kind in ("JPEG", "PNG"):
         for form in ("prefixed", "bare", "raw"):
             with subtests.test(kind=kind, form=form):
@@ -411,7 +411,7 @@ async def test_a_digit_is_recognised(
 
 
 async def test_the_file_of_the_readme_is_recognised(digits: str, example_models: Path) -> None:
-    """As it is: a file with as many bytes as the tensor has would be taken for the tensor."""
+    """A raw file whose size happens to equal the tensor's would be taken for the tensor."""
     file = (example_models.parent / "data" / "seven.png").read_bytes()
 
     assert 7 == await recognised(digits, file, "raw")

@@ -1,6 +1,6 @@
-"""The KServe compatible RESTful API in the fast path: the same bytes as the general path answers.
+"""The KServe compatible RESTful API: the fast path returns the same bytes as the general path.
 
-Every request is sent twice; the server knows the head of the second, and reads no header of it.
+Every request is sent twice; the second one's header block is cached, so no header is parsed.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ def address(server: RunningServer) -> str:
 
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What went the general path."""
+    """Requests that took the general path."""
     noted: list[bytes] = []
     take_over = Connection.take_over
 
@@ -86,7 +86,7 @@ class Case:
 
     @property
     def request(self) -> bytes:
-        """What is sent."""
+        """Return the request as bytes."""
         return message("POST", self.path, *self.headers, body=self.body, length=len(self.body))
 
 
@@ -130,7 +130,7 @@ CASES = [
     Case("raw", FOUR, headers=[(LENGTH, "0")]),
     case("texts", tensor(["h\u00e9"], (1, 1), datatype="BYTES"), model="texts"),
     case("integers", tensor([2**62, -1], (1, 2), datatype="INT64"), model="integers"),
-    # what is wrong
+    # invalid requests
     case("no such model", tensor(), model="nobody"),
     case("no such version", tensor(), path="/v2/models/floats/versions/7/infer"),
     case("no such input", tensor(name="z")),
@@ -157,7 +157,7 @@ CASES = [
 
 
 async def answer(client: Client, request: bytes) -> tuple[list[str], bytes]:
-    """Return the head of an answer without its date, and the body."""
+    """Return an answer's header lines without the date, and its body."""
     await client.send(request)
     head = (await client.reader.readuntil(END)).decode()
     lines = [line for line in head.split("\r\n") if not line.startswith("Date: ")]
@@ -173,7 +173,7 @@ async def test_every_request_is_answered_byte_for_byte_as_the_general_path_does(
         for number, case in enumerate(CASES):
             headers = [*case.headers, *([("Accept-Encoding", accepted)] if accepted else [])]
             request = Case(case.name, case.body, case.path, headers).request
-            # Nobody else has sent a head like it.
+            # A header block that is not cached yet.
             request = request.replace(b"Host: localhost", f"Host: localhost:{number}".encode())
             general.clear()
             first = await answer(client, request)
@@ -186,7 +186,7 @@ async def test_every_request_is_answered_byte_for_byte_as_the_general_path_does(
 async def test_what_is_wrong_with_the_length_of_the_json_never_has_the_fast_path(
     address: str, general: list[bytes]
 ) -> None:
-    """Whether there is such a model matters more."""
+    """An unknown model is reported first."""
     known = Case("", b"{}", headers=[(LENGTH, "many")]).request
     unknown = Case("", b"{}", "/v2/models/nobody/infer", [(LENGTH, "many")]).request
     async with connect(address) as client:
@@ -197,7 +197,7 @@ async def test_what_is_wrong_with_the_length_of_the_json_never_has_the_fast_path
 
 
 async def test_both_ways_are_counted_alike(address: str, general: list[bytes]) -> None:
-    """Statistics extension: successes and failures of a model, whichever way they came."""
+    """Statistics extension: a model's successes and failures, on either path."""
     good, bad, worse = (
         case("", tensor()).request,
         case("", tensor(name="z")).request,
@@ -224,7 +224,7 @@ async def test_both_ways_are_counted_alike(address: str, general: list[bytes]) -
 
 
 async def test_many_connections_are_answered_each_with_its_own(address: str) -> None:
-    """Their requests are put together where they come at once."""
+    """Concurrent requests are batched."""
 
     async def ask_often(number: int) -> None:
         async with connect(address) as client:
@@ -241,7 +241,7 @@ async def test_many_connections_are_answered_each_with_its_own(address: str) -> 
 async def test_a_model_that_is_loaded_anew_and_unloaded_is_asked_as_it_is(
     address: str, general: list[bytes]
 ) -> None:
-    """What is known is the head, not the model."""
+    """The header block is cached, but not the model."""
     request = case("", tensor()).request
     async with connect(address) as client:
         before = [(await client.ask(request)).status for _ in range(2)]
@@ -258,7 +258,7 @@ async def test_a_model_that_is_loaded_anew_and_unloaded_is_asked_as_it_is(
 async def test_a_model_is_found_once_for_each_turn_of_a_request(
     address: str, general: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a body comes in the general path its model may go; in the fast path it is there."""
+    """A model may disappear while its body arrives, so the general path looks twice."""
     asked: list[str] = []
     resolve = Registry.resolve
 

@@ -1,4 +1,4 @@
-"""The version policy of a configuration, as Triton means it."""
+"""A configuration's version policy, as defined by Triton."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +31,7 @@ POLICIES = {
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """One model of several versions, among directories that are none."""
+    """A model with several versions, among other directories."""
     for name in THERE:
         (tmp_path / "models/m" / name).mkdir(parents=True)
     return tmp_path / "models"
@@ -65,7 +65,7 @@ async def versions(client: Any) -> list[str]:
 async def test_each_policy_serves_its_versions_and_no_other(
     served: tuple[RunningServer, Any], repository: Path
 ) -> None:
-    """Without a version the newest of them answers. Each reload takes the others away."""
+    """Requests without a version use the newest one. Each reload unloads the others."""
     _, client = served
     for policy, expected in POLICIES.items():
         write(repository, policy)
@@ -94,7 +94,7 @@ async def test_a_policy_that_picks_nothing_fails_the_load(
 async def test_a_newer_version_takes_the_place_of_the_latest(
     serve: Serve, repository: Path
 ) -> None:
-    """While the repository is polled."""
+    """While the repository is being polled."""
     write(repository, "latest { num_versions: 2 }")
     async with (
         serve(repository, model_control_mode="poll", poll_interval_seconds=3600) as server,

@@ -1,4 +1,4 @@
-"""A cache that one process filled, and a server in another that compiles nothing."""
+"""A cache filled by one process, and a server in another that compiles nothing."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MODELS = 20
 
 
 def run(*command: str | Path) -> str:
-    """Run Python to its end; return stdout."""
+    """Run Python; return its stdout."""
     ran = subprocess.run(
         [sys.executable, *map(str, command)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -36,7 +36,7 @@ def start(repository: Path, cache: Path | str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty models, each with a computation of its own."""
+    """Twenty models with different computations."""
     root = tmp_path_factory.mktemp("models")
     random = np.random.default_rng(0)
     for number in range(MODELS):
@@ -55,7 +55,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_server_on_a_warmed_cache_compiles_nothing_and_answers_alike(
     repository: Path, tmp_path: Path
 ) -> None:
-    """Counted by JAX, with a server without a cache as the control."""
+    """Compilations are counted by JAX; a server without a cache is the control."""
     cache = tmp_path / "cache"
     command: list[str | Path] = [
         "-m",

@@ -1,4 +1,4 @@
-"""A model that waits for itself is told so, whatever stands around its copies."""
+"""A model that waits for itself gets an error, whatever wraps its instances."""
 
 import asyncio
 import itertools
@@ -57,7 +57,7 @@ def x(value: float | list[float]) -> Any:
 
 
 async def told(client: Client, name: str, value: float) -> str:
-    """Return what becomes of a request, in a word."""
+    """Return the outcome of a request in one word."""
     async with asyncio.timeout(60):
         said = await client.fails(name, x=x(value))
     return "deadlock" if "deadlock" in said else said
@@ -70,7 +70,7 @@ async def answered(client: Client, name: str, value: float) -> list[float]:
 
 
 async def test_a_wait_for_itself_is_refused_and_the_model_goes_on(start: Start) -> None:
-    """As deep as it has copies it may call itself, where its answers need not be in order."""
+    """Unless answers are ordered, it may call itself as often as it has instances."""
     names = [f"{kind}_{around}" for kind in ("self", "equal") for around in AROUND]
     names += [f"ping_{one}_{other}" for one in AROUND for other in AROUND]
     async with start() as client:
@@ -89,7 +89,7 @@ async def test_a_wait_for_itself_is_refused_and_the_model_goes_on(start: Start) 
 
 @pytest.mark.parametrize("around", AROUND)
 async def test_who_waits_with_one_that_is_refused_is_answered(start: Start, around: str) -> None:
-    """Its own call is no part of the wait: it is behind one that is ended."""
+    """Its own nested call is no part of the cycle: it waits for a call that is ended."""
     name = f"self_{around}"
     async with start(name) as client:
         refused, *others = await asyncio.gather(
@@ -104,7 +104,7 @@ async def test_who_waits_with_one_that_is_refused_is_answered(start: Start, arou
 async def test_a_wait_of_a_batch_for_itself_is_refused(
     serve: Serve, tmp_path: Path, around: str
 ) -> None:
-    """Its nested call is part of the first request alone, and all of them wait for it."""
+    """The nested call belongs to the first request only, but the whole batch waits for it."""
     code = CODE.format(calls="batched", less=1).replace("x[0] <= 0", "(x <= 0).all()")
     rows = VECTORS.replace("-1", "1")
     batches = "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 2000000 }\n"

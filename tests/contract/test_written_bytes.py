@@ -1,4 +1,4 @@
-"""Tensors of an answer are on the ledger while it is written, also where it is refused then."""
+"""An answer's tensors are on the ledger while it is encoded, even if encoding fails."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from xlaserve.http.v2 import fast_infer, inference
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ELEMENTS = 8_200
-"""Their JSON is short enough for the fast path, and their tensor is not written at once."""
+"""Their JSON is short enough for the fast path, but not encoded in one piece."""
 BYTES = 8 * ELEMENTS
 PLAIN = json.dumps([0] * ELEMENTS, separators=(",", ":")).encode()
 BODY = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[%d],"data":%s}]}' % (ELEMENTS, PLAIN)
@@ -57,7 +57,7 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 class Writer:
-    """Notes what is held while it writes, and may refuse to."""
+    """Records what is held during encoding, and may raise an error."""
 
     def __init__(self, server: RunningServer, write: Callable[..., Any], *, refuses: bool) -> None:
         self._ledger = server.application.ledger
@@ -98,6 +98,6 @@ async def test_an_answer_counts_while_it_is_written(
         await until(lambda: not ledger.held)
 
     assert (406 if refuses else 200) == answer.status, answer.body[:200]
-    # What the request takes is held too: as it came, and what it became.
+    # The request is held as well: its bytes, and the tensors decoded from them.
     assert writer.held >= len(BODY if BODY in sent else PLAIN) + BYTES
     assert not is_left

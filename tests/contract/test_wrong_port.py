@@ -1,4 +1,4 @@
-"""Clients of HTTP/2 at the port of gRPC that speak no gRPC: told so, whatever they wait for."""
+"""HTTP/2 clients without gRPC on the gRPC port get an error, whatever they wait for."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ async def server(serve: Serve, tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 class Client:
-    """A connection of HTTP/2 without a library for requests."""
+    """An HTTP/2 connection without a request library."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -31,7 +31,7 @@ class Client:
         self.h2.initiate_connection()
 
     async def ask(self, method: str, *headers: tuple[str, str], ends: bool) -> dict[str, str]:
-        """Send the headers of a request; return those of the answer, its body as `body`."""
+        """Send a request's headers; return the answer's headers, with its body as `body`."""
         stream = self.h2.get_next_available_stream_id()
         fields = ((":method", method), (":scheme", "http"), (":path", "/v2"), (":authority", "a"))
         self.h2.send_headers(stream, [*fields, *headers], end_stream=ends)
@@ -73,7 +73,7 @@ async def test_who_is_wrong_here_is_told_without_a_body(
     status: str,
     ends: bool,
 ) -> None:
-    """A client may wait with its body for a word of the server (RFC 9110, 10.1.1)."""
+    """A client may wait for the server before it sends its body (RFC 9110, 10.1.1)."""
     host, _, port = server.url.rpartition(":")
     client = Client(*await asyncio.open_connection(host, int(port)))
     answers = [await client.ask(method, *headers, ends=ends) for _ in range(3)]

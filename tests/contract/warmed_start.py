@@ -1,6 +1,6 @@
-"""Starts a whole server on a repository, asks every model once, and prints what was compiled.
+"""Runs a whole server on a repository, infers with every model, and prints the compilations.
 
-Run as a process of its own: nothing that another one compiled is in its memory.
+Run as a separate process, so that nothing compiled elsewhere is in memory.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from xlaserve.settings import Settings
 
 
 async def main(repository: str, cache: str) -> dict[str, object]:
-    """Serve, ask, and return the compilations, the programs, and the answers."""
+    """Serve and infer; return the compilations, the programs, and the answers."""
     settings = Settings.read(
         {},
         repository=repository,
