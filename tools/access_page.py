@@ -41,7 +41,7 @@ _PROTOCOLS: Mapping[str, str] = MappingProxyType(
 """Beginning of a path, and its protocol; the first that fits counts."""
 _OTHERS = (
     (Operation.SERVICE, "gRPC", "every method of a custom service, and unknown methods"),
-    (Operation.PAGE, "HTTP", "any path that is nowhere"),
+    (Operation.PAGE, "HTTP", "any unknown path"),
 )
 
 
