@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ServerProcess:
 
     process: asyncio.subprocess.Process
     log: list[dict[str, Any]]
+    plain: list[bytes] = field(default_factory=list)
+    """Lines that are no records: the server prints none once it has read its settings."""
 
     def event(self, name: str) -> dict[str, Any]:
         """Return the log record of an event that has happened."""
@@ -60,8 +62,10 @@ class ServerProcess:
         return bool(line)
 
     def _note(self, line: bytes) -> None:
-        with suppress(ValueError):
+        try:
             self.log.append(json.loads(line))
+        except ValueError:
+            self.plain += [line] if line.strip() else []
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status; the log is whole then."""

@@ -1,12 +1,11 @@
-"""Routes libraries, warnings, tracebacks and other output on stderr into the log."""
+"""Routes libraries, warnings, tracebacks and what Python code prints into the log."""
 
 import io
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -61,27 +60,19 @@ def take_libraries() -> None:
     root.setLevel(_LEAST)
 
 
-class StderrLines(io.TextIOBase):
-    """Replaces stderr: each printed line becomes a record."""
+class PrintedLines(io.TextIOWrapper):
+    """Replaces stdout or stderr: each printed line becomes a record."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.behind = stream
-        """The stream itself."""
+    def __init__(self, number: int, name: str, level: str, behind: TextIO) -> None:
+        # The raw bytes that some code writes to its `buffer` go to the descriptor.
+        raw = io.FileIO(number, "w", closefd=False)
+        super().__init__(raw, "utf-8", "backslashreplace", write_through=True)  # type: ignore[arg-type]
+        self.behind = behind
+        """The stream that the log is written to, or was for stdout."""
+        self._event = f"printed on {name}"
+        self._level = level
         self._part = ""
         self._lock = threading.Lock()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Return the stream's encoding."""
-        return self.behind.encoding
-
-    def fileno(self) -> int:
-        """Return the stream's descriptor, for crash handlers."""
-        return self.behind.fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def write(self, text: str) -> int:
         """Make records of the lines that are whole; the rest waits for its end."""
@@ -90,36 +81,27 @@ class StderrLines(io.TextIOBase):
             if len(self._part) > MAX_TEXT:
                 lines, self._part = [*lines, self._part], ""
         for line in lines:
-            if line.strip():
-                write("warning", {"event": "printed on stderr", "line": line})
+            self._show(line)
         return len(text)
 
+    def finish(self) -> None:
+        """Log the line that is not whole: the process ends."""
+        with self._lock:
+            line, self._part = self._part, ""
+        self._show(line)
 
-@contextmanager
-def taken_stderr() -> Iterator[None]:
-    """Within this context, log this process's stderr, warnings and uncaught exceptions.
+    def _show(self, line: str) -> None:
+        if line.strip():
+            thread = threading.current_thread().name
+            write(self._level, {"event": self._event, "line": line, "thread": thread})
 
-    What nobody catches is a record behind it, too. A terminal shows all as it is. What native code
-    prints, and what faulthandler does, is past Python and stays as it is.
-    """
-    before = sys.stderr
-    if before is None or before.isatty():
-        yield
-        return
-    # Some libraries print where the interpreter did at its start.
-    named = {"stderr": before, "__stderr__": sys.__stderr__}
-    lines = StderrLines(before)
-    for name in named:
-        setattr(sys, name, lines)
+
+def take_hooks() -> None:
+    """Log warnings, and exceptions that nobody catches, until the interpreter has ended."""
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     sys.unraisablehook = _unraisable
     warnings.showwarning = _warned
-    try:
-        yield
-    finally:
-        for name, stream in named.items():
-            setattr(sys, name, stream)
 
 
 def _uncaught(

@@ -77,6 +77,8 @@ class Begin(_Message, frozen=True):
     none."""
     board: int = -1
     """The descriptor of the board of the workers; -1 where none executes batches of others."""
+    outputs: tuple[int, int] = (1, 2)
+    """The descriptors that stdout and stderr had before the parent had its output logged."""
 
 
 class Go(_Message, frozen=True):
