@@ -66,7 +66,7 @@ class PrintedLines(io.TextIOWrapper):
     def __init__(self, number: int, name: str, level: str, behind: TextIO) -> None:
         # The raw bytes that some code writes to its `buffer` go to the descriptor.
         raw = io.FileIO(number, "w", closefd=False)
-        super().__init__(raw, "utf-8", "backslashreplace", write_through=True)  # type: ignore[arg-type]
+        super().__init__(raw, "utf-8", "backslashreplace", write_through=True)
         self.behind = behind
         """The stream that the log is written to, or was for stdout."""
         self._event = f"printed on {name}"
