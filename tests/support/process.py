@@ -94,6 +94,7 @@ async def served(
     *flags: str,
     programs: str = "",
     until: str = "started",
+    leads_group: bool = False,
     **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
@@ -101,7 +102,7 @@ async def served(
     Or from another event of its log on, such as `listening`.
 
     Where a directory of programs is given, what it compiles is kept there. `variables` are of its
-    environment.
+    environment. With `leads_group` it leads a process group, which can be sent signals.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -114,6 +115,7 @@ async def served(
         "cpu",
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | ENVIRONMENT | variables,
+        process_group=0 if leads_group else None,
     )
     server = ServerProcess(process, [])
     try:
