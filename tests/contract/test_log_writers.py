@@ -24,8 +24,6 @@ class Model(PythonModel):
         return {{"y": inputs["x"]}}
 """
 PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
-XLA = {"TF_CPP_MIN_LOG_LEVEL": "0"}
-"""Has the client of XLA say which devices it has, in C++."""
 SHAPES = {
     "one process": (),
     "workers": ("--processes", "2"),
@@ -76,7 +74,9 @@ async def test_what_models_print_is_in_records(
 ) -> None:
     """Each line is JSON, says who printed it, and nothing is on stdout."""
     flags = ("--allow-python-models", *SHAPES[shape])
-    async with served(repository, *flags, **XLA) as server, asyncio.timeout(120):
+    # XLA says in C++ which devices it has.
+    serving = served(repository, *flags, TF_CPP_MIN_LOG_LEVEL="0")
+    async with serving as server, asyncio.timeout(120):
         if shape != "one process":
             await server.until("workers ready")
         for model in ("thread", "process"):
