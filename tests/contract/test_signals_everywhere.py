@@ -97,7 +97,12 @@ class Scene:
             return lambda: os.killpg(leader, number)
         workers = [record["pid"] for record in records(self.server, "worker started")]
         pids = workers if target == "worker" else [leader]
-        return lambda: [os.kill(pid, number) for pid in pids] and None
+
+        def send() -> None:
+            for pid in pids:
+                os.kill(pid, number)
+
+        return send
 
 
 @asynccontextmanager
