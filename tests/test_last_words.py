@@ -61,6 +61,7 @@ OTHERWISE = {
     "language/confining.py": "a fork of a process of limited.py, which answers how it has ended",
     "python_models/process/running.py": "every line that it prints is logged as it comes",
     "workers/worker_process.py": "a worker writes to the log itself",
+    "process/output.py": "it reads what others print, and is started again",
     "process/children.py": "it starts those of others, which are here",
     "app/successor.py": "a successor writes to the log itself",
     "local/process.py": "a server writes to the log itself",

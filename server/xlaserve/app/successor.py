@@ -20,6 +20,7 @@ import structlog
 from xlaserve.concurrency.control_plane import ANSWERING, LEFT_BEHIND, ChangeKind, ChangeText
 from xlaserve.process import last_words
 from xlaserve.process.endpoints import Listener
+from xlaserve.process.output import descriptors
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -96,12 +97,15 @@ class Successor:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         sockets = {setting: one.listening for setting, one in self._sockets.items()}
+        out, err = descriptors()
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, *sys.orig_argv[1:]],
                     env=os.environ | self._systemd.environment() | handed(theirs, sockets),
                     pass_fds=[theirs.fileno(), *(one.fileno() for one in sockets.values())],
+                    stdout=out,
+                    stderr=err,
                 )
         except OSError as error:
             ours.close()

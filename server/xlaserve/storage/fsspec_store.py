@@ -15,6 +15,7 @@ from xlaserve.storage.objects import (
     ObjectMissing,
     RemoteObject,
     StoreProblem,
+    ended_early,
 )
 
 _PIECE_BYTES = 8 << 20
@@ -129,8 +130,8 @@ class FsspecStore:
             end = min(start + _PIECE_BYTES, stop)
             with self._attempts.noting():
                 piece = self._call("cat_file", path, start=start, end=end)
-            if not piece:
-                raise StoreProblem(f"'{found.name}' ended at byte {start} of {found.size_bytes}")
+                if not piece:
+                    raise ended_early(found, start)
             if len(piece) > end - start:
                 raise StoreProblem(
                     f"'{found.name}' sent {len(piece)} bytes, asked for {end - start}",

@@ -68,6 +68,11 @@ class RemoteObject:
     checksum: Checksum | None = None
 
 
+def ended_early(found: RemoteObject, position: int) -> StoreProblem:
+    """Return the problem of an object whose bytes end before the size of its listing."""
+    return StoreProblem(f"'{found.name}' ended at byte {position} of {found.size_bytes}")
+
+
 class Store(Protocol):
     """A read-only store of objects. Methods block, and raise StoreProblem."""
 
