@@ -47,4 +47,4 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # code has the last word on its own errors
-        return "(its text cannot be made)"
+        return "(its text cannot be shown)"

@@ -22,7 +22,7 @@ else:
 
 _SPECIAL = b"\xff"
 """What llguidance puts before the name of a special token."""
-_UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref leads back to itself"
+_UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref refers to itself"
 
 
 class Alphabet:

@@ -122,7 +122,7 @@ class Reloads:
             row.looking.cancel()
             raise
         if not row.looking.done():
-            _log.warning("still being read, others go on", what=row.name)
+            _log.warning("slow to read, others proceed", what=row.name)
 
     async def _look(self, row: _Row, *, asked: bool) -> None:
         # Before the files are read: what changes while they are is seen at the next look.

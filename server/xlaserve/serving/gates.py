@@ -93,7 +93,7 @@ class Gates:
 
         Raises what a gate refuses it with; the caller fails the call with that.
         """
-        assert not call.has_begun, "a call begins once"
+        assert not call.has_begun, "the call already began"
         call.has_begun = True
         call._observers = self._observers
         if self._proxies is not None:

@@ -184,8 +184,8 @@ class _Download:
     def _append(self, piece: bytes) -> None:
         if self._position + len(piece) > self._found.size_bytes:
             raise StoreProblem(
-                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes that the "
-                "listing says",
+                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes of the"
+                " listing",
                 is_transient=False,
             )
         rest = memoryview(piece)
@@ -202,7 +202,7 @@ class _Download:
             # What is there is of no use: the next fetch begins again.
             self._restart()
             raise StoreProblem(
-                f"'{self._found.name}' has not the {checksum.algorithm} that its store says",
+                f"'{self._found.name}' does not match the {checksum.algorithm} of its store",
                 is_transient=False,
             )
 

@@ -24,7 +24,7 @@ _LISTING_TIMES = 10
 _WRITING_TIMES = 10
 """Time limit of an upload, likewise: it is a single request."""
 
-_ABSENT = "it is not there"
+_ABSENT = "it does not exist"
 _MARKS = (
     "ETag", "generation", "etag", "blob_id", "content_md5", "LastModified", "last_modified",
     "updated", "created", "mtime",
@@ -38,10 +38,10 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "RepositoryNotFoundError": _ABSENT,
         "PermissionError": "access is denied",
         "Forbidden": "access is denied",
-        "NoCredentialsError": "the environment of the SDK has no credentials",
-        "PartialCredentialsError": "the environment of the SDK has no credentials",
-        "DefaultCredentialsError": "the environment of the SDK has no credentials",
-        "ClientAuthenticationError": "the environment of the SDK has no credentials",
+        "NoCredentialsError": "the SDK found no credentials in its environment",
+        "PartialCredentialsError": "the SDK found no credentials in its environment",
+        "DefaultCredentialsError": "the SDK found no credentials in its environment",
+        "ClientAuthenticationError": "the SDK found no credentials in its environment",
     }
 )
 """Errors that no further attempt will change, by the name of their class: an SDK that is not
@@ -132,7 +132,7 @@ class FsspecStore:
                 raise StoreProblem(f"'{found.name}' ended at byte {start} of {found.size_bytes}")
             if len(piece) > end - start:
                 raise StoreProblem(
-                    f"'{found.name}' sent {len(piece)} bytes, asked for {end - start}",
+                    f"'{found.name}' sent {len(piece)} bytes, expected {end - start}",
                     is_transient=False,
                 )
             yield piece

@@ -255,7 +255,7 @@ class Link:
     def _may_go(self, number: int) -> None:
         if number not in self._turns:
             # It was given up while the parent said nothing.
-            gone = LoadCancelled("a change that nobody waits for")
+            gone = LoadCancelled("a change without waiting callers")
             self._tell(Done(number, failure_of(gone)))
         _settle(self._turns.get(number), None)
 
@@ -297,7 +297,7 @@ class Link:
         except asyncio.CancelledError:
             return failure_of(LoadCancelled(text.subject))
         except BaseException as error:
-            _log.exception("change not made", kind=text.kind, subject=text.subject)
+            _log.exception("change failed", kind=text.kind, subject=text.subject)
             return failure_of(error)
         return None
 
@@ -334,7 +334,7 @@ class Link:
         try:
             self._channel.send(message)
         except ChannelError as error:
-            _log.warning("the parent does not hear", reason=str(error))
+            _log.warning("parent not reachable", reason=str(error))
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)

@@ -44,7 +44,7 @@ class ReceiveWindows:
         """Widen the window of the connection to the full one; past its end is an error."""
         if self.left < 0:  # 6.9.1
             raise ConnectionFailure(
-                ErrorCode.FLOW_CONTROL_ERROR, "past the window of the connection"
+                ErrorCode.FLOW_CONTROL_ERROR, "connection flow-control window exceeded"
             )
         self._sender.write(window_update(0, self._full - self.left))
         self.left = self._full

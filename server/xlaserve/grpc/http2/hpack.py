@@ -72,7 +72,7 @@ class Decoder:
         # The last string of a block that is cut off lacks octets, and its field is none.
         if self.list_bytes - is_cut_off * size_of(found[-1]) > self._max_list_bytes:
             raise BlockTooLarge
-        raise MalformedBlock("a string that is cut off")
+        raise MalformedBlock("a truncated string")
 
     # Inlined as far as most blocks go.
     def _decode_part(  # noqa: C901, PLR0912, PLR0915
@@ -104,7 +104,7 @@ class Decoder:
                 most = 0x0F
             else:
                 if found:
-                    raise MalformedBlock("a change of the table's size behind a field")  # 4.2
+                    raise MalformedBlock("a table size update after a field")  # 4.2
                 position = self._resize(block, position, octet & 0x1F)
                 table_bytes, changes = self.table.bytes, self.table.changes
                 most_bytes = self.table.max_bytes
@@ -189,7 +189,7 @@ def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
         number += (octet & 0x7F) << shift
         if octet < 0x80:
             return number, position
-    raise MalformedBlock("a number that is too long")
+    raise MalformedBlock("an integer that is too long")
 
 
 def long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:

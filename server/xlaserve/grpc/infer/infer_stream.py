@@ -71,7 +71,7 @@ class InferStreams:
     async def run(self, stream: RpcStream) -> None:
         """Answer the requests of a stream until its client has sent the last one."""
         if len(self._open) >= self.limits.max_streams:
-            text = f"{len(self._open)} streams of inferences are open already (max_infer_streams)"
+            text = f"{len(self._open)} inference streams are already open (max_infer_streams)"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         answering = InferStream(self, stream)
         self._open.add(answering)

@@ -31,7 +31,7 @@ class ProcessLog:
     def printed(self, line: str) -> None:
         """Log a line that the process printed."""
         if self._takes():
-            self._log.info("the process of a model printed", line=line)
+            self._log.info("output of model process", line=line)
 
     def logged(self, level: str, event: str, fields: Mapping[str, str]) -> None:
         """Log a record of the process at its level."""
@@ -44,7 +44,7 @@ class ProcessLog:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            self._log.warning("lines that a model printed are not shown", lines=dropped)
+            self._log.warning("output of model process dropped", lines=dropped)
 
     def _takes(self) -> bool:
         now = int(time.monotonic())

@@ -137,7 +137,7 @@ class FilesLook:
             return None
         except Exception:
             # A prediction is worse without it; a load must not fail for it.
-            self._log.exception("files not looked at")
+            self._log.exception("model files not read")
             return None
 
     def close(self) -> None:

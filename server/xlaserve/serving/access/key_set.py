@@ -57,7 +57,7 @@ def is_url(keys: str) -> bool:
     except ValueError:
         is_ours = False
     if not is_ours:
-        raise InvalidSettings(SETTING, "a file, or http:// and an address of this machine", keys)
+        raise InvalidSettings(SETTING, "a file, or http:// with an address of this machine", keys)
     return True
 
 
@@ -108,7 +108,7 @@ def _key(entry: Any, name: str) -> IssuerKey | None:
         return _read(entry)
     except Exception as error:  # of what cryptography and PyJWT say of a key, there is no end
         shown = entry.get("kid") if type(entry) is dict else None
-        _log.warning("a key is not used", keys=name, kid=str(shown), reason=str(error))
+        _log.warning("key ignored", keys=name, kid=str(shown), reason=str(error))
         return None
 
 
@@ -118,7 +118,7 @@ def _read(entry: Any) -> IssuerKey:
     from jwt import PyJWK
 
     if entry.get("use", "sig") != "sig":
-        raise ValueError("it is not for signatures")
+        raise ValueError("it is not a signing key")
     # A private key is one that leaked: and a secret one ("oct") verifies what everybody signs who
     # can read it.
     if entry.get("kty") not in ("RSA", "EC") or "d" in entry:

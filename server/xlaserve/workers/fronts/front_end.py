@@ -36,7 +36,7 @@ from xlaserve.workers.fronts.texts import Texts, Wanted
 from xlaserve.workers.handing import HandedConnections
 from xlaserve.workers.messages import Failure
 
-_GONE = "the engine process has ended, and is replaced"
+_GONE = "the engine process ended and is being replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
 """Text for a version that the engine no longer has."""
@@ -133,7 +133,7 @@ class FrontEnd:
         try:
             slabs = offer(end, self._limits.shared_bytes)
         except ConnectionError as error:
-            _log.warning("no engine at the other end", reason=str(error))
+            _log.warning("engine not connected", reason=str(error))
             end.close()
             return
         account = self._ledger.open()
@@ -195,7 +195,7 @@ class FrontEnd:
                 # Its tensors are not to stay in the slab as long as somebody has the error.
                 clear_frames(error.__traceback__)
                 if not isinstance(error, XlaserveError):
-                    _log.exception("the answer of an engine cannot be read", kind=record[0])
+                    _log.exception("engine answer not readable", kind=record[0])
                 self._failed(record[1], error)
 
     def _failed(self, number: int, error: BaseException) -> None:
@@ -298,7 +298,7 @@ class FrontEnd:
                 if version.instance is not None:
                     version.instance.suspend(_GONE)
         self._registry.notify()
-        _log.warning("the engine has ended", requests=len(calls))
+        _log.warning("engine ended", requests=len(calls))
 
     # --- models ---
 
@@ -319,7 +319,7 @@ class FrontEnd:
             self._take_revisions()
         except Exception:
             # Both ends are of one version: it is a fault of this server, as in the bridge.
-            _log.exception("a bridge is closed: what came over it cannot be read")
+            _log.exception("bridge closed after an unreadable record")
             self._bridge.close()
 
     def _forget_revisions(self) -> None:
