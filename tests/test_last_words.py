@@ -75,7 +75,7 @@ def test_the_log_has_the_last_words_of_a_process(
     name, end_one = ENDINGS[module]
     with capture_logs() as log:
         told = end_one(tmp_path, monkeypatch)
-    ends = [line for line in log if line["event"] == "a process ended"]
+    ends = [line for line in log if line["event"] == "process ended"]
 
     assert [(name, "no library of that name")] == [(one["process"], one["said"]) for one in ends]
     assert "exit status 7" in ends[0]["ended"]

@@ -98,14 +98,14 @@ async def test_no_field_leads_out_of_the_model(
 
         assert texts[0] == texts[1]
         assert SECRET not in texts[0]
-        assert "is not the file of its checksum" not in texts[0]
+        assert "does not match its checksum (model_repository_agents): expected MD5" not in texts[0]
 
 
 async def test_labels_that_a_link_leads_out_to_are_refused(client: Client) -> None:
     config = _config() | NAMING["output.label_filename"]("1/link.txt")
     text = await client.refused("a", config=json.dumps(config))
 
-    assert "label_filename of output 'y': 'link.txt' is neither in" in text
+    assert "label_filename of output 'y': 'link.txt' is outside" in text
 
 
 async def _labels(client: Client) -> str:
@@ -142,6 +142,6 @@ async def test_labels_are_limited_in_number(
     (root / "a" / "1" / "labels.txt").write_text("one\r\ntwo\r\n")
 
     assert (
-        "expected at most 2 lines of labels of a model, 2 of them here, got 3"
+        "expected at most 2 label lines per model, 2 of them here, got 3"
         in await client.refused("a", config=config)
     )

@@ -434,7 +434,11 @@ async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
 
     assert ["INTERNAL", "UNAVAILABLE", "503"] == [status for status, _ in found]
     assert "while it executed this request" in found[0][1]
-    assert ["before it began with this request" in text for _, text in found] == [False, True, True]
+    assert ["its process was lost before it began this request," in text for _, text in found] == [
+        False,
+        True,
+        True,
+    ]
 
 
 async def over_grpc(station: Station, value: float) -> tuple[str, str]:

@@ -150,8 +150,8 @@ REFUSED_EARLIER: Mapping[tuple[str, str], str] = {
     ("chat", "multiple, exponent"): "can be compiled and followed",
     ("tools", "multiple, exponent"): "can be compiled and followed",
     ("tools", "multiples by reference"): "can be compiled and followed",
-    ("tools", "many multiples"): "tokens, which is what the model has positions for",
-    ("tools", "a multiple for each property"): "tokens, which is what the model has positions for",
+    ("tools", "many multiples"): "tokens (the model's positions)",
+    ("tools", "a multiple for each property"): "tokens (the model's positions)",
 }
 """Where something else is told than `IN_TIME`: JSON writes a number with more digits than the
 library takes, a reference leads nowhere, and a prompt names all its tools."""

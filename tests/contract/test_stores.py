@@ -259,13 +259,13 @@ async def test_a_metric_says_that_a_store_is_away_though_nobody_asks_it(
         with capture_logs() as log:
             await look()
             await look()
-        told = [line for line in log if line["event"] == "store does not answer"]
+        told = [line for line in log if line["event"] == "store unreachable"]
         assert [url] == [line["store"] for line in told]
         assert 0 == await metric(server, STORE)
         shelves.is_away = False
         with capture_logs() as log:
             await look()
-        assert ["store answers again"] == [line["event"] for line in log if "store" in line]
+        assert ["store reachable again"] == [line["event"] for line in log if "store" in line]
         assert 1 == await metric(server, STORE)
 
 

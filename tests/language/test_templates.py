@@ -52,7 +52,9 @@ def test_templates_have_what_those_of_models_use(template: Any) -> None:
 
 
 def test_a_template_may_refuse_messages(template: Any) -> None:
-    with pytest.raises(MessagesRefused, match="its chat template refuses: no system here"):
+    with pytest.raises(
+        MessagesRefused, match="its chat template rejected the request: no system here"
+    ):
         template("{{ raise_exception('no system here') }}").render(MESSAGES)
 
 

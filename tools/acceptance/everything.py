@@ -247,9 +247,9 @@ def _judge_booked(
     sizes: dict[str, list[int]] = {}
     complete = set[str]()
     for record in records:
-        if record.get("event") in ("model loaded", "model complete"):
+        if record.get("event") in ("model loaded", "background compilation finished"):
             name = str(record["model"])
-            if record["event"] == "model complete" or name in sizes:
+            if record["event"] == "background compilation finished" or name in sizes:
                 complete.add(name)
             sizes.setdefault(name, []).append(int(record["size_bytes"]))
     last = samples[-max(1, len(samples) // 5) :]

@@ -41,8 +41,10 @@ async def _serve(place: Place, findings: Findings) -> None:
         findings.add("ready, nothing compiled before", seconds=server.ready_seconds, device=said)
         await _answers(server, findings, names)
         with findings.part("the batch sizes behind the first"):
-            await server.until("model complete" if not place.quick else "model loaded", len(names))
-        for row in server.events("model loaded", "model complete"):
+            await server.until(
+                "background compilation finished" if not place.quick else "model loaded", len(names)
+            )
+        for row in server.events("model loaded", "background compilation finished"):
             shown = {key: row.get(key) for key in ("event", "compile_seconds", "size_bytes")}
             findings.add(f"model: {row['model']}", **shown)
         findings.add("memory of the server", card_bytes=card_bytes() - used)

@@ -105,9 +105,9 @@ def serve(begin: Callable[[Any], Answer]) -> None:
         if found is not None:
             _write(sink, found)
         elif how in FROM_OUTSIDE:
-            send(sink, {"killed": f"what computes it was killed (signal {how})"})
+            send(sink, {"killed": f"its process was killed (signal {how})"})
         else:
-            send(sink, {"over": "it takes more than it may"})
+            send(sink, {"over": "it exceeds its limits"})
         del asked, found
 
 

@@ -50,7 +50,7 @@ MOST_KNOWN = 1024
 """Number of grammars per model whose compilation results are cached."""
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
-_EXPECTED = "one that can be compiled and followed (model '{}')"
+_EXPECTED = "a grammar that can be compiled and followed (model '{}')"
 _SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
@@ -74,14 +74,14 @@ class Grammars:
         except ImportError as error:
             raise TextNotInstalled(model, "llguidance") from error
         if not stop_tokens:
-            raise InvalidModel("a grammar needs stop tokens, which the model has none of")
+            raise InvalidModel("a grammar needs stop tokens, but the model has none")
         try:
             self._tokenizer = llguidance.LLTokenizer(
                 tokenizer, n_vocab=vocab, eos_token=list(stop_tokens)
             )
         except ValueError as error:
             shown = str(error)[:_SHOWN_CHARACTERS]
-            raise InvalidModel(f"tokenizer.json: no grammar can use it: {shown}") from error
+            raise InvalidModel(f"tokenizer.json does not support grammars: {shown}") from error
         self._model = model
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
@@ -189,9 +189,9 @@ class Trial:
         if "over" in found:
             within = f"{self._process.limits} (model '{self._model}')"
             return (
-                f"one that is compiled within {within}: a simpler one, with smaller numbers, "
-                "fewer alternatives, and fewer repetitions",
-                found.get("because", "one that takes more"),
+                f"a grammar that compiles within {within}: use smaller numbers, fewer"
+                " alternatives and fewer repetitions",
+                found.get("because", "a larger one"),
             )
         if "failed" in found:
             return _EXPECTED.format(self._model), _shown(found["failed"])
@@ -223,10 +223,9 @@ class Place:
         if spent_ns > _MOST_STEPS_NS:
             raise InvalidParameter(
                 self._parameter,
-                f"one whose steps take at most {STEP_SECONDS:g} seconds of the processor, and "
-                f"{MOST_STEPS_SECONDS:g} beyond that together (model '{self._model}'): fewer ways "
-                "to read the same text",
-                "one whose steps take longer",
+                f"a grammar whose steps take at most {STEP_SECONDS:g} CPU seconds each, plus"
+                f" {MOST_STEPS_SECONDS:g} in total (model '{self._model}'): make it less ambiguous",
+                "a slower one",
             )
 
     def take(self, token: int) -> bool:

@@ -189,8 +189,8 @@ class _Download:
     def _append(self, piece: bytes) -> None:
         if self._position + len(piece) > self._found.size_bytes:
             raise StoreProblem(
-                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes that the "
-                "listing says",
+                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes of the"
+                " listing",
                 is_transient=False,
             )
         rest = memoryview(piece)
@@ -207,7 +207,7 @@ class _Download:
             # The data is corrupt: discard it, so that the next fetch starts over.
             self._restart()
             raise StoreProblem(
-                f"'{self._found.name}' has not the {checksum.algorithm} that its store says",
+                f"'{self._found.name}' does not match the {checksum.algorithm} of its store",
                 is_transient=False,
             )
 

@@ -83,7 +83,7 @@ class HttpStore:
                     seen += len(names)
                     if seen > self._max_objects:
                         raise StoreProblem(
-                            f"it lists more objects than remote_max_objects ({self._max_objects})",
+                            f"it has more objects than remote_max_objects ({self._max_objects})",
                             is_transient=False,
                         )
                     for name in names:
@@ -180,13 +180,13 @@ class HttpStore:
             if answer.status != http.client.OK:
                 raise answer.refused(name)
             if answer.length is None:
-                raise StoreProblem(f"the server gives '{name}' no length", is_transient=False)
+                raise StoreProblem(f"the server sent no length for '{name}'", is_transient=False)
             return RemoteObject(name, answer.length, answer.mark)
 
 
 def _too_long(found: RemoteObject) -> StoreProblem:
     return StoreProblem(
-        f"'{found.name}' has more than the {found.size_bytes} bytes that the listing says",
+        f"'{found.name}' has more than the {found.size_bytes} bytes of the listing",
         is_transient=False,
     )
 
@@ -318,7 +318,7 @@ class _Answer:
                 )
         if self.length is not None and self.length != stop - start:
             raise StoreProblem(
-                f"'{found.name}' comes with {self.length} bytes, expected {stop - start}",
+                f"'{found.name}' has {self.length} bytes, expected {stop - start}",
                 is_transient=False,
             )
 
@@ -339,7 +339,7 @@ class _Answer:
         if coding.lower() not in ("", "identity"):
             self.close()
             raise StoreProblem(
-                f"the server sends Content-Encoding '{coding[:40]}', asked for identity",
+                f"the server sends Content-Encoding '{coding[:40]}', expected identity",
                 is_transient=False,
             )
 
@@ -352,5 +352,5 @@ def _problem(error: Exception, seconds: float) -> StoreProblem:
     if isinstance(error, ConnectionRefusedError):
         return StoreProblem("the connection was refused")
     if isinstance(error, socket.gaierror):
-        return StoreProblem("its name is not known")
+        return StoreProblem("its host name could not be resolved")
     return StoreProblem(f"the connection failed with {type(error).__name__}")

@@ -221,7 +221,7 @@ def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
 def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
     """Exit if this process cannot connect to its peers, so that a replacement tries again."""
     if not bridging.cancelled() and (error := bridging.exception()) is not None:
-        _log.error("no connection to another process", reason=str(error), consequence="it ends")
+        _log.error("process connection failed", reason=str(error), consequence="this worker ends")
         os._exit(_FAILED)
 
 
@@ -311,7 +311,7 @@ async def _hear(
                 case _:
                     link.heard(message)
     except ChannelError as error:
-        _log.error("the parent is gone", reason=str(error))
+        _log.error("parent lost", reason=str(error))
         link.hears_no_more()
         serving.cancel()
 

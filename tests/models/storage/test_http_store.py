@@ -144,7 +144,7 @@ def test_an_object_that_changes_meanwhile_is_refused(
 
     place[1].fault = change
 
-    with pytest.raises(ObjectChanged, match="'m/1/w' was changed while it was fetched"):
+    with pytest.raises(ObjectChanged, match="'m/1/w' changed while it was fetched"):
         fetched(place, tmp_path / "w")
 
 
@@ -191,8 +191,8 @@ def moves(location: str) -> Fault:
     ("fault", "reason"),
     [
         (endless, "has more than the 5120000 bytes"),
-        (longer, "comes with 5120001 bytes, expected 5120000"),
-        (lie(Content_Encoding="gzip"), "sends Content-Encoding 'gzip', asked for identity"),
+        (longer, "has 5120001 bytes, expected 5120000"),
+        (lie(Content_Encoding="gzip"), "sends Content-Encoding 'gzip', expected identity"),
         (moves("https://127.0.0.1:1/x"), "redirects from http to https"),
         (moves("file:///etc/passwd"), "redirects from http to file"),
         (moves("/root/m/1/w"), "redirects more than 5 times"),

@@ -60,7 +60,7 @@ def command() -> Callable[..., None]:
         _OPEN,
         *(_parameter(setting) for setting in describe_settings()),
     ]
-    serve.__doc__ = "Serve the models of a repository until told to stop."
+    serve.__doc__ = "Serve the models of a repository until interrupted."
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve
@@ -106,7 +106,7 @@ def _serve_logged(
     faulthandler.enable(sys.stderr)
     if without_effect:
         structlog.get_logger("serve").warning(
-            "flags of tritonserver have no effect", flags=list(without_effect)
+            "tritonserver flags without effect", flags=list(without_effect)
         )
     try:
         if settings.processes > 1:

@@ -33,7 +33,7 @@ class ProcessLog:
         """Log a line that the process printed."""
         if self._takes():
             more = {"cut_bytes": cut_bytes} if cut_bytes else {}
-            self._log.info("the process of a model printed", line=line, **more)
+            self._log.info("output of model process", line=line, **more)
 
     def logged(self, level: str, event: str, fields: Mapping[str, str]) -> None:
         """Log a record of the process at its level."""
@@ -46,7 +46,7 @@ class ProcessLog:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            self._log.warning("lines that a model printed are not shown", lines=dropped)
+            self._log.warning("output of model process dropped", lines=dropped)
 
     def _takes(self) -> bool:
         now = int(time.monotonic())

@@ -171,7 +171,7 @@ def _bare_jpeg(data: bytes) -> bytes:
     for _ in range(_MOST_PARTS):
         marker = _JPEG_MARKER.search(data, position)
         if marker is None or marker.end() + 2 > len(data):
-            raise TensorDataError("a whole JPEG", f"{len(data)} bytes without an image")
+            raise TensorDataError("a complete JPEG", f"{len(data)} bytes without an image")
         code = data[marker.end() - 1]
         if code == _JPEG_SCAN:
             _check_scans(data, marker.start())
