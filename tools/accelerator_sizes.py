@@ -9,7 +9,7 @@ Beside it stands what a server tells before the first load, without the compiler
 manifest.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import argparse

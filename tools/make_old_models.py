@@ -9,7 +9,7 @@ Once for each version of JAX; what one wrote is not written again. Beside each m
 the answers that this JAX gave to them. `plain.jaxexp` is what `jax.export` alone writes of the MLP.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import sys

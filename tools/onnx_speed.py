@@ -12,7 +12,7 @@ and their ratio; the last has the geometric mean of the ratios, and the worst. A
 most --minutes, which the rows share; --write puts the table into docs/measurements/performance.md.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import argparse

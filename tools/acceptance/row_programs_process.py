@@ -6,7 +6,7 @@ It prints one line of JSON per program. Each program leaves memory behind in JAX
 interpreter aborts its process on an unsupported operation.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import json
