@@ -2,10 +2,10 @@
 
     python tools/compare.py [--rows identity,image] [--peers floor,triton] [--resume] [--write]
 
-Needs the bench kit with its peers set up, h2load, curl, and two cores on which nothing else runs:
-the servers share one, the client has the other. All servers of a row are measured by turns, at
-least three times each, and repetitions during which somebody else computed are repeated. Each row
-is kept when it is done: --resume goes on where a run was stopped, --report measures nothing.
+Needs the bench kit with its peers set up, h2load, curl, and two cores that are otherwise idle: one
+for the servers, one for the client. All servers of a row are measured alternately, at least three
+times each, and repetitions disturbed by other processes are repeated. Each row is saved when it is
+done: --resume continues an interrupted run, --report measures nothing.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ROW_NAMES = tuple(row.name for row in ROWS)
 
 
 class Comparison:
-    """One run: contenders, the kit that measures them, and the file that keeps the results."""
+    """One run: the contenders, the kit that measures them, and the results file."""
 
     def __init__(self, arguments: argparse.Namespace, kit: Kit, contenders: Contenders) -> None:
         self._seconds: float = arguments.seconds
@@ -193,7 +193,7 @@ class Comparison:
 def main() -> None:
     """Read the arguments, measure what is missing, and report."""
     arguments = _arguments()
-    # Who ends this ends the servers that it started.
+    # Exit normally on SIGTERM, so that the started servers are stopped as well.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
     results_file: Path = arguments.work / "results.json"
     if arguments.report or arguments.resume:

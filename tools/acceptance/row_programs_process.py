@@ -1,6 +1,6 @@
 """Judges random batched programs in a separate process.
 
-python row_programs_process.py moves|broad interpreted|compiled SEED...
+    python row_programs_process.py moves|broad interpreted|compiled SEED...
 
 It prints one line of JSON per program. Each program leaves memory behind in JAX, and the
 interpreter aborts its process on an unsupported operation.

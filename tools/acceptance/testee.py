@@ -1,6 +1,6 @@
 """Testee of protobuf's conformance runner: reads and writes messages with the server's codec.
 
-python tools/acceptance/testee.py FOLDER
+    python tools/acceptance/testee.py FOLDER
 
 FOLDER contains a package `messages` with the classes of the runner's messages. Requests and answers
 are prefixed with their size in four bytes, little-endian.

@@ -1,6 +1,6 @@
 """A client that must not suffer, in a separate process so that attackers cannot hold its GIL.
 
-python victim_process.py HOST:PORT
+    python victim_process.py HOST:PORT
 
 It sends requests until standard input ends, and then prints its observations as JSON.
 """
