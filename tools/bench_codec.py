@@ -99,7 +99,7 @@ BOMBS = {
 """Shapes of ModelInferRequest that are expensive to decode."""
 
 STRINGS = {"strings of 8 bytes": fill(sized(3, "é".encode() * 4))}
-"""Shapes of ServerMetadataResponse, which has a list of strings, as no request has one."""
+"""Shapes of ServerMetadataResponse: it has a list of strings, which no request has."""
 
 SHAPES: dict[type[betterproto.Message], dict[str, bytes]] = {
     pb.ModelInferRequest: BOMBS,

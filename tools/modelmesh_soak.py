@@ -1,8 +1,8 @@
-"""Soak the model runtime of a mesh for as long as you like, and print what is left of it.
+"""Soak the model runtime of a mesh, and print what it leaves behind.
 
-200 models go through a capacity of 20, by a client that does what ModelMesh does, over TCP and a
-unix socket at once. Exits with 1 if anything was served after its unload, left in memory, or ever
-more than fits. Needs the `test` dependency group.
+A client that behaves like ModelMesh moves 200 models through a capacity of 20, over TCP and a unix
+socket at the same time. Exits with 1 if a model was served after its unload or left in memory, or
+if the capacity was ever exceeded. Needs the `test` dependency group.
 """
 
 import argparse
