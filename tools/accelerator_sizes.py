@@ -106,7 +106,7 @@ def _import_llama(size: str, path: Path) -> None:
         import_checkpoint(checkpoint, path.parent, int(path.name))
 
 
-# --- The process that compiles -----------------------------------------------------------------
+# --- Compile process ---------------------------------------------------------------------------
 
 
 def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
@@ -215,9 +215,7 @@ def _parameters_bytes(leaves: Sequence[Any]) -> int:
 
 
 def _why(row: Row, unsaid: int, shared: int) -> str:
-    """Name the known reason for a difference; empty if there is no difference or no known
-    reason.
-    """
+    """Return the known reason for a difference, or an empty string."""
     if abs(row.difference) <= _TOLERANCE:
         return ""
     reasons = [text for size, text in ((unsaid, CODE_UNKNOWN), (shared, CONSTANTS_ONCE)) if size]
@@ -241,7 +239,7 @@ def child() -> int:
     return 0
 
 
-# --- The process that compares -----------------------------------------------------------------
+# --- Main process ------------------------------------------------------------------------------
 
 
 def compared(target: kinds.Target, models: Mapping[str, Path]) -> Iterator[Row]:

@@ -43,9 +43,7 @@ class Row:
     reserved: int
     """The bytes that a server reserves."""
     told: int = 0
-    """Bytes that the server reports before the first load, without the compiler's figure; 0 if not
-    measured.
-    """
+    """Bytes that the server reports before the first load; 0 if not measured."""
     why: str = ""
     """Why both figures differ by more than 1 %."""
 

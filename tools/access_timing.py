@@ -43,9 +43,7 @@ _INPUT = (TensorSpec("x", datatype_named("FP32"), (1,)), np.ones(1, np.float32))
 
 @asynccontextmanager
 async def _serving(token: str) -> AsyncIterator[tuple[str, str]]:
-    """Serve both models, restricted to callers, for the duration of a block; yield the
-    addresses.
-    """
+    """Serve both models, with access rules, for the duration of a block; yield the addresses."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         for name in ("secret", "mine"):

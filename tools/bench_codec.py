@@ -192,7 +192,7 @@ def print_bombs(bench: Bench) -> float:
 
 
 def print_usual(bench: Bench) -> None:
-    """Print a line for each usual request."""
+    """Print a line for each typical request."""
     google = google_class("inference.ModelInferRequest")
     print(f"\n{'request, us':36} {'decode':>9} {'upb':>8} {'ratio':>6} {'encode':>9} {'upb':>8}")
     for name, request in USUAL.items():

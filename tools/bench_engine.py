@@ -124,9 +124,7 @@ def by_hand(application: Application, model: str) -> Callable[..., Mapping[str, 
 
 
 async def measure_overhead(root: Path) -> None:
-    """Measure a tiny model from bytes to bytes: through the engine, and by calling the
-    executable.
-    """
+    """Measure a tiny model through the engine, and by calling its executable."""
     count = 50
     # Execute on the event loop, which is the path to measure, even if the warm-up was disturbed.
     async with running(root, "tiny", inline_execution_seconds=0.1) as application:

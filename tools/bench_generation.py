@@ -41,7 +41,7 @@ def decode(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) ->
 
 
 def chunk(params: Any, cache: Any, window: Any, tokens: Any, *numbers: Any) -> Any:
-    """Store the tokens."""
+    """Write the tokens to the cache; return the logits after the last one."""
     slot, start, n = numbers
     positions = start + jnp.arange(tokens.shape[0])
     return params["table"][tokens[n - 1]], cache.at[slot, positions].set(tokens, mode="drop")

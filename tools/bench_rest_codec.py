@@ -82,13 +82,11 @@ def seconds_of(call: Callable[[], object], runs: int, calls: int) -> float:
     return median(taken)
 
 
-# --- The cost of gzip to a client --------------------------------------------------------------
+# --- Cost of gzip to a client ------------------------------------------------------------------
 
 _WAITED_BYTES = 8_000_000
 MOST_TIMES = 1.1
-"""Maximum latency of a client that accepts gzip, relative to others, for hardly compressible
-data.
-"""
+"""Latency limit with gzip, relative to without, for hardly compressible data."""
 
 
 def _octets() -> tuple[bytes, int]:
@@ -118,15 +116,11 @@ WAITED: Mapping[str, tuple[str, Callable[[], tuple[bytes, int]]]] = MappingProxy
         "texts as JSON": ("STRING", _texts),
     }
 )
-"""Name -> the datatype of the model, and a function that makes the body and the length of
-its JSON.
-"""
+"""Name -> datatype of the model, and a function that makes the body and its JSON length."""
 
 
 def wait(name: str, port: int, rounds: int, found: "multiprocessing.Queue[object]") -> None:
-    """Request alternately with and without gzip; put the medians of seconds, and the sizes, into
-    `found`.
-    """
+    """Request alternately with and without gzip; put median seconds and sizes into `found`."""
     datatype, make = WAITED[name]
     body, length = make()
     headers = {"Content-Type": "application/json"}

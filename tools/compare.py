@@ -70,7 +70,7 @@ class Comparison:
     def measure(
         self, row: Row, variants: list[Variant], peers: tuple[str, ...]
     ) -> dict[str, Numbers]:
-        """Return the numbers of all contenders of a row."""
+        """Measure a row; return each contender's numbers."""
         over_http2 = row.protocol == "grpc"
         ours = [one.name for one in variants if over_http2 or one.name == OURS]
         names = ours + [peer for peer in row.peers if peer in peers]

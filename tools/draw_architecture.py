@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVER = ROOT / "server"
 PAGE = ROOT / "docs" / "architecture.md"
 _LINES = 500
-"""Line counts are rounded to multiples of this, so that small changes do not make the page
-stale.
-"""
+"""Line counts are rounded up to multiples of this, so that the page rarely becomes stale."""
 _GIVERS = ("xlaserve.app.server", "xlaserve.app.grpc", "xlaserve.app.http")
 """Modules whose calls pass settings to the code that enforces them."""
 

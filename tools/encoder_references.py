@@ -117,9 +117,7 @@ def _tokenizer(transformers: Any) -> Any:
 
 
 def _fill(directory: Path) -> dict[str, list[int]]:
-    """Give the tensors of a checkpoint the values derived from their names; return shapes by
-    name.
-    """
+    """Fill a checkpoint's tensors with values derived from their names; return the shapes."""
     safetensors = importlib.import_module("safetensors.numpy")
     file = directory / "model.safetensors"
     shapes = {name: list(array.shape) for name, array in safetensors.load_file(file).items()}

@@ -1,6 +1,4 @@
-"""Write docs/errors.md from the error classes and the status table, or prove it fresh
-(`--check`).
-"""
+"""Write docs/errors.md from the errors and statuses, or prove it fresh (`--check`)."""
 
 import argparse
 import inspect

@@ -64,9 +64,7 @@ class Seen:
     misses: list[float] = field(default_factory=list)
     """Seconds of requests that triggered a load while no component was down."""
     disturbed: list[float] = field(default_factory=list)
-    """Seconds of requests that started while a component was down, or moved to the other
-    runtime.
-    """
+    """Seconds of requests that met an outage, or moved to the other runtime."""
     slowest: list[tuple[float, str, Trace | None]] = field(default_factory=list)
     """Seconds, runtime and trace of the slowest misses, slowest first."""
     stalls: list[tuple[float, float]] = field(default_factory=list)

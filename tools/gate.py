@@ -141,9 +141,7 @@ class Gate:
 
 
 def say(text: str) -> None:
-    """Print a line of the gate itself and flush it, since the steps write to the output
-    directly.
-    """
+    """Print a line of the gate itself; flushed, as steps write to the output directly."""
     print(f"gate: {text}", flush=True)
 
 
@@ -172,9 +170,7 @@ def descendants(root: int) -> list[int]:
 
 
 def print_stacks(running: Path) -> None:
-    """Print each process and its current test, and abort those that print their stacks on
-    SIGABRT.
-    """
+    """Print each process and its test, and abort those that print stacks on SIGABRT."""
     asked = []
     for process in descendants(os.getpid()):
         with suppress(OSError):

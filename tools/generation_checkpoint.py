@@ -14,9 +14,7 @@ SIZES = {"tiny": (64, 2, 4, 2, 128), "125m": (768, 12, 12, 4, 2048), "1b": (2048
 
 
 def write_checkpoint(directory: Path, size: str) -> int:
-    """Write a Llama with random weights in Hugging Face's format; return its number of
-    parameters.
-    """
+    """Write a Llama with random weights in Hugging Face's format; return its parameter count."""
     hidden, layers, heads, keys, wide = SIZES[size]
     directory.mkdir()
     draw = np.random.default_rng(0).standard_normal

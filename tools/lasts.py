@@ -40,9 +40,7 @@ MIGRATE = (
     "application()(['repo', 'migrate', sys.argv[1]])"
 )
 PLAIN = "plain"
-"""Written by jax.export alone, in the newest StableHLO: an older JAX can read it only after
-migration.
-"""
+"""Written by jax.export alone, in the newest StableHLO: an older JAX needs it migrated."""
 LOOKUPS = re.compile(r"^xlaserve_program_lookups_total\{(?P<labels>.*)\} (?P<count>\S+)$", re.M)
 
 Answers = dict[str, list[float]]

@@ -33,9 +33,7 @@ _SHOWN_FRAMES = 3
 
 
 class Holds:
-    """Records which thread held the GIL for how long; the watching thread runs within
-    `watching`.
-    """
+    """Records which thread held the GIL for how long, within a `watching` block."""
 
     def __init__(self) -> None:
         self.found: defaultdict[str, list[float]] = defaultdict(list)

@@ -23,9 +23,7 @@ _OPSET = 15
 
 
 def _data() -> tuple[Any, Any, Any, Any, Any]:
-    """Return rows with and without missing values, labels of two and of three classes, and
-    numbers.
-    """
+    """Return rows with and without missing values, labels of two and three classes, and numbers."""
     random = np.random.default_rng(3)
     full = random.standard_normal((_ROWS, _COLUMNS)).astype(np.float32)
     full[:, 4] = random.integers(0, 6, _ROWS)

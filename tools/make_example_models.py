@@ -39,9 +39,7 @@ DIGITS_CONFIG = """\
 
 WANTED_ACCURACY = 0.97
 IMAGE_SCALE = 20
-"""Pixels per edge of each displayed pixel. With 16 the file had 256 bytes, the size of an FP32
-[1,8,8].
-"""
+"""Scale of the displayed image. With 16 the file had 256 bytes, the size of an FP32 [1,8,8]."""
 
 
 def oldest_jax() -> str:

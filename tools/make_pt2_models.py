@@ -83,9 +83,7 @@ class ByNumber(nn.Module):
     """Indexes rows with an arange of row numbers, as transformers' models do."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last unmasked element of each row, and x with its masked elements set
-        to zero.
-        """
+        """Return each row's last unmasked element, and x with masked elements set to zero."""
         rows, places = torch.arange(x.shape[0]), torch.arange(x.shape[1])
         seen = mask[rows[:, None], places[None, :]].bool()
         last = x[rows, mask.cumsum(1).argmax(1)]

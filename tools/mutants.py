@@ -79,9 +79,7 @@ HOMES: Mapping[str, Sequence[str]] = {
     "testing": ("tests",),
     "workers": ("tests/processes",),
 }
-"""Directories with the tests of a package: a file there tests the module it is named after. The
-longest prefix wins.
-"""
+"""Directories with a package's tests, in files named after its modules. The longest prefix wins."""
 THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
     "app": (
         "tests/assembly/test_extensions.py",
@@ -267,8 +265,8 @@ class Trial:
     """Duration of all tests."""
 
     def of(self, file: Path, mutation: Mutation) -> Sequence[str]:
-        """Return the tests that execute a mutation, quick files first; none if an import executes
-        it.
+        """Return the tests that execute a mutation, quick files first; none for import-time
+        code.
         """
         lines = self.lines.get(str(file), {})
         span = range(mutation.start[0], mutation.end[0] + 1)
@@ -404,8 +402,8 @@ class _Warm:
             self._process = started(channel, theirs.fileno())
         self._answers = self._channel.makefile("rb", buffering=0)
         self.threads = int(self._answers.readline() or 0)
-        """Number of threads after collection, as a fork would lose all but one; 0 if the process
-        has ended.
+        """Number of threads after collection (a fork keeps only one); 0 if the process has
+        ended.
         """
 
     def run(self, tests: Sequence[str], edit: Sequence[str], seconds: float | None) -> int | None:

@@ -69,9 +69,7 @@ def mutations(source: str) -> Sequence[Mutation]:
 
 
 class _Finder(ast.NodeVisitor):
-    """Finds executed code to mutate, except annotations, decorators, log calls and `__repr__`
-    texts.
-    """
+    """Finds executed code to mutate, except annotations, decorators, logging and `__repr__`."""
 
     def __init__(self) -> None:
         self.mutations: list[Mutation] = []
@@ -165,9 +163,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _negate(self, test: ast.expr) -> None:
-        """Negate a condition that is a single value; comparisons and others have their own
-        edits.
-        """
+        """Negate a condition that is a single value; other kinds have their own edits."""
         if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             self._replace("condition", test, ast.UnaryOp(ast.Not(), test))
 

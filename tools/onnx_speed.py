@@ -66,7 +66,7 @@ LEAST_ROUNDS = 3
 TOLERANCE = 1e-3
 """Maximum error of an answer, relative to its largest value."""
 SMALLEST = 1e-2
-"""Lower bound for that largest value, for answers that are almost zero."""
+"""Lower bound for the value that TOLERANCE is relative to, for answers close to zero."""
 
 Execute = Callable[[], Sequence[Any]]
 
@@ -159,9 +159,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _planned(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-    """Return the plan of a graph, its parameters packed as in a load, and the function to unpack
-    them.
-    """
+    """Return the plan of a graph, its packed parameters, and the function to unpack them."""
     [rows] = jax.export.symbolic_shape("rows")
     plan = planning.plan(graph, _arguments(given, rows))
     held = sorted(plan.parameters)

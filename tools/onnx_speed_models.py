@@ -86,9 +86,7 @@ DEFAULT = tuple(name for name in MODELS if not name.endswith("_like"))
 
 
 def model_of(said: str) -> Model:
-    """Return a model by its name, or from a file with the shapes of its inputs:
-    m.onnx:x=3,48,192.
-    """
+    """Return a model by name, or from a file with the shapes of its inputs: m.onnx:x=3,48,192."""
     if said in MODELS:
         found = MODELS[said]
         return Model(

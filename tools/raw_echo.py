@@ -1,7 +1,6 @@
 """Echo bytes through a bare TCP socket, as a lower bound for any server.
 
     python tools/raw_echo.py serve PORT BYTES
-
     python tools/raw_echo.py measure PORT BYTES COUNT     prints the seconds of each as JSON
 
 Like a model server, the echo receives the whole message before it answers.

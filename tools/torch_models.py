@@ -83,9 +83,7 @@ def _tokens() -> _Inputs:
 
 
 def _randomise(model: nn.Module) -> None:
-    """Randomise parameters and statistics that are initialised to zeros or ones, so that they
-    matter.
-    """
+    """Randomise parameters and statistics that start as zeros or ones, so that they matter."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None

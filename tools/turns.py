@@ -53,7 +53,7 @@ _ROUND = 64
 """Requests sent before their answers are read."""
 
 
-# --- Requests of the clients -------------------------------------------------------------------
+# --- Client requests ---------------------------------------------------------------------------
 
 
 def _fields(*more: tuple[str, str]) -> list[tuple[str, str]]:

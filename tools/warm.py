@@ -74,9 +74,7 @@ class _Warm:
 
 
 def _threads() -> int:
-    """Count the threads that a fork would lose, except one of onnxruntime that its sessions do not
-    need.
-    """
+    """Count the threads that a fork would lose, except one that onnxruntime does not need."""
     if not _THREADS.exists():
         return 2
     return len(list(_THREADS.iterdir())) - ("onnxruntime" in sys.modules)

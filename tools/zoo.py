@@ -116,7 +116,7 @@ def licence_of(fields: Message) -> str:
     return ", ".join(classified) or "its file LICENSE"
 
 
-# --- The reference ---------------------------------------------------------------------------
+# --- Reference answers -----------------------------------------------------------------------
 
 
 class Reference:
@@ -181,7 +181,7 @@ def _values(options: str, flag: str) -> Iterator[str]:
     return (value for name, value in pairwise(words) if name == flag)
 
 
-# --- One row ---------------------------------------------------------------------------------
+# --- Import, serve and compare ---------------------------------------------------------------
 
 
 async def tried(row: Row, found: Found, scratch: Path) -> Result:
@@ -287,9 +287,7 @@ def _numbers(found: Array, texts: Sequence[str]) -> Array:
 
 
 def _times(*timed: Callable[[], Any]) -> list[float]:
-    """Time each function in turn for some seconds, and return the best time of each in
-    milliseconds.
-    """
+    """Time each function in turn, and return the best time of each in milliseconds."""
     best = [float("inf")] * len(timed)
     end = time.monotonic() + TIMED_SECONDS
     while time.monotonic() < end:

@@ -27,9 +27,7 @@ class Trained:
     data: Callable[[], tuple[Any, Any]]
     """Returns rows and their labels."""
     write: Callable[[Any, Any], bytes]
-    """Writes the trained model as an ONNX file; the second argument is rows like those of the
-    training.
-    """
+    """Writes the trained model as an ONNX file; also takes sample rows."""
 
 
 def train(name: str, path: Path) -> None:
@@ -127,9 +125,7 @@ def _boosted() -> Any:
 
 
 def boosted_numbers() -> bytes:
-    """Return a forest of 100 trees with 31 leaves each, LightGBM's default, on 30 random
-    columns.
-    """
+    """Return a forest of 100 trees with 31 leaves (LightGBM's default) on 30 random columns."""
     # Below 10,000 rows, early stopping is off by default.
     from sklearn.ensemble import HistGradientBoostingRegressor
 

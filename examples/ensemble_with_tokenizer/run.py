@@ -1,4 +1,4 @@
-"""An ensemble of a Python tokenizer and a JAX model that accepts texts; see README.md."""
+"""An ensemble that accepts texts: a Python tokenizer and a JAX model; see README.md."""
 
 import shutil
 import sys

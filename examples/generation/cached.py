@@ -21,9 +21,7 @@ Cache = list[dict[str, jax.Array]]
 
 
 def attended(query: jax.Array, keys: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
-    """Attend from rows [text, row, head, dim] at positions [text, row] to all positions up
-    to them.
-    """
+    """Apply causal attention for queries [text, row, head, dim] at positions [text, row]."""
     scores = jnp.einsum("trhd,thpd->thrp", query, keys) / query.shape[-1] ** 0.5
     seen = jnp.arange(keys.shape[2])[None, None, None] <= at[:, None, :, None]
     chances = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)

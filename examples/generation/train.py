@@ -64,9 +64,7 @@ def tokens_of(tokenizer: Tokenizer, found: list[str]) -> np.ndarray:
 
 
 def batches(tokens: np.ndarray, steps: int) -> Iterator[np.ndarray]:
-    """Yield rows of tokens, one token longer than the context: each token's target is the
-    next one.
-    """
+    """Yield rows of tokens, one longer than the context: each token's target is the next one."""
     random = np.random.default_rng(SEED)
     for _ in range(steps):
         starts = random.integers(0, len(tokens) - LENGTH, BATCH)
@@ -93,9 +91,7 @@ jax.tree_util.register_dataclass(Adam)
 
 @jax.jit
 def step(state: Adam, number: jax.Array, rate: jax.Array, batch: jax.Array) -> tuple[Adam, Any]:
-    """Take a step of Adam (Kingma and Ba, 2015); return the new state and the loss before
-    the step.
-    """
+    """Take a step of Adam (Kingma and Ba, 2015); return the new state and the loss before it."""
     value, gradient = jax.value_and_grad(loss)(state.params, batch)
     norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
     gradient = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), gradient)

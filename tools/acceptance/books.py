@@ -1,6 +1,4 @@
-"""Request counts kept by the clients of one kind, and their comparison with the server's
-counters.
-"""
+"""Request counts of one kind of clients, compared with the server's counters."""
 
 import re
 from collections import Counter

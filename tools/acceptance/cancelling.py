@@ -28,9 +28,7 @@ POINTS = {
     "while the answer waits for a window": (_WIDE, True, True),
     "at a deadline of 1 ms": (_ECHO, True, False),
 }
-"""For each point: the bytes sent, whether they end the stream, whether the client closes its
-window.
-"""
+"""For each point: the bytes sent, whether they end the stream, and whether the window is closed."""
 
 
 def cancel(folder: Path, *, count: int = 1000) -> Outcome:

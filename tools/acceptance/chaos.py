@@ -37,9 +37,7 @@ client may have connected before it.
 """
 _DISK_BYTES = 4 * MIB
 _EXPECTED = frozenset({"NOT_FOUND", "UNAVAILABLE", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"})
-"""Statuses with which loads and unloads may fail: they race with each other and with a full
-disk.
-"""
+"""Statuses expected of loads and unloads, which race with each other and a full disk."""
 _PAUSE_SECONDS = 0.05
 _FLOODS = ("PING", "requests that are cancelled at once", "empty DATA", "SETTINGS", "PRIORITY")
 
@@ -326,7 +324,7 @@ def _left(subject: Subject) -> list[str]:
     ]
 
 
-# --- D2 ----------------------------------------------------------------------------------------
+# --- D2: repeated kills ------------------------------------------------------------------------
 
 
 def kills(folder: Path, *, count: int = 100) -> Outcome:

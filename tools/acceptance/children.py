@@ -55,7 +55,7 @@ class Kind:
     """A kind of child process, and the request that keeps it busy."""
 
     place: str
-    """Where the server's code starts it."""
+    """Module and function of the server that start it."""
     module: str
     """Part of its command line."""
     work: Callable[[Stage, int], None]
@@ -63,9 +63,7 @@ class Kind:
     among: Callable[[psutil.Process], Sequence[psutil.Process]] = lambda process: (process,)
     """Returns the victims for a process with this command line; the process itself by default."""
     ends: str = ""
-    """Error text of the request that waits for the child, or empty if another child redoes the
-    work.
-    """
+    """Error that the waiting request gets; empty if another child redoes the work."""
 
 
 def _post(stage: Stage, path: str, body: Mapping[str, Any]) -> None:

@@ -418,6 +418,4 @@ KINDS = (
     Kind("imported", _imported, IMPORTED, _write_imported),
     Kind("watchers", _watchers, pause_seconds=0.5),
 )
-"""Kinds of clients. The names of their models begin with the kind's name, except those of
-`imported`.
-"""
+"""Kinds of clients. Model names begin with the kind's name, except those of `imported`."""

@@ -23,9 +23,7 @@ from acceptance.victim_process import Seen, victim
 from xlaserve.settings import Settings
 
 _TRIES = 3
-"""Attempts per attack; the shortest latency counts, as other load on the machine only adds
-to it.
-"""
+"""Attempts per attack; the shortest latency counts, as other load only adds to it."""
 _BACK_SECONDS = 10.0
 """How long to wait for memory to be freed: buffers of long messages are kept for 5 s."""
 _SETTLE_SECONDS = 0.5
@@ -147,7 +145,7 @@ def _attack(subject: Subject, attack: Attack) -> _Try:
     return one
 
 
-# --- H2 ----------------------------------------------------------------------------------------
+# --- H2: oversized bodies ----------------------------------------------------------------------
 
 
 def oversized(folder: Path) -> Outcome:
@@ -192,7 +190,7 @@ def _status(subject: Subject, body: bytes, *lines: tuple[str, str]) -> set[str]:
         attacker.close()
 
 
-# --- H3 ----------------------------------------------------------------------------------------
+# --- H3: silent connections --------------------------------------------------------------------
 
 
 def silent(folder: Path, *, count: int = 2000) -> Outcome:
@@ -241,7 +239,7 @@ def _is_greeted(attacker: Attacker) -> bool:
     return bool(attacker.came)
 
 
-# --- H4 ----------------------------------------------------------------------------------------
+# --- H4: many chunks ---------------------------------------------------------------------------
 
 
 def chunks(folder: Path, *, times: int = 100, count: int = 1_000_000) -> Outcome:

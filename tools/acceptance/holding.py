@@ -123,9 +123,7 @@ def _ms(read: Read, data: bytes) -> float:
 
 
 def _reader() -> Read:
-    """Return a reader with the server's default settings: it parses the structure, then the
-    tensors.
-    """
+    """Return a reader with the server's default settings, for structure and tensors."""
     defaults = Settings(repository=Path())
     codec = InferCodec(max_fields=defaults.max_message_fields, max_depth=defaults.max_message_depth)
 

@@ -45,7 +45,7 @@ async def _unload(stub: Any, name: str) -> None:
     )
 
 
-# --- L1 ----------------------------------------------------------------------------------------
+# --- L1: concurrent loads and unloads ----------------------------------------------------------
 
 
 def races(folder: Path, *, clients: int = 32, rounds: int = 1024) -> Outcome:
@@ -91,7 +91,7 @@ async def _is_right(stub: Any, outcome: Outcome) -> None:
     outcome.add("an inference behind it", "right" if right else "wrong", "right", holds=right)
 
 
-# --- L2 ----------------------------------------------------------------------------------------
+# --- L2: reloads under traffic -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ async def _ask_whole(stub: Any, traffic: _Traffic, value: int) -> None:
         traffic.torn.append(f"{value} and version {answer.model_version}: {found}")
 
 
-# --- L3 ----------------------------------------------------------------------------------------
+# --- L3: repeated loads and unloads ------------------------------------------------------------
 
 
 def cycles(folder: Path, *, count: int = 2000, most_kib: float = 1, leaks: bool = False) -> Outcome:

@@ -34,7 +34,7 @@ class Size(StrEnum):
     """Sizes of a run."""
 
     SHORT = "short"
-    """Seconds per row, as in the test suite."""
+    """A few seconds per row, as in the test suite."""
     WHOLE = "whole"
     """The numbers in the criterion."""
     LONG = "long"

@@ -111,9 +111,7 @@ class Stage:
         return answer.status == 200
 
     def descendants(self, module: str) -> list[int]:
-        """Return the ids of the server's descendants whose command line contains a module or
-        script.
-        """
+        """Return the ids of descendants whose command line contains a module or script."""
         assert self.launch.process is not None
         found = []
         for one in psutil.Process(self.launch.process.pid).children(recursive=True):
@@ -204,9 +202,7 @@ def served(
 
 @contextmanager
 def manager(path: Path) -> Iterator[Mapping[str, str]]:
-    """Listen on a notification socket as systemd does; yield the environment of a watched
-    service.
-    """
+    """Listen as systemd does on a socket; yield the environment of a watched service."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         # Socket paths are limited to about 100 characters, so use an abstract name.
         name = f"\0xlaserve-{os.getpid()}-{path.parent.name}"

@@ -213,9 +213,7 @@ def _flag(name: str, value: object) -> list[str]:
 
 @contextmanager
 def serving(folder: Path, **flags: object) -> Iterator[Subject]:
-    """Serve the models in `folder/models` for the duration of a block; clients may load and
-    unload.
-    """
+    """Serve `folder/models` for the duration of a block; clients may load and unload."""
     has_code = any((folder / "models").glob("*/*/model.py"))
     launch = Launch(folder, ({"allow_python_models": True} if has_code else {}) | flags)
     try:

@@ -57,7 +57,7 @@ def _stream_rows() -> Iterable[tuple[str, str, str]]:
 
 
 def _stream_reactions() -> str:
-    """Return the table of reactions that keep the state."""
+    """Return the table of inputs that do not change the state."""
     columns = [happening for happening in http2.Input if happening is not http2.Input.SEND_END]
     lines = [
         "| in state | " + " | ".join(happening.name for happening in columns) + " |",

@@ -41,9 +41,7 @@ _DRAWN = (
     "xlaserve.tensors",
     "xlaserve.errors",
 )
-"""The packages in the drawing; a module belongs to the first one whose name is a prefix of
-its own.
-"""
+"""The packages in the drawing; a module belongs to the first whose name is its prefix."""
 
 
 @dataclass(slots=True)

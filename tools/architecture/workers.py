@@ -25,7 +25,7 @@ STARTERS = frozenset(
         "asyncio.run",
     )
 )
-"""Calls that start something next to the event loop, or the loop itself."""
+"""Calls that start a thread, a pool, a process or an event loop."""
 
 
 @dataclass(frozen=True, slots=True)

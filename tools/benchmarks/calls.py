@@ -104,7 +104,7 @@ def write_models(root: Path) -> None:
     (root / "code" / "1" / "model.py").write_text(CODE)
 
 
-# --- The server, in a thread -------------------------------------------------------------------
+# --- Server in a thread ------------------------------------------------------------------------
 
 
 @dataclass
@@ -709,9 +709,7 @@ def system_calls() -> tuple[float, dict[str, float]]:
 
 
 def calls_between(log: str, before: int) -> Counter[str]:
-    """Count the system calls in a log of strace after connection number `before` + 1 and before the
-    next.
-    """
+    """Count system calls in a strace log, from accept number `before` + 1 to the next."""
     counts: Counter[str] = Counter()
     accepted = 0
     for line in log.splitlines():

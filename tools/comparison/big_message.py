@@ -22,16 +22,12 @@ MESSAGES = 6
 _LIMIT_SECONDS = 120.0
 _URL = "http://127.0.0.1:{port}/inference.GRPCInferenceService/ModelInfer"
 _ALL_WINDOWS = ("-w", "30", "-W", "30")
-"""h2load's flow-control windows, so large that a server can send the whole message without
-waiting.
-"""
+"""Flow-control windows that fit the whole message."""
 
 
 @contextmanager
 def disturbance(pid: int, found: Repetition) -> Iterator[None]:
-    """Add `other_cpu` to the results of a block: CPU time, in cores, used by neither server nor
-    client.
-    """
+    """Add `other_cpu` to the results of a block: the cores used by other processes."""
     busy, server, start = processes.busy_seconds(), processes.cpu_seconds(pid), time.monotonic()
     client = _children_seconds()
     yield

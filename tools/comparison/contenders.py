@@ -1,4 +1,4 @@
-"""The compared servers: how to start each, and a check that it answers while measured."""
+"""The compared servers: how each is started, checked and stopped."""
 
 import asyncio
 import os
@@ -46,9 +46,7 @@ class Variant:
 
 
 def default_variants() -> list[Variant]:
-    """Return the default xlaserve and, if there is a choice of HTTP/2 engines, a variant
-    with h2.
-    """
+    """Return the default xlaserve and, if HTTP/2 engines can be chosen, a variant with h2."""
     variants = [Variant(OURS)]
     shown = subprocess.run(
         [sys.executable, "-m", "xlaserve.cli", "serve", "--help"],

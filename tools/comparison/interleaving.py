@@ -8,9 +8,7 @@ from typing import Any, TypeAlias
 from comparison.kit import Repetition
 
 Numbers: TypeAlias = dict[str, Any]
-"""The medians of a contender, the number of repetitions they are taken from, and all
-repetitions.
-"""
+"""A contender's medians, the number of repetitions behind them, and all repetitions."""
 
 CLEAN_SHARE = 0.15
 """In cores: a repetition counts as disturbed if other processes used more CPU time than that."""

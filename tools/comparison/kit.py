@@ -53,9 +53,7 @@ class Kit:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of the kit's scripts, without variables that would affect its
-        Python.
-        """
+        """Return the environment of the kit's scripts, without our PYTHONPATH."""
         return {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "PEERS_CACHE": str(self.cache),
@@ -63,9 +61,7 @@ class Kit:
         }
 
     def body(self, workload: str) -> Path:
-        """Return the file with the gRPC message of a workload; write all of them first if
-        missing.
-        """
+        """Return the file with a workload's gRPC message; write all of them first if missing."""
         path = self.cache / "bodies" / f"{workload}.grpc"
         if not path.exists():
             python = self.cache / "venv" / "tools" / "bin" / "python"

@@ -33,9 +33,7 @@ class _Connection:
         self._due.append(due)
 
     def receive(self, latencies: list[float]) -> None:
-        """Read from the socket, and append the seconds since its request was due for each
-        answer.
-        """
+        """Read from the socket, and append the latency of each complete answer."""
         data = self.socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ValueError("the connection was closed")

@@ -122,9 +122,7 @@ def _number(numbers: Numbers, measure: str, form: str) -> str:
 
 
 def _chart_values(row: Row, results: Results) -> tuple[dict[str, float], str]:
-    """Return the bars of a row in requests per second, or in gigabytes per second for large
-    messages.
-    """
+    """Return a row's bars: requests per second, or GB/s for large messages."""
     found: dict[str, float] = {}
     for name, numbers in results.rows[row.name].items():
         value = (

@@ -94,9 +94,7 @@ def make(root: Path) -> None:
 
 
 def write_body(bodies: Path) -> None:
-    """Write a request for `add_sub` to the kit's directory of bodies, in the form that h2load
-    sends.
-    """
+    """Write a request for `add_sub`, as h2load sends it, to the kit's directory of bodies."""
     message = WireCodec().encode_message(infer_request(ADD_SUB, "", _inputs()))
     bodies.mkdir(parents=True, exist_ok=True)
     (bodies / f"{ADD_SUB}.grpc").write_bytes(struct.pack(">BI", 0, len(message)) + message)

@@ -43,9 +43,7 @@ class Target:
     """Target ratio to the other contender: a minimum where higher is better, else a maximum."""
 
     def ratio(self, ours: float, theirs: float) -> float:
-        """Return the ratio to compare with the factor; inverted if a time is compared as a
-        speed.
-        """
+        """Return the ratio to compare with the factor; inverted for times compared as speeds."""
         return theirs / ours if self.is_speed else ours / theirs
 
     @property
@@ -136,9 +134,7 @@ def _beside(large: str) -> Row:
 
 
 def _workers(name: str, title: str, workload: str) -> Row:
-    """Return a row that compares two workers with one process, on the cores of server and
-    client.
-    """
+    """Return a row that compares two workers with one process on the same two cores."""
     return Row(
         f"workers-{name}",
         f"{title} over gRPC, 4 connections x 16 streams; --processes 2, the client on the same "

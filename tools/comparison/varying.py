@@ -150,7 +150,7 @@ def rest_requests(
     return requests
 
 
-# --- connections -------------------------------------------------------------------------------
+# --- Connections -------------------------------------------------------------------------------
 
 
 class Speaker(Protocol):
@@ -160,9 +160,7 @@ class Speaker(Protocol):
     """Figures of the answers so far."""
 
     def answered(self, data: bytes) -> int:
-        """Return how many answers ended in `data`. Raises ValueError for an error or an invalid
-        answer.
-        """
+        """Return the number of answers that ended in `data`. Raises ValueError for a failed one."""
         ...
 
     def reply(self) -> bytes:
@@ -255,9 +253,7 @@ class Load:
     in_flight: int
     """Unanswered requests per connection."""
     staggered: bool = False
-    """Whether connections start at different requests: a server may share what it learned
-    from one.
-    """
+    """Whether connections start at different requests, as a server may share what it learned."""
 
 
 class _Connection:

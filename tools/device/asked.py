@@ -1,6 +1,4 @@
-"""Steps that send requests to a server: answers, starts, speed, generation, precision, repeated
-loads.
-"""
+"""Steps that send requests to a server: answers, speed, generation, precision, loads."""
 
 import asyncio
 import json

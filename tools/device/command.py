@@ -184,9 +184,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _environment(place: Place, *, is_inside: bool) -> dict[str, str]:
-    """Return the environment of a step: with the server's settings for JAX, or with JAX on
-    the CPU.
-    """
+    """Return the environment of a step, which may keep JAX on the CPU."""
     from xlaserve.settings import Settings
 
     root = Path(__file__).resolve().parents[2]

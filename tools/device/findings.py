@@ -35,9 +35,7 @@ class Findings:
         return row
 
     def answer(self, name: str, found: Any, expected: Any, *, depth: int = 1, **more: Any) -> None:
-        """Write the error of an answer next to what its datatype explains after `depth`
-        products.
-        """
+        """Write an answer's error, and the tolerance for `depth` products of its datatype."""
         at_most = allowed(np.asarray(expected).dtype, depth)
         self.add(name, relative=far(found, expected), at_most=at_most, **more)
 

@@ -48,9 +48,7 @@ class Here:
         place.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def loaded(self, directory: Path, *, on: str = "", sizes: str = "") -> Any:
-        """Load a model in the same way as a server, with the compilation cache shared by all
-        steps.
-        """
+        """Load a model as a server does, with the compilation cache shared by all steps."""
         from xlaserve.model_config.config import ModelConfig
         from xlaserve.runtime import loaders
         from xlaserve.runtime.load_context import LoadContext
@@ -189,9 +187,7 @@ def _precision(findings: Findings) -> None:
 
 
 def sizes(place: Place, findings: Findings) -> None:
-    """Compare reserved memory with actual use; ordered by peak, as the allocator's peak only
-    grows.
-    """
+    """Compare reserved memory with actual use, by increasing peak: peaks only grow."""
     here = Here(place, findings)
     names = ["mlp"] if place.smoke else ["mlp", "resnet18", "resnet50_bf16", "bert", "bert_bf16"]
     for name in names:

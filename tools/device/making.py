@@ -82,9 +82,7 @@ def of_onnx(name: str, **dimensions: Any) -> Callable[[Place, Path], None]:
 
 
 def of_pt2(name: str) -> Callable[[Place, Path], None]:
-    """Return a maker that copies a file written by torch.export, which the server imports on
-    load.
-    """
+    """Return a maker that copies a torch.export file; the server imports it on load."""
 
     def write(place: Place, path: Path) -> None:
         (path / "1").mkdir(parents=True)

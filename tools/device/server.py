@@ -130,9 +130,7 @@ class Server:
 
 
 def share(place: Place, findings: Findings, model: str, rows_per_second: float) -> dict[str, float]:
-    """Return the throughput as a share of the matrix product measured by `env`; empty if
-    unknown.
-    """
+    """Return the throughput relative to the matrix product of `env`; empty if unknown."""
     peak = findings.earlier("env", "matmul bfloat16").get("tflops")
     if place.quick or not peak or model not in FLOP_PER_ROW:
         return {}

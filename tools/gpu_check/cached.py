@@ -64,9 +64,7 @@ class _Load:
     cached: int
     seconds: float
     rows_per_second: float
-    """Throughput at the largest batch size; programs compiled without a device are not
-    autotuned.
-    """
+    """Throughput at the largest batch size; without a device, programs are not autotuned."""
 
 
 def _load(found: Device, options: Options, cache: Path) -> _Load:

@@ -72,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked(check: Check, name: str, device: Device, options: Options) -> Iterator[Finding]:
-    """Yield the findings of a check; turn an exception into a failure, so that the others still
-    run.
-    """
+    """Yield a check's findings; an exception becomes a failure, so that the others still run."""
     try:
         yield from check(device, options)
     # Errors on untried devices are unpredictable: report them with the other findings.

@@ -46,5 +46,5 @@ def measured(check: str, subject: str, said: str, **values: object) -> Finding:
 
 
 def unknown(check: str, subject: str, said: str) -> Finding:
-    """Return a finding that this device cannot determine."""
+    """Return a finding about something that this device cannot determine."""
     return Finding(check, subject, Verdict.UNKNOWN, said)

@@ -1,6 +1,4 @@
-"""Checks every model of a repository: answers, memory, speed against a bare loop, gain of
-batches.
-"""
+"""Checks every model of a repository: answers, memory, speed, gain of batches."""
 
 # jax is only partly typed.
 # mypy: disallow-untyped-calls=False

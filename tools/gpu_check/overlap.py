@@ -24,9 +24,7 @@ from xlaserve.serving.stations.dispatch import Dispatcher
 from xlaserve.tensors import Tensor
 
 _ROUNDS = 3
-"""Number of rounds. Both depths alternate within each, so that disturbances affect both; the best
-counts.
-"""
+"""Both depths alternate within a round, so that disturbances affect both; the best counts."""
 
 _PASSES = 100
 """Passes over its input on the device: they take about as long as the copy."""
@@ -45,7 +43,7 @@ class Overlap:
     reserved_bytes: int
     """Bytes reserved for the model, including all executions in flight."""
     most_bytes: int
-    """The model's share of `bytes_in_use`, at most, sampled after each dispatch."""
+    """Peak of the model's share of `bytes_in_use`, sampled after each dispatch."""
 
     @property
     def gain(self) -> float:
@@ -54,9 +52,7 @@ class Overlap:
 
 
 def check_overlap(device: Device, options: Options) -> Iterator[Finding]:
-    """Check that copies to the device overlap with computation, and report the memory held
-    meanwhile.
-    """
+    """Check that copies to the device overlap with computation; report the memory held."""
     found = overlap(device, options)
     speeds = ", ".join(
         f"{speed:.1f}/s with {depth} in flight"

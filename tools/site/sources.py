@@ -10,9 +10,7 @@ _OUT = r"\[([^\]]+)\]\({ups}([^)#]+)(?:#[^)]*)?\)"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the text with source paths in place of links; raises FileNotFoundError for a broken
-    link.
-    """
+    """Return the text with source paths for links; raises FileNotFoundError for a broken link."""
 
     def path_instead(link: re.Match[str]) -> str:
         text, path = link.groups()
