@@ -39,7 +39,7 @@ class Row:
     execution: int
     """Inputs, outputs and temporaries of the largest program, for one execution."""
     compiled: int
-    """Bytes in total by the compiler's figures, including all executions in flight."""
+    """Total bytes according to the compiler, including all executions in flight."""
     reserved: int
     """The bytes that a server reserves."""
     told: int = 0
@@ -73,7 +73,7 @@ def keep(rows: Iterable[Row]) -> None:
 
 
 def problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the rows' failures."""
+    """Yield each unexplained difference, and each reservation that is too small."""
     if not rows:
         yield "nothing was measured"
     for row in rows:

@@ -105,7 +105,7 @@ class Comparison:
 
     def _paced(self, row: Row, pace: Paced, names: list[str]) -> dict[str, Numbers]:
         def measure(contender: Contender) -> Repetition:
-            self._contenders.running([contender.name])  # it may have crashed meanwhile
+            self._contenders.running([contender.name])  # restart it if it has crashed
             return beside.measure(self._kit, contender, row.load, pace, 2 * self._seconds)
 
         names = [name for name in names if name in (OURS, *row.peers)]
@@ -114,7 +114,7 @@ class Comparison:
         return interleave(measures, self._rounds, self._show)
 
     def _repetition(self, row: Row, load: str, contender: Contender) -> Repetition:
-        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        self._contenders.running([contender.name])  # restart it if it has crashed
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,
             contender.pid,
@@ -174,14 +174,14 @@ class Comparison:
         return interleave(measures, self._rounds, self._show)
 
     def _analyze(self, row: Row, asked: Asked, contender: Contender) -> Repetition:
-        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        self._contenders.running([contender.name])  # restart it if it has crashed
         server = Server(contender.grpc_port, contender.http_port, contender.pid)
         return Analyzer(self._kit).measure(
             server, asked, row.protocol, row.in_flight, self._seconds
         )
 
     def _drive(self, server: str, load: Load) -> Repetition:
-        (running,) = self._contenders.running([server])  # it may have crashed meanwhile
+        (running,) = self._contenders.running([server])  # restart it if it has crashed
         return drive(load, running.pid, self._seconds)
 
     def _show(self, name: str, repetition: Repetition) -> None:

@@ -319,7 +319,7 @@ async def soak(folder: Path, count: int, seconds: float) -> bool:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Parse the arguments and soak; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600)

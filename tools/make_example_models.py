@@ -50,9 +50,7 @@ def oldest_jax() -> str:
 
 
 def make(directory: Path, exported_at: datetime) -> None:
-    """Write every example model to `directory/models`, and a held-out image of a seven to its
-    `data`.
-    """
+    """Write the example models to `directory/models`, and an image of a seven to its `data`."""
     for name in MODELS:
         model = load_exportable(f"{EXAMPLES / name}.py:model")
         assert isinstance(model, Exportable)

@@ -17,7 +17,7 @@ _TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
 def main() -> int:
-    """Run the command line."""
+    """Parse the arguments and soak; return 1 if a rule was violated or memory was left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0, help="makes the choices repeatable")

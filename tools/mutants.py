@@ -255,10 +255,12 @@ def _texts(root: Path) -> Sequence[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The tests' run without a mutation."""
+    """Results of running the tests without a mutation."""
 
     lines: Mapping[str, Mapping[str, Sequence[str]]]
-    """Tests that execute a line, by file: a test file if its fixtures do, "" if an import does."""
+    """File -> line -> its tests; a test file if its fixtures execute the line, "" if an import
+    does.
+    """
     seconds: Mapping[str, float]
     """Duration of each test."""
     whole: float
@@ -335,7 +337,7 @@ class Copy:
         limit = trial.limit(tests)
         code: int | None = UNLIKE
         try:
-            # Processes that the tests start read the file.
+            # The file must change as well, for processes that the tests start.
             self._write(file, other)
             if executing and self._warm is not None:
                 code = self._warm.run(executing, [str(file), source, other], limit)

@@ -17,7 +17,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the suite; return 1 if a case is wrong or fewer pass than before."""
     from support import onnx_cases, onnx_suite
 
     parser = argparse.ArgumentParser(description=__doc__)

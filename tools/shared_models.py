@@ -114,7 +114,7 @@ async def _measure(root: Path, scratch: Path, count: int) -> None:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Write the models, start the server, and print its cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=1000)
     arguments = parser.parse_args()

@@ -81,8 +81,7 @@ def _threads() -> int:
 
 
 def edited(path: str, before: str, after: str) -> bool:
-    """Replace the code of a module's functions by that of its new text; tell whether that was
-    possible.
+    """Patch a module's functions with their new code; tell whether that was possible.
 
     Module-level code that an import has already executed is not run again.
     """

@@ -24,7 +24,7 @@ from xlaserve_proto import mmesh
 
 MODELS, REQUESTS, WIDTH = 12, 150, 600
 CAPACITY = 8_000_000
-"""Bytes of each runtime for models: enough for some of the twelve."""
+"""Memory of each runtime for models, in bytes: enough for some of the twelve."""
 
 
 @dataclass

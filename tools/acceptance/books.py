@@ -21,7 +21,7 @@ class Fate(StrEnum):
     ANSWERED = "answered"
     FAILED = "failed"
     UNSURE = "answered or failed"
-    """The client does not know: it disconnected or timed out."""
+    """The outcome is unknown: the client disconnected or timed out."""
     LOADED = "loaded"
     NOT_LOADED = "not loaded"
     UNLOADED = "unloaded"

@@ -2,9 +2,9 @@
 
     python tools/acceptance/bystanders.py GRPC HTTP
 
-They ask until standard input ends, connect again where a connection breaks, and then print as JSON
-how many requests there were, the wrong answers, those that failed with their times, and a sample of
-the latencies.
+They send requests until standard input ends, and reconnect if a connection breaks. Then they print
+JSON: the number of requests, the wrong answers, the failed requests with their times, and a sample
+of the latencies.
 """
 
 import asyncio

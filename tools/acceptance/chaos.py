@@ -63,7 +63,7 @@ class _Stage:
             self.counts[what] += 1
 
     def outlived(self, began: float) -> bool:
-        """Tell whether the server has been running without interruption since then."""
+        """Tell whether the server has run without a restart since then."""
         return not self.is_down.is_set() and not any(end >= began for _, end in self.outages)
 
 

@@ -98,7 +98,7 @@ def _follow(stage: Stage, number: int) -> None:
 
 
 def _tokenize(stage: Stage, number: int) -> None:
-    # The tokenizer's expression backtracks to the end from each letter.
+    # From every letter, the slow regular expression backtracks to the end of the text.
     body = {"model": "slow", "prompt": "ab" * 7_500 + " 0", "max_tokens": 1}
     try:
         _post(stage, "/v1/completions", body)

@@ -30,7 +30,7 @@ _SETTLED = (
     "xlaserve_abandoned_work",
 )
 _TRIED = "xlaserve.runtime.trial"
-"""Module of the trial processes that loads start; they end with the load."""
+"""Module run by the trial processes of loads, which end with the load."""
 _SPARE = 'kind="spare"'
 """Label of the memory that the ledger keeps for upcoming requests."""
 

@@ -18,7 +18,7 @@ from support.resident import Resident
 import xlaserve
 
 WIDTH = 16
-"""Elements of a row of the models."""
+"""Elements per row of the models' tensors."""
 PLUS = 1.0
 """The number that `plus` adds."""
 WIDE_BYTES = 10 << 20

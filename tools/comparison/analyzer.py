@@ -31,7 +31,7 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload, in perf_analyzer's terms."""
+    """A perf_analyzer workload."""
 
     model: str
     flags: tuple[str, ...]

@@ -13,7 +13,7 @@ Numbers: TypeAlias = dict[str, Any]
 CLEAN_SHARE = 0.15
 """In cores: a repetition counts as disturbed if other processes used more CPU time than that."""
 _FAILURES = 2
-"""Failures after which a contender is given up."""
+"""Failed repetitions after which a contender is skipped."""
 _MEASURES = (
     *("rps", "p50", "p90", "p99", "seconds", "first_seconds"),
     *("server_cpu", "client_cpu", "cpu_us"),

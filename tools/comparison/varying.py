@@ -243,7 +243,7 @@ class Http1Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests that every connection sends, and the sending pattern."""
+    """The requests of all connections, and how they are sent."""
 
     port: int
     requests: Sequence[bytes]

@@ -39,7 +39,7 @@ class Verdict:
     row: Row
     target: Target
     against: str
-    """The contender compared with; the actual best peer if the target says BEST."""
+    """The contender on the other side; the best peer's name if the target says BEST."""
     ratio: float | None
     """None if either side has no number."""
 
@@ -83,7 +83,7 @@ def _constant(target: Target, message_bytes: int) -> float | None:
 
 
 def _other(row: Row, target: Target, against: str) -> str:
-    """Return the key of the numbers that a target is compared with."""
+    """Return the name of the contender whose numbers a target is compared with."""
     if target.against == EQUAL:
         return with_equal_headers(OURS)
     if target.against == ONE_PROCESS:

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
     MEASURED = "measured"
     """A figure for information, without a limit."""
     UNKNOWN = "unknown"
-    """This device cannot tell."""
+    """No verdict, because this device lacks what the check needs."""
 
 
 @dataclass(frozen=True, slots=True)
