@@ -91,7 +91,8 @@ def _write(  # noqa: PLR0917, the columns of CASES
             shutil.rmtree(place)
         unstored = shutil.ignore_patterns("*.safetensors", "README.md")
         shutil.copytree(saved, place, ignore=unstored)
-        # Variant with a head and with transformers' own tensor names.
+        # Keep the config.json that transformers wrote: its class has the head, and matches the
+        # tensor names.
         shutil.copyfile(made / "config.json", place / "config.json")
     (place / "shapes.json").write_text(json.dumps(shapes, indent=0) + "\n", encoding="utf-8")
     np.savez_compressed(place / "references.npz", embeddings=found)
