@@ -1,4 +1,4 @@
-"""Write docs/errors.md from the errors and the table of statuses, or prove it fresh (`--check`)."""
+"""Write docs/errors.md from the errors and statuses, or prove it fresh (`--check`)."""
 
 import argparse
 import inspect
@@ -67,7 +67,7 @@ def _reactions() -> str:
 
 
 def _named(status: Status) -> list[str]:
-    """Return the errors of a status."""
+    """Return the errors with a status."""
     return [
         error.__name__
         for module in _MODULES

@@ -1,4 +1,4 @@
-"""Write docs/settings.md from the settings themselves, or prove that it is fresh (`--check`)."""
+"""Write docs/settings.md from the settings, or prove that it is up to date (`--check`)."""
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ _COMMON = (
     *("max_requests_per_model", "max_held_bytes", "max_message_bytes", "grace_seconds"),
     *("access_rules", "tls_certificate", "tls_key", "log_level", "access_log"),
 )
-"""Settings that most servers have set, in the order of a first deployment."""
+"""Settings that most servers need, in the order of a first deployment."""
 _TABLE = """
 | flag | variable | default | meaning |
 |---|---|---|---|

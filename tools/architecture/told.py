@@ -1,4 +1,4 @@
-"""The architecture in the words of people; every name in it is looked up in the code."""
+"""The architecture in prose; every name in it is checked against the code."""
 
 from architecture.lives import Life, Step
 from architecture.workers import Worker
