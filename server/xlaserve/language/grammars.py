@@ -28,11 +28,19 @@ LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 20_000,
     "step_max_items": 10_000,
     "max_items_in_row": 1_000,
-    "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
 """Below llguidance's own, by which a regular expression of nested repetitions took 5.5 s for the
 first step; by these 0.3 s. A step goes on in a fraction of a millisecond."""
+
+GROWTH = {2_000: 3 << 20, 15_000: 14 << 20, 50_000: 36 << 20}
+"""The most bytes that the steps of an answer add to its grammar, by the states that it may have.
+
+Measured, since llguidance tells no size: 2.4, 13.3 and 34.8 MB. The table is a state's transitions,
+and each state may have expressions of its own."""
+MOST_STATES = max(GROWTH)
+_TOO_MANY = "too many states"
+"""What llguidance says of a grammar that needs more."""
 
 STEP_SECONDS = 0.002
 """What a step in a grammar may take of the processor, on average: others wait for it."""
@@ -83,14 +91,17 @@ class Grammars:
         self._model = model
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
-        self._limits = llguidance.LLParserLimits(**LIMITS)
+        self._limits = {
+            states: llguidance.LLParserLimits(**LIMITS, max_lexer_states=states)
+            for states in GROWTH
+        }
         made = self._tokenizer
         special = {i: made.decode_str([i]) for i in range(vocab) if made.is_special_token(i)}
         first = {
             "vocab": vocab,
             "special": special,
             "stop": list(stop_tokens),
-            "grammar": LIMITS,
+            "grammar": {**LIMITS, "max_lexer_states": MOST_STATES},
             "most_remainders": int(REMAINDERS_PER_SECOND * limits.cpu_seconds),
         }
         self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
@@ -109,21 +120,26 @@ class Grammars:
         """Return the beginning of a grammar. Blocks, without the interpreter's lock.
 
         `parameter` is the kind of the text: `json_schema`, `regex` or `grammar`, which is one of
-        Lark. `charge` is told its bytes before there is one. Raises InvalidParameter.
+        Lark. `charge` is told the bytes that it may have before there is one, and of more before
+        it has more, in the thread of its steps. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
             "regex": self._matcher.grammar_from_regex,
             "grammar": self._matcher.grammar_from_lark,
         }
-        read = readers[parameter]
-        charge(self._trial.check(parameter, text))
+
+        def begin(states: int) -> Any:
+            limits = self._limits[states]
+            return self._matcher(self._tokenizer, grammar, log_level=0, limits=limits)
+
+        first_bytes = self._trial.check(parameter, text)
+        charge(first_bytes)
         try:
-            matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
+            grammar = readers[parameter](text)
+            place = Place(self._model, parameter, begin, charge, first_bytes)
         except ValueError as error:
             raise _refused(self._model, parameter, str(error)) from error
-        place = Place(self._model, parameter, matcher)
-        place.check()
         # The first step is the longest: it is not for the thread of the slots.
         place.fill(np.zeros(self._words, np.int32))
         return place
@@ -197,12 +213,48 @@ class Trial:
 class Place:
     """A place in a grammar (a Constraint): what may follow what was taken. One thread calls it."""
 
-    def __init__(self, model: str, parameter: str, matcher: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        parameter: str,
+        begin: Callable[[int], Any],
+        charge: Callable[[int], None],
+        first_bytes: int,
+    ) -> None:
+        """`begin` returns the beginning of the grammar for so many states.
+
+        Raises ValueError, and InvalidParameter where it has failed.
+        """
         self._model = model
         self._parameter = parameter
-        self._matcher = matcher
+        self._begin = begin
+        self._charge = charge
+        self._rooms = iter(GROWTH.items())
+        self._charged_bytes = 0
+        self._taken: list[int] = []
         self._spent_ns = 0
         """Of the processor, by the steps so far, beyond what each may take."""
+        self._enter(first_bytes)
+
+    def _enter(self, least_bytes: int) -> bool:
+        """Begin again with room for more states behind what was taken; False if there is none.
+
+        What begins with more bytes than a room has grows by as many: it is not begun there.
+        """
+        for states, most_bytes in self._rooms:
+            if most_bytes >= least_bytes or states == MOST_STATES:
+                self._charge(most_bytes - self._charged_bytes)
+                self._charged_bytes = most_bytes
+                self._matcher = None  # not two at a time
+                self._matcher = self._begin(states)
+                self._matcher.consume_tokens(self._taken)
+                return True
+        return False
+
+    def _lacks_room(self) -> bool:
+        """Tell whether it has failed for the states that it may have, and has more now."""
+        matcher = self._matcher
+        return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
 
     def check(self) -> None:
         """Raise InvalidParameter once the grammar has failed."""
@@ -213,6 +265,8 @@ class Place:
         """Set the bits of the tokens that may come next; raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        while self._lacks_room():
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self.check()
         spent_ns = self._spent_ns + time.thread_time_ns() - begun_ns - _STEP_NS
         self._spent_ns = max(0, spent_ns)
@@ -228,7 +282,10 @@ class Place:
     def take(self, token: int) -> bool:
         """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
+        self._taken.append(token)
         self._matcher.consume_token(token)
+        while self._lacks_room():
+            pass
         self._spent_ns += time.thread_time_ns() - begun_ns
         self.check()
         return bool(self._matcher.is_stopped())
