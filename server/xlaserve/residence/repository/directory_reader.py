@@ -24,6 +24,8 @@ MAX_LABEL_BYTES = 16 << 20
 """The most bytes of the files of labels of a model."""
 MAX_LABELS = 1 << 18
 """Limit of label lines: each is an object as long as the model is loaded."""
+MAX_LABEL_LENGTH = 1024
+"""The most bytes of a label, which one answer may repeat for each row of a batch."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
@@ -186,4 +188,11 @@ def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
             f"expected at most {MAX_LABELS} lines of labels of a model, {most} of them here, got "
             f"{count}"
         )
-    return tuple(data.splitlines())
+    lines = tuple(data.splitlines())
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LABEL_LENGTH:
+            raise InvalidModel(
+                f"expected a label of at most {MAX_LABEL_LENGTH} bytes on each line, got "
+                f"{len(line)} bytes on line {number}"
+            )
+    return lines

@@ -26,8 +26,8 @@ def classified(
 ) -> InferOutput:
     """Return the best classes of an output, or of each of its rows in a batch, the best first.
 
-    Of equal scores the first comes first, and NaN is the worst. `labels` are by class. Raises
-    InvalidTensor for more than can be classified at once.
+    Of equal scores the first comes first, and NaN is the worst. `labels` are by class; an empty one
+    is none, as for Triton. Raises InvalidTensor for more than can be classified at once.
     """
     scores = output.data
     rows = scores.shape[0] if batched and scores.ndim else 0
@@ -54,7 +54,8 @@ def _best(scores: Tensor, count: int, labels: Sequence[bytes]) -> list[bytes]:
     texts = []
     for index in _order(numbers, count):
         text = (written % (numbers[index], index)).encode()
-        texts.append(text + b":" + labels[index] if index < len(labels) else text)
+        label = labels[index] if index < len(labels) else b""
+        texts.append(text + b":" + label if label else text)
     return texts
 
 
