@@ -188,7 +188,8 @@ async def test_one_bad_request_fails_alone_beside_another_lane(
 
     for bad, (answers_, executed) in zip((BAD, PANIC), found, strict=True):
         assert [2.0, "failed", 6.0, 8.0] == answers_
-        assert sorted([[1, bad, 3, 4], [1], [bad], [3], [4]]) == executed
+        wanted: list[list[float]] = [[1, bad, 3, 4], [1], [bad], [3], [4]]
+        assert sorted(wanted) == executed
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,9 @@ async def test_a_client_that_fails_others_has_a_quarter_of_all_lanes(
         while len(opened.executed) < begun + 9:  # one by one: so the order is known
             before = len(opened.executed)
             opened.free(1)
-            await station.until(lambda of=before: len(opened.executed) > of)
+            await station.until(
+                lambda of=before: len(opened.executed) > of  # type: ignore[misc]
+            )
         opened.free(99)
         answers = await asyncio.gather(*asked, return_exceptions=True)
 

@@ -229,6 +229,7 @@ class Place:
         self._parameter = parameter
         self._begin = begin
         self._charge = charge
+        self._matcher: Any = None
         self._rooms = iter(GROWTH.items())
         self._charged_bytes = 0
         self._taken: list[int] = []
