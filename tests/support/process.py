@@ -95,7 +95,7 @@ async def served(
     programs: str = "",
     until: str = "started",
     leads_group: bool = False,
-    **variables: str,
+    **variables: Any,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
 

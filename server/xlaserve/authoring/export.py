@@ -52,7 +52,9 @@ from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
 class Exportable:
     """A model that is ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    Its fields have the meaning of the arguments of `export_model`.
+    `fn`, `params`, `inputs`, `outputs`, `max_batch_size`, `platforms`, `x64`, `batch_independent`,
+    `compiled_shapes`, `max_on_demand_shapes`, `trial_seconds` and `training_mode` are arguments of
+    `export_model`.
     """
 
     fn: Callable[..., object]

@@ -47,8 +47,9 @@ outputs of one answer, and a boolean: whether it is the last answer."""
 class ExportableStream:
     """A stepped model ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    Its state stays on the device between steps, and is initialized for each request. Its fields
-    have the meaning of the arguments of `export_stream`.
+    Its state stays on the device between steps, and is initialized for each request. `step`,
+    `params`, `inputs`, `begin`, `outputs`, `max_steps`, `platforms`, `x64` and `max_batch_size`
+    are arguments of `export_stream`.
     """
 
     step: Step

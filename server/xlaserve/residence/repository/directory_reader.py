@@ -25,6 +25,8 @@ MAX_LABEL_BYTES = 16 << 20
 MAX_LABELS = 1 << 18
 """Maximum number of label lines: each line is a Python object for as long as the model is
 loaded."""
+MAX_LABEL_LENGTH = 1024
+"""Maximum bytes of a label; an answer may repeat a label for each row."""
 
 ENSEMBLE_VERSION = 1
 """The version number of an ensemble without version directories, which needs no files."""
@@ -186,4 +188,11 @@ def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
         raise InvalidModel(
             f"expected at most {MAX_LABELS} label lines per model, {most} of them here, got {count}"
         )
-    return tuple(data.splitlines())
+    lines = tuple(data.splitlines())
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LABEL_LENGTH:
+            raise InvalidModel(
+                f"expected a label of at most {MAX_LABEL_LENGTH} bytes on each line, got "
+                f"{len(line)} bytes on line {number}"
+            )
+    return lines
