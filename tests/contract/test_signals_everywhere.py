@@ -122,7 +122,7 @@ async def scene(tmp_path: Path, processes: int) -> AsyncIterator[Scene]:
     flags += ["--allow-python-models", "--load-model", "gated", "--load-model", "plain"]
     with serving_objects(**FAR) as (url, shelves):
         async with (
-            served(models, *flags, "--model-repository", url, leads_group=True) as server,
+            served(models, *flags, "--model-repository", url, group="new") as server,
             ending(server),
             aiohttp.ClientSession() as session,
             asyncio.timeout(2 * SECONDS),

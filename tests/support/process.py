@@ -94,15 +94,15 @@ async def served(
     *flags: str,
     programs: str = "",
     until: str = "started",
-    leads_group: bool = False,
-    **variables: Any,
+    group: str = "",
+    **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
 
     Or from another event of its log on, such as `listening`.
 
     Where a directory of programs is given, what it compiles is kept there. `variables` are of its
-    environment. With `leads_group` it leads a process group, which can be sent signals.
+    environment. With `group="new"` it leads a process group, which can be sent signals.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -115,7 +115,7 @@ async def served(
         "cpu",
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | ENVIRONMENT | variables,
-        process_group=0 if leads_group else None,
+        process_group=0 if group else None,
     )
     server = ServerProcess(process, [])
     try:
