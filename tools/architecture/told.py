@@ -547,6 +547,20 @@ WORKERS: tuple[Worker, ...] = (
         "the text, on its pipe; it is killed when it takes too much",
     ),
     Worker(
+        "process/output.py: _started",
+        "a process for each server, unless stderr is a terminal",
+        "reads what native code and child processes print on stdout and stderr",
+        "a socket that stands for both, and the original stderr",
+        "log records; it outlives a server that crashes",
+    ),
+    Worker(
+        "process/output.py: _have_read",
+        "`output`, a thread for that process",
+        "restarts the process when it ends",
+        "its exit status",
+        "a log record",
+    ),
+    Worker(
         "runtime/programs/compilers/pool.py: CompilerProcesses._enqueue",
         "`compiler_N`",
         "starts a process that compiles for loads, asks it, and ends it when it is idle",
