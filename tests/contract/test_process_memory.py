@@ -129,4 +129,4 @@ async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) ->
 
     # Memory is sampled, during a request or between requests.
     assert re.search("its process was lost .*, it held ", text)
-    assert f"more than {600 * MIB} (python_process_bytes), and was ended" in text
+    assert f"more than {600 * MIB} (python_process_bytes), and was killed" in text

@@ -142,7 +142,7 @@ CASES = [
     case("a wrong datatype", tensor(datatype="INT32")),
     case("a wrong element", tensor([1, 2, "3", 4])),
     case("a wrong count", tensor([1, 2, 3])),
-    case("a number too large", tensor([1, 2, 3, 1e300])),
+    case("a number out of range", tensor([1, 2, 3, 1e300])),
     case("a wrong parameter", tensor(), parameters={"binary_data_output": 3}),
     case("a reserved parameter", tensor(), parameters={"triton_x": 3}),
     Case("NaN", b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,NaN,3,4]}]}'),

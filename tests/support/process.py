@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ServerProcess:
 
     process: asyncio.subprocess.Process
     log: list[dict[str, Any]]
+    plain: list[bytes] = field(default_factory=list)
+    """Lines that are no records: the server prints none once it has read its settings."""
 
     def event(self, name: str) -> dict[str, Any]:
         """Return the log record of an event that must have occurred."""
@@ -60,8 +62,10 @@ class ServerProcess:
         return bool(line)
 
     def _note(self, line: bytes) -> None:
-        with suppress(ValueError):
+        try:
             self.log.append(json.loads(line))
+        except ValueError:
+            self.plain += [line] if line.strip() else []
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status once the server has exited."""
@@ -90,13 +94,14 @@ async def served(
     *flags: str,
     programs: str = "",
     until: str = "started",
+    group: str = "",
     **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on free ports for the duration of a block.
 
     The block starts once the models are loaded, or at the log event `until`, for example
     `listening`. `programs` is a compilation cache directory; `variables` are environment
-    variables.
+    variables. With `group="new"` the server leads a process group, which can be sent signals.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -109,6 +114,7 @@ async def served(
         "cpu",
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | ENVIRONMENT | variables,
+        process_group=0 if group else None,
     )
     server = ServerProcess(process, [])
     try:

@@ -20,7 +20,7 @@ def test_a_family_that_is_none_is_refused() -> None:
 
 def test_a_family_without_a_template_is_refused() -> None:
     """Nothing would tell the model of its tools."""
-    with pytest.raises(InvalidModel, match="expected 'none' of a model without a chat template"):
+    with pytest.raises(InvalidModel, match="expected 'none' for a model without a chat template"):
         family(config("hermes"), None, "story")
 
 
