@@ -183,14 +183,14 @@ LABELS: Mapping[str, tuple[Callable[[Path], object], str | list[str]]] = {
         ["2.000000:1", f"1.000000:0:{'a' * directory_reader.MAX_LABEL_LENGTH}"],
     ),
 }
-"""Files of labels: what makes one, and what its load is refused with, or how classes are named."""
+"""Label files: how to create one, and either the load's error or the resulting class names."""
 
 
 @pytest.mark.parametrize("name", LABELS)
 async def test_a_file_of_labels_is_read_or_its_load_is_refused(
     client: Client, root: Path, name: str
 ) -> None:
-    """Within the limits, and whatever the file is."""
+    """The file may be of any kind and size."""
     make, expected = LABELS[name]
     file = root / "a" / "1" / "labels.txt"
     file.unlink()
@@ -228,7 +228,7 @@ async def test_a_file_of_labels_that_is_cut_while_it_is_read_is_refused(
 
 
 async def test_labels_of_many_rows_are_charged(client: Client, root: Path) -> None:
-    """What an answer repeats for each row, until it has ended."""
+    """Labels repeated for each row count on the ledger until the answer ends."""
     ledger = client.server.application.ledger
     (root / "a" / "1" / "labels.txt").write_bytes(b"a" * directory_reader.MAX_LABEL_LENGTH)
     config = _config(max_batch_size=MOST_CLASSES) | NAMING["output.label_filename"]("1/labels.txt")

@@ -149,14 +149,14 @@ LANES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "two copies of code": ("own, batched", {"copies": 2}),
     "two copies of triton": ("triton", {"copies": 2}),
 }
-"""Models that execute two batches at a time: the row, and how it is loaded."""
+"""Models that execute two batches at a time: the row, and how to load it."""
 
 QUICK_LANES = {
     "two copies": WAYS[0],
     "two devices": THROUGH_A_FRONT_END,
     "two copies of code": WAYS[0],
 }
-"""The way in which each is asked in every run; the others are like them."""
+"""The way each model is asked in quick runs; its other ways are similar."""
 
 
 def lanes_and_ways() -> "Iterator[Any]":
@@ -169,7 +169,7 @@ def lanes_and_ways() -> "Iterator[Any]":
 async def test_one_bad_request_fails_alone_beside_another_lane(
     lanes: str, way: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """Each is executed once with the others, and once by itself on either lane."""
+    """Each request is executed once in a batch, and once alone on either lane."""
     root = tmp_path / "models"
     root.mkdir()
     name, how = LANES[lanes]
@@ -199,7 +199,7 @@ async def test_one_bad_request_fails_alone_beside_another_lane(
 async def test_a_client_that_fails_others_has_a_quarter_of_all_lanes(
     lanes: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """However many there are: three batches of others begin before its next one."""
+    """Regardless of the number of lanes, three batches of others begin before its next one."""
     root = tmp_path / "models"
     root.mkdir()
     name, how = LANES[lanes]
@@ -223,7 +223,7 @@ async def test_a_client_that_fails_others_has_a_quarter_of_all_lanes(
             asked.append(station.ask(value, client=bad if value == BAD else None))
             await station.pending(count)
         begun = len(opened.executed)
-        while len(opened.executed) < begun + 9:  # one by one: so the order is known
+        while len(opened.executed) < begun + 9:  # one by one, so that the order is known
             before = len(opened.executed)
             opened.free(1)
             await station.until(

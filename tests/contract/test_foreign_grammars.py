@@ -37,7 +37,7 @@ GROWING = "|".join(
     f"[a-z]*{first}{second}[a-z]{{2}}{first}" for first, second in product(LETTERS, LETTERS)
 )
 GROWN = "".join(Random(1).choices(LETTERS, k=120))
-"""A text that takes more than 2,000 states of it, and fewer than 15,000."""
+"""A text for which the grammar takes between 2,000 and 15,000 states."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ async def test_a_grammar_is_charged_to_who_asks(place: Place, door: str) -> None
 
 
 async def test_a_grammar_that_grows_is_charged_before_it_has_more(place: Place) -> None:
-    """And goes on from where it was; without memory its answer ends, and a small one does not."""
+    """Then it continues; without memory its answer ends, a small grammar's does not."""
     ledger = place.server.application.ledger
     small, large, _ = GROWTH.values()
     asked = {

@@ -35,7 +35,7 @@ HOSTILE, GOOD, OPERATOR = new_token(), new_token(), new_token()
 SCRIPT = "well"
 MOST = {"max_tokens": 4, "temperature": 0}
 TEMPLATES = {"nested loops": "looping", "a gigabyte in pieces": "writing", "half a pair": "halving"}
-"""Attacks of templates, and the models that have them."""
+"""Template attacks, and the model that has each one."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ async def test_a_text_that_takes_too_much_is_refused_and_others_are_answered(
 async def test_a_template_that_takes_too_much_fails_its_chats_and_others_are_answered(
     place: Place, name: str
 ) -> None:
-    """Who wrote it is not who asks: 500, and not 400."""
+    """The template's author is not the caller, so the status is 500 rather than 400."""
     body = {"model": TEMPLATES[name], "messages": [{"role": "user", "content": "a0"}], **MOST}
     failed = asyncio.ensure_future(over_rest(place, "/v1/chat/completions", body))
     live = await ask(place.http, "GET", "/v2/health/live", ("Authorization", f"Bearer {GOOD}"))

@@ -1,4 +1,4 @@
-"""Every line that a server prints is a record, whoever prints it, in whichever of its processes."""
+"""Every line printed in any process of a server becomes a log record."""
 
 import asyncio
 import json
@@ -42,13 +42,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 def shown(server: ServerProcess, name: str) -> list[str]:
-    """Return what records say who printed a mark, one text of keys for each."""
+    """Return the log records that contain a writer's mark, as JSON texts."""
     mark = log_writers.mark(name)
     return [one for one in map(json.dumps, server.log) if mark in one]
 
 
 async def have_printed(server: ServerProcess, model: str, name: str) -> None:
-    """Have a model print, and read the log until it is there."""
+    """Make a model print, and read the log until the output appears."""
     before = len(shown(server, name))
     row = log_writers.TOGETHER.index(name)
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [row]}]}
@@ -72,15 +72,15 @@ async def have_printed(server: ServerProcess, model: str, name: str) -> None:
 async def test_what_models_print_is_in_records(
     repository: Path, shape: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each line is JSON, says who printed it, and nothing is on stdout."""
+    """Each line is JSON and names its source, and stdout stays empty."""
     flags = ("--allow-python-models", *SHAPES[shape])
-    # XLA says in C++ which devices it has.
+    # makes XLA's C++ code log its devices
     serving = served(repository, *flags, TF_CPP_MIN_LOG_LEVEL="0")
     async with serving as server, asyncio.timeout(120):
         if shape != "one process":
             await server.until("workers ready")
         for model in ("thread", "process"):
-            # Long lines last: of a process so many lines are shown in a second.
+            # Writers of many lines come last: the log limits lines per second and process.
             for name in sorted(log_writers.TOGETHER, key=lambda n: log_writers.WRITERS[n].lasts):
                 await have_printed(server, model, name)
         assert 0 == await server.stop()
@@ -99,7 +99,7 @@ async def test_what_models_print_is_in_records(
 async def test_what_a_crash_prints_is_in_records(
     repository: Path, shape: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each process that has faulthandler; the server itself is last, and nobody is left then."""
+    """For each process with faulthandler; the server comes last, because nothing survives it."""
     flags = ("--allow-python-models", *SHAPES[shape])
     async with served(repository, *flags) as server, asyncio.timeout(240):
         if shape != "one process":
@@ -118,6 +118,6 @@ async def test_what_a_crash_prints_is_in_records(
 
 
 def crashed(server: ServerProcess, pid: int) -> bool:
-    """Tell whether the log has what faulthandler printed in a process."""
+    """Return whether the log has faulthandler's output of a process."""
     lines = [r["line"] for r in server.log if r.get("pid") == pid and "line" in r]
     return any("Fatal Python error: Aborted" in one for one in lines)

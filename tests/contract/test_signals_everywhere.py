@@ -1,4 +1,4 @@
-"""Each signal that the documentation names, to each process, whatever the server does then."""
+"""Each documented signal, sent to each process, in every state of the server."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ CASES = [
 
 @dataclass
 class Scene:
-    """A server that is idle, waits for a store that hangs, or drains with a request in flight."""
+    """A server that is idle, waits for a hanging store, or drains with a request in flight."""
 
     server: ServerProcess
     session: aiohttp.ClientSession
@@ -65,7 +65,7 @@ class Scene:
     begun: Path
 
     async def post(self, path: str) -> int:
-        """Post, and return the status; 0 for a connection that was closed."""
+        """Send a POST; return the status, or 0 if the connection was closed."""
         try:
             url = f"http://{self.server.http}{path}"
             async with self.session.post(url, json=BODY) as answer:
@@ -75,7 +75,7 @@ class Scene:
             return 0
 
     async def begin(self, state: str) -> "asyncio.Task[int] | None":
-        """Bring it into a state; returns what a client waits for."""
+        """Bring the server into a state; return the request that is then pending, or None."""
         if state == "idle":
             return None
         if state == "loading":
@@ -91,7 +91,7 @@ class Scene:
         return asked
 
     def sends(self, number: int, target: str) -> Callable[[], None]:
-        """Return what sends a signal."""
+        """Return a function that sends a signal."""
         leader = self.server.process.pid
         if target == "group":
             return lambda: os.killpg(leader, number)
@@ -136,7 +136,7 @@ async def scene(tmp_path: Path, processes: int) -> AsyncIterator[Scene]:
 async def test_a_signal_does_what_the_page_says(
     tmp_path: Path, number: signal.Signals, target: str, processes: int, state: str
 ) -> None:
-    """Workers ignore all; whoever waits is answered; nothing ends that is not told to."""
+    """Workers ignore all signals, pending requests are answered, and nothing else exits."""
     stops = number in (signal.SIGTERM, signal.SIGINT) and target != "worker"
     replaces = number is signal.SIGUSR2 and target != "worker" and state != "draining"
     async with scene(tmp_path, processes) as at:
@@ -167,7 +167,7 @@ async def test_a_signal_does_what_the_page_says(
 
 
 async def ends_by_the_next(at: Scene, send: Callable[[], None]) -> None:
-    """Send a signal until the server has ended: those of the first second count once."""
+    """Send a signal until the server exits: repetitions within the first second are ignored."""
     while at.server.process.returncode is None:
         try:
             send()
@@ -177,7 +177,7 @@ async def ends_by_the_next(at: Scene, send: Callable[[], None]) -> None:
 
 
 async def is_replaced(at: Scene) -> None:
-    """Read the log until the new server has replaced it, then have the new one end."""
+    """Wait until a new server has replaced this one, then stop the new one."""
     await at.server.until("server replaced")
     assert [] == records(at.server, "server not replaced")
     new = records(at.server, "server replaced")[-1]["by"]

@@ -37,7 +37,7 @@ QUICK = {
     ("429 with Retry-After", "page"),
     ("wrong length", "object"),
 }
-"""Each text and each outcome once; the others are `slow`."""
+"""Covers each message and each outcome once; the other cases are `slow`."""
 QUICK_LISTINGS = {"short body", "chunk without end", "reset", "403"}
 
 
@@ -159,7 +159,7 @@ CASES = [
     pytest.param(
         failure,
         kind,
-        # One of each kind tells most; statuses are one row of a table.
+        # One case per kind tells most; statuses are rows of one table.
         marks=[] if (failure, kind) in QUICK else [pytest.mark.slow],
     )
     for failure, row in FAILURES.items()
@@ -171,7 +171,7 @@ CASES = [
 async def test_a_load_meets_each_failure_of_a_store(
     serve: Serve, place: tuple[str, Shelves], tmp_path: Path, failure: str, kind: str
 ) -> None:
-    """It is tried again where that may help, told as the store's failure, counted, and mended."""
+    """Requests are retried where that may help; the failure is reported and counted."""
     url, shelves = place
     row, asked = FAILURES[failure], KINDS[kind]
     shelves.failure = row.answer
@@ -187,7 +187,7 @@ async def test_a_load_meets_each_failure_of_a_store(
         if row.status == 503:
             assert 1 == sum([await metric(server, name) or 0 for name in counted])
             assert 0 == await metric(server, STORE)
-        # Half of an object is progress, the first time.
+        # Half of an object counts as progress the first time.
         most = fetching.ATTEMPTS + 2
         assert tried in (range(fetching.ATTEMPTS, most + 1) if kind in row.again else (1,))
 
@@ -196,7 +196,7 @@ async def test_a_load_meets_each_failure_of_a_store(
         assert (200 if kind in row.again else row.status) == status, text
         shelves.failing.clear()
         shelves.released.set()
-        # On a busy machine a request that is answered may take the second, too.
+        # On a busy machine, even an answered request may exceed the second.
         while "slow" in failure and (await load(server))[0] == 503:
             pass
         assert (200, "{}") == await load(server)
@@ -214,7 +214,7 @@ async def test_a_load_meets_each_failure_of_a_store(
 async def test_a_listing_meets_each_failure_of_a_store(
     serve: Serve, place: tuple[str, Shelves], tmp_path: Path, failure: str
 ) -> None:
-    """At the start nothing is ready; later what is loaded stays; both end by themselves."""
+    """At the start nothing is ready; later, loaded models stay; both recover by themselves."""
     url, shelves = place
     shelves.failure = FAILURES[failure].answer
     root = "GET", "root/"

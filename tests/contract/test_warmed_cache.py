@@ -92,13 +92,13 @@ OTHERS: dict[str, tuple[str, dict[str, str]]] = {
     "jax": ("import jax\njax.__version__ = '0.0.1'\n", {}),
     "threads": ("", {"NPROC": "3"}),
 }
-"""What another environment has, as code that runs at its start, and as variables."""
+"""How another environment differs: code run at its start, and environment variables."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_servers_of_two_environments_in_turn_find_all_of_theirs(tmp_path: Path, other: str) -> None:
-    """A roll-back compiles nothing: the newer server has not replaced what the older one wrote."""
+    """A rollback compiles nothing: the newer server has kept the older one's programs."""
     code, variables = OTHERS[other]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "sitecustomize.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Chat templates that take too much, or ask for what they may not have."""
+"""Chat templates that use too much time or memory, or access forbidden attributes."""
 
 from collections.abc import Mapping
 
@@ -48,4 +48,4 @@ ATTACKS: Mapping[str, tuple[str, str]] = {
     "no template": ("{% if %}", "TemplateSyntaxError"),
     "what is not there": ("{{ a.b }}", "'a' is undefined"),
 }
-"""By their kind: the template, and what its failure says (within 64 MiB, and 1 MiB of text)."""
+"""Attacks by kind: the template, and part of the expected error (limits: 64 MiB, 1 MiB of text)."""

@@ -1,4 +1,4 @@
-"""Whatever can print in a server, beside the server: code that prints, and a mark to find it by."""
+"""Code that prints from inside a server, in every way, with a mark to find its output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class Writer:
 
     code: str
     alone: bool = False
-    """Whether it ends its process, or forks it as it is: nothing for a server with threads."""
+    """Whether it exits or forks its process, which a server with threads must not do."""
     lasts: bool = False
-    """Whether it prints so much that what comes later within a second is left out."""
+    """Whether it prints so much that the log then drops lines for up to a second."""
 
 
 _RAW = "import ctypes, os; libc = ctypes.CDLL(None); "
@@ -107,14 +107,14 @@ WRITERS: Mapping[str, Writer] = {
 }
 
 TOGETHER = tuple(name for name, writer in WRITERS.items() if not writer.alone)
-"""Those that one process can be asked for, one after the other."""
+"""Writers that can run in one process, one after the other."""
 
 
 def mark(name: str) -> str:
-    """Return what a writer prints where several do."""
+    """Return the mark that a writer prints when there are several."""
     return f"{MARK}-{list(WRITERS).index(name)}-"
 
 
 def code(name: str) -> str:
-    """Return its code."""
+    """Return the code of a writer."""
     return WRITERS[name].code.replace(MARK, mark(name))

@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def content(self, path: str) -> bytes:
-        """Return an object, or the page of a directory; empty if there is neither."""
+        """Return an object or a directory page; empty if there is neither."""
         if path in self.shelves.objects:
             return self.shelves.objects[path]
         below = {name.removeprefix(path) for name in self.shelves.objects if name.startswith(path)}

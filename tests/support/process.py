@@ -33,7 +33,7 @@ class ServerProcess:
     process: asyncio.subprocess.Process
     log: list[dict[str, Any]]
     plain: list[bytes] = field(default_factory=list)
-    """Lines that are no records: the server prints none once it has read its settings."""
+    """Lines that are not JSON records; the server prints none once it has read its settings."""
 
     def event(self, name: str) -> dict[str, Any]:
         """Return the log record of an event that must have occurred."""

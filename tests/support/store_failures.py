@@ -1,4 +1,4 @@
-"""How an HTTP server of objects can fail, and what a load from it is told."""
+"""Failures of an HTTP object server, and the expected error of a load from it."""
 
 import os
 import socket
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from support.object_server import Handler
 
 STALL_SECONDS = 1.0
-"""The limit of silence under which these are tried."""
+"""Stall timeout in seconds that these tests set."""
 BODY = frozenset({"page", "object"})
 ANY = BODY | {"mark"}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A way to answer a request, and what is to come of it."""
+    """A way to answer requests wrongly, and the expected result."""
 
     answer: Callable[[Handler], object]
     text: str
-    """Part of what a load is told."""
+    """Part of the load's error message."""
     status: int = 503
-    """Over HTTP."""
+    """HTTP status of the load."""
     of: frozenset[str] = ANY
-    """Requests that can fail so: of pages, of marks (HEAD), of objects."""
+    """Requests that can fail this way: pages, marks (HEAD), objects."""
     again: frozenset[str] = ANY
-    """Requests that are tried again."""
+    """Requests that are retried."""
 
 
 def _status(number: int, **headers: str) -> Callable[[Handler], object]:
@@ -84,7 +84,7 @@ FAILURES: Mapping[str, Failure] = {
     "reset in the middle": Failure(_half_then_reset, "", of=BODY),
     "short body": Failure(_half, " ended at byte ", of=BODY),
     "chunk without end": Failure(_without_end, "", of=frozenset({"page"})),
-    # A listing and a mark have as long together as one attempt.
+    # A listing and a HEAD share the time of one attempt.
     "slow headers": Failure(_silence, _SILENT, again=_OBJECT),
     "slow body": Failure(_half_then_silence, _SILENT, of=BODY, again=_OBJECT),
     "not HTTP": Failure(_not_http, "the connection failed with BadStatusLine"),
