@@ -64,7 +64,7 @@ def paths(shelf: Path) -> dict[str, Path]:
 async def test_room_that_the_first_of_a_computation_leaves_is_there(
     start: StartRuntime, shelf: Path, slack: int
 ) -> None:
-    """The others keep its program, but the mesh counts it as free and already predicted."""
+    """The others keep the program in memory, which the mesh counts as free."""
     alone = alone_bytes(shelf, "small-1-1")
     other = alone_bytes(shelf, "small-2-1")
     # One byte too little for both models of the first computation plus another one.

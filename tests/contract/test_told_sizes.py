@@ -74,7 +74,7 @@ LOADS: Mapping[str, Callable[[Place, str], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("door", LOADS)
 async def test_only_who_sees_all_is_told_what_a_device_has(place: Place, door: str) -> None:
-    """The same holds for a stored reason, whoever started the last load."""
+    """The index hides it from others as well, whoever started the last load."""
     told = [await LOADS[door](place, token) for token in (TENANT, OPERATOR)]
     kept = [await place.rest("/v2/repository/index", token) for token in (TENANT, OPERATOR, TENANT)]
 

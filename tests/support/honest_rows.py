@@ -1,6 +1,6 @@
 """Row-independent networks of the kinds that people serve, in plain JAX."""
 
-# A table of networks: what each is says its name.
+# A table of networks whose names say what they are.
 # mypy: ignore-errors=True
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # ruff: noqa: E501, PLW0108

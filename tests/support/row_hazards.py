@@ -3,7 +3,7 @@
 Each comes with the operation that the verdict must name; none if it may be unknown.
 """
 
-# A table of functions: what each is says its name.
+# A table of functions whose names say what they are.
 # mypy: ignore-errors=True
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # ruff: noqa: PLW0108
