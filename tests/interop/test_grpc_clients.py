@@ -1,7 +1,7 @@
 """grpc-go and grpc-js: what gRPC clients of other families do over our HTTP/2."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path

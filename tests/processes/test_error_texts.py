@@ -26,7 +26,7 @@ from xlaserve.net.status import STATUSES
 from xlaserve.serving.access.tokens import digest_of, new_token
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 MOST_BYTES = 1 << 13
 GATED = """
