@@ -19,7 +19,7 @@ NAME = b"\x0a\x04fp32\x12\x011"
 
 
 def test_headers_of_one_name_are_one_list() -> None:
-    """RFC 9110 5.3: two values for a single-valued header are neither the first nor the last."""
+    """RFC 9110 5.3: values of a repeated header are joined with commas."""
     headers = FieldsView([("a", "1"), ("b", "2"), ("a", "3")])
 
     assert ("1, 3", "2", None) == (headers.get("a"), headers.get("b"), headers.get("c"))

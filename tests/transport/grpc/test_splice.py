@@ -252,7 +252,7 @@ def _compare(google_type: type[Message], data: bytes, path: Path, value: str) ->
 
 
 def _set(message: Any, path: Sequence[int], value: str) -> None:
-    """Set the string at the path in every element of its lists, and in a new one if all lack."""
+    """Set the string at the path in every element of its lists, adding one if all are empty."""
     field = message.DESCRIPTOR.fields_by_number[path[0]]
     held = getattr(message, field.name)
     repeated = field.default_value == []
