@@ -1,4 +1,4 @@
-"""The parameter of a generator that says how it writes calls of tools."""
+"""The generator parameter that selects the syntax of tool calls."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,7 +19,7 @@ def test_a_family_that_is_none_is_refused() -> None:
 
 
 def test_a_family_without_a_template_is_refused() -> None:
-    """Nothing would tell the model of its tools."""
+    """Without a template the model would not learn of its tools."""
     with pytest.raises(InvalidModel, match="expected 'none' of a model without a chat template"):
         family(config("hermes"), None, "story")
 

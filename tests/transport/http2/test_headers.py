@@ -210,7 +210,7 @@ def encoded(encoder: Encoder, number: int, way: str, coded: bool) -> bytes:
         ("x-request-id", f"{number:036x}"),
     ]
     if way == WITHOUT:
-        # The library cannot be told to use Huffman coding.
+        # The library cannot write literals without indexing.
         strings = (hpack_string(text, coded) for field in varying for text in field)
         block = b"".join(b"\0" + name + value for name, value in zip(strings, strings, strict=True))
         return encoder.encode(constant, huffman=coded) + block
@@ -333,7 +333,7 @@ def test_a_check_sees_every_request() -> None:
 
 @pytest.mark.parametrize("way", ["literal", "indexed"])
 def test_a_check_may_leave_out_what_has_time_enough(way: str) -> None:
-    """If the timeout is the only header to check."""
+    """A check of the timeout alone is skipped while more than `unchecked_seconds` remain."""
     asked: list[float | None] = []
 
     def route(kind: RequestKind[str]) -> str:
