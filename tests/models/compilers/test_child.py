@@ -282,7 +282,7 @@ def test_what_xla_says_elsewhere_means_what_it_means_here(
 
 @pytest.mark.slow
 def test_a_compilation_is_niced_once_another_model_has_programs(directory: Path) -> None:
-    """The first model of a server disturbs nobody. All of its own programs are like that."""
+    """The first model of a server competes with no other, so its programs compile unniced."""
     elsewhere, programs = Elsewhere(), SharedPrograms()
     compilation = Compilation(processes=elsewhere)  # type: ignore[arg-type]
     context = LoadContext("m", "1", CONFIG, compilation=compilation, programs=programs)

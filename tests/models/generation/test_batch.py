@@ -127,7 +127,7 @@ class Turns(RuleBasedStateMachine):
         assert self.batch.may_begin(self.waiting) or not (has_waiting and self.batch.has_free)
 
     def teardown(self) -> None:
-        """Each is given what it is given alone, once all read on; or a part, and its end."""
+        """Let all clients read: each gets the tokens that it gets alone, or fewer and the end."""
         for _ in range(40 * (len(self.asked) + 1)):
             for request, running, _ in self.asked:
                 request.is_writable = True

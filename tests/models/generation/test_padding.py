@@ -32,8 +32,8 @@ def asked(
 ) -> tuple[list[Asking], list[tuple[int, int]]]:
     """Ask with prompts of all lengths concurrently; the answers outgrow their windows.
 
-    Also return the tokens at the end of each chunk. The first request waits until all have been sent,
-    so that steps have the same members, and thus the same windows, however busy the machine is.
+    Also return the tokens at the end of each chunk. The first request waits until all are sent, so
+    that steps have the same members, and thus the same windows, however busy the machine is.
     """
     programs: Any = model._programs
     prefill, chunks, have_asked = programs.prefill, [], Event()

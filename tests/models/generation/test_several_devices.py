@@ -24,7 +24,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_tokens_are_those_of_one_device(seen: dict[str, Any]) -> None:
-    """Greedy ones are those of the model without a cache too; both requests run at once."""
+    """Greedy tokens also equal those without a cache; both requests run concurrently."""
     one, two = seen["one"]["tokens"], seen["two"]["tokens"]
     expected = greedy(prompt_of(9, 9), 12)
 
