@@ -184,7 +184,7 @@ GONE = {
 async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     tmp_path: Path, processes: int
 ) -> None:
-    """What is broken blocks until it is mended, what clients have unloaded is of no matter."""
+    """A broken model delays the replacement until it is fixed, unless clients unloaded it."""
     models, other, scratch = (tmp_path / name for name in ("models", "other", "scratch"))
     repository(models)
     scratch.mkdir()

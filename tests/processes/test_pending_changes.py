@@ -57,7 +57,7 @@ async def test_a_change_beyond_the_limit_is_refused(
 
 
 async def test_a_change_that_is_given_up_before_it_begins_is_answered(tmp_path: Path) -> None:
-    """Both in one read of the socket: else the parent would wait for ever, and all behind it."""
+    """Both messages arrive in one read; the parent must not wait forever."""
     here, there = socket.socketpair()
     parent = await Channel.open(here, from_worker())
     channel = await Channel.open(there, to_worker())

@@ -87,7 +87,7 @@ LOAD, UNLOAD = (f"/v2/repository/models/numbered/{verb}" for verb in ("load", "u
 async def test_a_reload_in_which_a_worker_dies_leaves_one_version(
     tmp_path: Path, held: int, victim: int
 ) -> None:
-    """In its own part, in that of the other, and as the other: all answer from the same files."""
+    """The worker dies in its own load, in the other's, or as the other: all serve one version."""
     async with numbered(tmp_path) as server:
         server.write(1)
         async with several.one_each(server.url) as sessions:

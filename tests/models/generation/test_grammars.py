@@ -383,7 +383,7 @@ def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
 ) -> None:
     """Two requests lose their slots in the middle of a number and of a stop string.
 
-    Their rows are recomputed by a chunk instead of single steps: log-probabilities may differ a bit.
+    A chunk recomputes their rows instead of single steps: log-probabilities may differ a bit.
     """
     plain: dict[str, Any] = {"temperature": 2.0, "max_tokens": 12, "ignore_eos": True, "seed": 3}
     prompts = [prompt_of(6 + index, 40 + index) for index in range(SLOTS)]

@@ -83,7 +83,7 @@ def shown(answer: Any) -> Any:
 async def test_one_of_a_turn_fails_alone(
     step: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are answered, the bridge stays, and nothing is held for the one that failed."""
+    """The others are answered, the bridge stays open, and the failed one reserves nothing."""
     world = World(batch_limit=4)
     world.may_execute.set()
     owner, name, does = STEPS[step]

@@ -270,7 +270,7 @@ async def test_parameters_and_errors_of_code_cross(server: Running) -> None:
 
 @pytest.mark.slow
 async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
-    """The other one serves on, the new one shows what the engine has, and nothing is left of it."""
+    """The other one keeps serving, and the new one shows the engine's models; nothing leaks."""
     engine, victim, other = several.workers(server.process).values()
     shared = (slabs(engine) & slabs(victim)) - slabs(other)
     os.kill(victim, signal.SIGKILL)

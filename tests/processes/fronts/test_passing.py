@@ -234,7 +234,7 @@ async def test_a_front_end_that_dies_has_no_requests(world: World) -> None:
 
 
 async def test_an_engine_that_dies_leaves_no_request_unanswered(world: World) -> None:
-    """INTERNAL for what it executed, UNAVAILABLE for what waited, and until another is there."""
+    """INTERNAL if it was executing; UNAVAILABLE if queued, and until the next engine is ready."""
     model = Noting(1, world)
     async with joined(model) as pair:
         call = await begin_held(pair, world, model)

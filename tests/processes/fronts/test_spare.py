@@ -157,7 +157,7 @@ async def test_a_spare_that_somebody_ended_is_not_waited_for(harm: str, tmp_path
     "given", [{"spare_engine": False}, {"process_roles": "workers"}], ids=["off", "workers"]
 )
 async def test_there_is_none_where_none_is_wanted(given: Any, tmp_path: Path) -> None:
-    """Without front ends other workers answer meanwhile; only a single engine is critical."""
+    """Equal workers answer for one another; only a lost engine makes all clients wait."""
     async with running(tmp_path, **given) as found:
         os.kill(found.engines[0], signal.SIGKILL)
         await until(lambda: len(found.engines) == 2)
