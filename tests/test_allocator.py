@@ -55,7 +55,7 @@ _FEW_FAULTS = 1000
 
 
 def faults(kept_bytes: int) -> int:
-    """Take, free and take 100 MiB in threads; return the most page faults of the second time."""
+    """Take, free and retake 100 MiB in threads; return the most page faults of the second time."""
     command = [sys.executable, "-c", _AGAIN, str(kept_bytes)]
     # A huge page would be one fault instead of many.
     environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}

@@ -275,7 +275,7 @@ MLSERVER = {
 
 @pytest.mark.parametrize("kind", MLSERVER)
 async def test_tensors_have_the_bytes_of_mlservers_codecs(kind: str) -> None:
-    """Made with `ModelInferRequestConverter.from_types(..., use_raw=True)` of MLServer 1.7.1."""
+    """Made by MLServer 1.7.1's `ModelInferRequestConverter.from_types(..., use_raw=True)`."""
     value, shape, raw = MLSERVER[kind]
     made = request("m", {"x": value})
     message = to_grpc(made)

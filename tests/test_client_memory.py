@@ -52,7 +52,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 
 @pytest.fixture(params=["grpc", "http"])
 def url(server: RunningServer, request: pytest.FixtureRequest) -> str:
-    """The address of the server, a TCP port or a unix socket."""
+    """The address of the server for gRPC or REST, both on unix sockets."""
     return server.url if request.param == "grpc" else f"http+{server.http}".replace(":", "://", 1)
 
 
