@@ -1,4 +1,4 @@
-"""Loads and unloads without end: nothing breaks, nothing stays."""
+"""Repeated loads and unloads: nothing breaks, and nothing leaks."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import time, invisible to type checkers.

@@ -1,4 +1,4 @@
-"""ONNX models that are loaded from a repository, without a server."""
+"""Loading ONNX models from a repository, without a server."""
 
 from pathlib import Path
 from typing import Any
