@@ -155,7 +155,7 @@ def test_weights_in_a_branch_are_stored_beside_the_computation() -> None:
 
 
 def test_a_branch_that_other_rows_choose_is_not_put_together_with_them(tmp_path: Path) -> None:
-    """Rows of a batch have one condition: it is imported with max_batch_size 0, and says why."""
+    """The rows share one condition: it is imported with max_batch_size 0, giving the reason."""
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Greater", ["sum", "zero"], ["c"]),

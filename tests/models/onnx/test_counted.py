@@ -128,7 +128,7 @@ def test_what_is_unique_is_that_of_onnxruntime(is_sorted: int, axis: int | None)
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_elements_that_data_choose_are_those_of_onnxruntime(axis: int | None) -> None:
-    """Fewer conditions than elements leave out those beyond; those for no element are not read."""
+    """Elements without a condition are left out, and conditions without an element ignored."""
     size = {None: 3, 0: 2, 1: 5}[axis]
     inputs: Inputs = {**ROWS, "kept": (BOOL, [size])}
     attributes = {} if axis is None else {"axis": axis}

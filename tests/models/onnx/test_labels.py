@@ -155,7 +155,7 @@ def test_the_next_version_keeps_the_files(tmp_path: Path) -> None:
     ids=["compared", "cast", "index", "twice", "two lines", "a line more", "no line"],
 )
 def test_texts_that_are_more_than_moved_stay_texts(made: onnx.ModelProto) -> None:
-    """A number in place of a text would be misread there, as would a label index."""
+    """The graph does more than copy the label, or its texts do not fit the lines of labels.txt."""
     graph = graph_of(made)
 
     assert (graph, {}) == with_numbers(graph)
