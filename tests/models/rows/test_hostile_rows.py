@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def while_any_is_below(counter: int, step: int) -> Callable[..., Array]:
-    """Count until all rows are done; the counter wraps around from below."""
+    """Count up from `counter` until it has passed `n` in every row."""
 
     def model(x: Array, n: Array) -> Array:
         def body(s: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -121,7 +121,7 @@ def put_into_padding(x: Array, at: int = 0) -> Array:
 
 
 def halved(x: Array, which: int) -> Any:
-    """Halve rows that are done, next to a count of all trips."""
+    """Halve each row until it is at most 1, and count the trips of all rows."""
 
     def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
         going = (s[1] > 1).any(-1, keepdims=True)
