@@ -1,9 +1,9 @@
-"""Handwritten digits: a small convolutional network, really trained, on 8x8 images.
+"""Handwritten digits: a small convolutional network, trained on real 8x8 images.
 
     python examples/digits.py models/digits/1
 
-The images are those that scikit-learn carries (1797 of them, from the UCI repository); a fifth is
-held out and never trained on.
+The images ship with scikit-learn (1797 of them, from the UCI repository); a fifth is held out and
+never trained on.
 """
 
 import sys
@@ -57,7 +57,7 @@ def initial_parameters() -> Parameters:
 
 
 def logits(parameters: Parameters, image: jax.Array) -> jax.Array:
-    """Return ten scores for each image of [batch, 8, 8]."""
+    """Return ten scores per image of [batch, 8, 8]."""
     x = image[..., None]
     for name, stride in (("conv1", 1), ("conv2", 2)):
         x = jax.lax.conv_general_dilated(
@@ -85,7 +85,7 @@ def loss(parameters: Parameters, image: jax.Array, digit: jax.Array) -> jax.Arra
 
 @dataclass(frozen=True)
 class Adam:
-    """Parameters under training, with the running means of their gradients and of the squares."""
+    """Parameters in training, with running means of their gradients and squared gradients."""
 
     parameters: Parameters
     mean: Parameters
@@ -97,7 +97,7 @@ jax.tree_util.register_dataclass(Adam)
 
 @jax.jit
 def step(state: Adam, number: jax.Array, image: jax.Array, digit: jax.Array) -> Adam:
-    """Take a step of Adam (Kingma and Ba, 2015), smaller and smaller towards the last one."""
+    """Take a step of Adam (Kingma and Ba, 2015), with a decreasing learning rate."""
     parameters, mean, square = state.parameters, state.mean, state.square
     gradient = jax.grad(loss)(parameters, image, digit)
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
@@ -111,7 +111,7 @@ def step(state: Adam, number: jax.Array, image: jax.Array, digit: jax.Array) -> 
 
 
 def shifted(random: np.random.Generator, pixels: np.ndarray) -> np.ndarray:
-    """Move images by up to one pixel each way, so that the network does not learn places."""
+    """Shift images by up to one pixel each way, so that the network does not memorise positions."""
     padded = np.pad(pixels, ((0, 0), (1, 1), (1, 1)))
     row, column = random.integers(0, 3, 2)
     return padded[:, row : row + 8, column : column + 8]
@@ -131,13 +131,13 @@ def train(images: Images) -> Parameters:
 
 
 def accuracy(parameters: Parameters, images: Images) -> float:
-    """Return which part of the images is recognised."""
+    """Return the fraction of images that are classified correctly."""
     found = np.argmax(predict(parameters, jnp.asarray(images.pixels)), axis=1)
     return float(np.mean(found == images.digits))
 
 
 def model() -> Exportable:
-    """Train, and say how well it went on the images held out."""
+    """Train, and print the accuracy on held-out images."""
     training, held_out = split()
     parameters = train(training)
     print(f"held-out accuracy: {accuracy(parameters, held_out):.2%} of {len(held_out.digits)}")

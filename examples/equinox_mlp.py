@@ -1,4 +1,4 @@
-"""Export an Equinox module: split it into its arrays, which are the parameters, and the rest.
+"""Export an Equinox module: its arrays become the parameters, the rest becomes constants.
 
 python examples/equinox_mlp.py models/equinox/1
 xlaserve export examples/equinox_mlp.py:model models/equinox

@@ -1,4 +1,4 @@
-"""Export a Flax NNX module: split it into its definition and its state, which is the parameters.
+"""Export a Flax NNX module: its state becomes the parameters, its definition becomes the program.
 
 python examples/flax_nnx.py models/nnx/1
 xlaserve export examples/flax_nnx.py:model models/nnx
@@ -13,7 +13,7 @@ from xlaserve import Exportable
 
 
 class Classifier(nnx.Module):
-    """Two dense layers, with the statistics of a BatchNorm and the random key of a Dropout."""
+    """Two dense layers, a BatchNorm with statistics, and a Dropout with a random key."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(32, 64, rngs=rngs)
@@ -28,7 +28,7 @@ class Classifier(nnx.Module):
 
 
 def model() -> Exportable:
-    """Return the model as it is evaluated: fixed statistics, nothing dropped."""
+    """Return the model in evaluation mode: fixed statistics, no dropout."""
     classifier = Classifier(nnx.Rngs(0))
     classifier.eval()
     definition, state = nnx.split(classifier)

@@ -1,4 +1,4 @@
-"""The smallest model: it gives back what it gets.
+"""The smallest model: it returns its input.
 
 python examples/identity.py models/identity/1
 """

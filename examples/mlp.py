@@ -1,4 +1,4 @@
-"""A perceptron of the size that suits MNIST, with random weights: for measuring.
+"""A perceptron with the size for MNIST and random weights, for benchmarks.
 
 python examples/mlp.py models/mlp/1
 """
@@ -15,7 +15,7 @@ SEED = 7
 
 
 def parameters() -> dict[str, np.ndarray]:
-    """Return the weights of 784-512-10, the same every time."""
+    """Return the weights of 784-512-10, always the same."""
     random = np.random.RandomState(SEED)
     shapes = {"w1": (784, 512), "b1": (512,), "w2": (512, 10), "b2": (10,)}
     return {

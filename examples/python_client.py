@@ -1,4 +1,4 @@
-"""Asks the examples, with Triton's client: python python_client.py [HOST:PORT]"""
+"""Query the example models with Triton's client: python python_client.py [HOST:PORT]"""
 
 import sys
 

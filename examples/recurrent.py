@@ -28,13 +28,13 @@ sequence_batching {
 def smooth(
     params: dict[str, jax.Array], x: jax.Array, start: jax.Array, level: jax.Array
 ) -> dict[str, jax.Array]:
-    """Smooth a series exponentially; it starts with its first value."""
+    """Smooth a series exponentially, starting with its first value."""
     following = jnp.where(start == 1, x, params["keep"] * level + (1 - params["keep"]) * x)
     return {"y": following, "level_next": following}
 
 
 def model() -> Exportable:
-    """Return the model; `sequence_batching` says which input is a control and which the state."""
+    """Return the model; `sequence_batching` marks one input as a control and one as the state."""
     inputs = {"x": ("FP32", [-1, 1]), "START": ("INT32", [-1, 1]), "level": ("FP32", [-1, 1])}
     return Exportable(smooth, {"keep": jnp.array(0.9)}, inputs, max_batch_size=16)
 

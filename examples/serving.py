@@ -1,4 +1,4 @@
-"""Starts `xlaserve serve` for an example, and stops it: the one piece that the examples share."""
+"""Starts `xlaserve serve` for an example and stops it; shared by all examples."""
 
 import json
 import os
@@ -21,18 +21,18 @@ class Server:
 
     process: "subprocess.Popen[bytes]"
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Its log; lines go on to come while it runs."""
+    """Its log records; more are appended while it runs."""
     grpc: str = ""
-    """The endpoint of gRPC, as `xlaserve.client` takes it."""
+    """The gRPC endpoint, in the form that `xlaserve.client` takes."""
     http: str = ""
-    """The endpoint of HTTP, with its scheme."""
+    """The HTTP endpoint, including its scheme."""
 
 
 @contextmanager
 def served(repository: Path | None, *flags: str, **variables: str) -> Iterator[Server]:
-    """Run a server on free ports, with its models loaded, for the length of a block.
+    """Run a server with its models loaded, on free ports, for the duration of a block.
 
-    `variables` are of its environment. Ends the program with the server's log where it ends.
+    `variables` are added to its environment. If the server exits, the program exits with its log.
     """
     where = [] if repository is None else [str(repository)]
     ports = ["--grpc-endpoint", "port:0", "--http-endpoint", "port:0"]
@@ -46,7 +46,7 @@ def served(repository: Path | None, *flags: str, **variables: str) -> Iterator[S
     try:
         _await_start(server)
         late.cancel()
-        # Nobody else reads its log, and a pipe that is full would be its end.
+        # Keep reading the log: otherwise the server would block once the pipe is full.
         threading.Thread(target=_read_on, args=(server,), daemon=True).start()
         yield server
     finally:
@@ -89,7 +89,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def stay(server: Server) -> None:
-    """Wait for Ctrl-C, if the program was started with --stay: the page can be looked at."""
+    """Wait for Ctrl-C if the program was started with --stay, so that you can look at the page."""
     if "--stay" in sys.argv:
         print(f"the status page is at {server.http}/ until Ctrl-C")
         with suppress(KeyboardInterrupt):

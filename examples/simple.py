@@ -11,7 +11,7 @@ from xlaserve import Exportable
 
 
 def add_and_subtract(params: None, left: jax.Array, right: jax.Array) -> dict[str, jax.Array]:
-    """Return both results; a model without parameters is called with None in their place."""
+    """Return both results; a model without parameters receives None for them."""
     return {"OUTPUT0": left + right, "OUTPUT1": left - right}
 
 

@@ -128,8 +128,8 @@ async def test_clients_log_and_manifests_are_told(tmp_path: Path, example_models
 @pytest.mark.parametrize(
     ("wrote", "expected"),
     [
-        ("0.14.0, xlaserve 0.3.0+abc", "serve it with xlaserve 0.3.0+abc, which wrote it, or a "),
-        ("0.14.0", "serve it with the newer xlaserve, or export the model again with this one"),
+        ("0.14.0, xlaserve 0.3.0+abc", "serve it with xlaserve 0.3.0+abc (which wrote it) or "),
+        ("0.14.0", "serve it with a newer xlaserve, or export the model again with this one"),
     ],
 )
 @pytest.mark.parametrize(("name", "read"), [("model.json", manifest), ("generator.json", record)])

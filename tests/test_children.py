@@ -55,7 +55,7 @@ def test_every_process_that_the_server_starts_is_deaf() -> None:
         found[name] = sum(called[one] for one in STARTS)
         found[start_deaf.__name__] += called[start_deaf.__name__]
 
-    assert {"process/children.py": 1, "start_deaf": 5} == dict(+found)
+    assert {"process/children.py": 1, "start_deaf": 6} == dict(+found)
 
 
 def started(code: str) -> "subprocess.Popen[str]":

@@ -144,7 +144,7 @@ async def test_a_server_that_allows_none_is_asked_over_the_connection(
                 problem = client.not_shared
 
     assert "shared_memory" in problem
-    assert 1 == sum("inputs are not sent in shared memory" in text for text in caplog.messages)
+    assert 1 == sum("shared memory is not used for inputs" in text for text in caplog.messages)
 
 
 async def test_code_that_is_no_coroutine_shares_too(server: RunningServer, url: str) -> None:

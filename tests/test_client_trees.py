@@ -53,10 +53,10 @@ def test_a_container_is_no_array_whatever_it_can_be_made_to() -> None:
 @pytest.mark.parametrize(
     ("inputs", "problem"),
     [
-        ({"a": {"b.c": np.ones(1)}}, "input 'a': expected keys of texts without dots, got 'b.c'"),
+        ({"a": {"b.c": np.ones(1)}}, "input 'a': expected string keys without dots, got 'b.c'"),
         ({"a": {"": np.ones(1)}}, "got ''"),
         ({"a": {None: np.ones(1)}}, "got None"),
-        ({"a": [np.ones(1)], "a.0": np.ones(1)}, "model 'm': two inputs are called 'a.0'"),
+        ({"a": [np.ones(1)], "a.0": np.ones(1)}, "model 'm': two inputs are named 'a.0'"),
     ],
 )
 def test_keys_that_no_path_has_are_refused(inputs: Any, problem: str) -> None:

@@ -65,7 +65,7 @@ def test_every_text_and_binary_comes_back(words: list[str], binaries: list[bytes
         (texts(b"\xff"), "str", r"expected a text in UTF-8, got b'\\xff'"),
         (texts(b"Y!Q=="), "base64", "expected base64, got b'Y!Q=='"),
         (texts(b"YQ"), "base64", "expected base64, got b'YQ'"),
-        (texts(b"yesterday"), "datetime", "expected a time of ISO 8601, got b'yesterday'"),
+        (texts(b"yesterday"), "datetime", "expected an ISO 8601 time, got b'yesterday'"),
         (texts(b"{"), "hg_json", "expected a document of JSON, got b'{'"),
         (texts(b"[" * 100_000), "hg_json", "expected a document of JSON"),
         (texts(b"1", b"2"), "hg_json", "expected one element, a document of JSON, got 2 elements"),
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_says_what_was_expected(
         ([1], "str", "expected texts, got int"),
         (["a"], "base64", "expected binaries, got str"),
         ([1.5], "datetime", "expected times, got float"),
-        ({1, 2}, "hg_json", "expected what JSON can say, got set"),
+        ({1, 2}, "hg_json", "expected JSON-serializable elements, got set"),
     ],
 )
 def test_what_cannot_be_written_says_what_was_expected(

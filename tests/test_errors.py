@@ -143,24 +143,24 @@ TEXTS = [
     ),
     (
         Deadlock("m", ["a", "m"]),
-        "model 'm': deadlock: every copy of it waits for a call like this one (a -> m), "
-        "give it more copies (instance_group)",
+        "model 'm': deadlock: all its instances wait for nested calls (a -> m): raise its"
+        " instance count (instance_group)",
     ),
     (
         ChangesItself("m", "inner", is_load=False),
-        "model 'm': deadlock: to unload 'inner' its code would wait for itself: have a client "
-        "do it",
+        "model 'm': deadlock: to unload 'inner' its code would wait for itself: have a client"
+        " unload it",
     ),
     (
         ProcessLost("m", "it ended with exit status 3"),
         "model 'm': its process was lost while it executed this request, it ended with exit status "
-        "3; it is started again, and what it was lost by may end it again: see the log before you "
-        "send it again",
+        "3; it is being restarted, and the request may be the cause: see the log before you send"
+        " it again",
     ),
     (
         ProcessAbsent("m", "it ended with exit status 3"),
-        "model 'm': its process was lost before it began with this request, it ended with exit "
-        "status 3; it is started again, try again",
+        "model 'm': its process was lost before it began this request, it ended with exit "
+        "status 3; it is being restarted, try again",
     ),
     (MissingOutputs("m", ["y"], []), "model 'm': expected output 'y' of its code, got none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
@@ -178,26 +178,26 @@ TEXTS = [
     (LoadFailed("m", "no version"), "failed to load 'm', no version"),
     (
         LoadTimedOut("m", "warming 1 of 2", 600.0),
-        "failed to load 'm', it was still warming 1 of 2 after 600 seconds (load_seconds) and was "
-        "abandoned; its thread keeps its memory, and may keep a core busy, until it ends: raise "
-        "load_seconds",
+        "failed to load 'm', it was still warming 1 of 2 after 600 seconds (load_seconds) and was"
+        " abandoned; its thread keeps its memory, and may keep a core busy, until it ends: raise"
+        " load_seconds",
     ),
     (
         OutOfMappings("m", 80, 52400, 52424, 65530),
-        "model 'm': out of memory, its compiled programs would take about 80 memory mappings, "
-        "52400 are in use of 52424 that the process may have (max_memory_mappings; the system "
-        "allows 65530, sysctl vm.max_map_count): raise what is smaller, or unload models",
+        "model 'm': out of memory, its compiled programs need about 80 memory mappings, but 52400 "
+        "of 52424 are in use (max_memory_mappings; system limit 65530, sysctl vm.max_map_count): "
+        "raise the smaller limit or unload models",
     ),
     (
         TooManyAbandoned("m", 8),
-        "model 'm' cannot be compiled: 8 loads and compilations were abandoned and have not ended "
-        "(max_abandoned), restart the server",
+        "model 'm' cannot be compiled: 8 abandoned loads and compilations are still running"
+        " (max_abandoned): restart the server",
     ),
     (
         CompilationTimedOut("m", (4, (7,)), 600.0),
-        "model 'm': to compile and warm the shape (4, (7,)) took longer than 600 seconds "
-        "(load_seconds) and was abandoned; no other shape of it is compiled until that ends: raise "
-        "load_seconds, or send smaller shapes",
+        "model 'm': compiling shape (4, (7,)) took longer than 600 seconds (load_seconds) and was "
+        "abandoned; no other shape compiles until it ends: raise load_seconds or send smaller "
+        "shapes",
     ),
     (
         FileNameTooLong("m", "A" * 256, 255),
@@ -215,12 +215,12 @@ TEXTS = [
     (OutOfMemory("m", "9 bytes wanted"), "model 'm': out of memory, 9 bytes wanted"),
     (
         OutOfFiles("m", "Too many open files", 1024),
-        "failed to load 'm', the server has as many files open as it may (1024, RLIMIT_NOFILE): "
+        "failed to load 'm', the server reached its limit of open files (1024, RLIMIT_NOFILE): "
         "Too many open files; try again, or start it with a higher limit (ulimit -n)",
     ),
     (
         OutOfSpace("m", "full"),
-        "failed to load 'm', no space left for its files: full, free some",
+        "failed to load 'm', no disk space left for its files: full, free some",
     ),
     (InvalidVersion("m", "-1"), "model 'm': expected a version in digits, got '-1'"),
     (
@@ -252,8 +252,8 @@ TEXTS = [
         "parameter 'unload_dependents': expected a bool, got a string",
     ),
     (
-        InvalidName("model", "../x", "it leads out"),
-        "model '../x' is not allowed: it leads out",
+        InvalidName("model", "../x", "it points outside"),
+        "model '../x' is not allowed: it points outside",
     ),
     (Unsupported("shared memory"), "shared memory is not implemented by this server"),
     (
@@ -263,7 +263,7 @@ TEXTS = [
     ),
     (
         TooManyAnswers("m", 9, "max_steps"),
-        "model 'm' was not done after 9 answers: raise max_steps",
+        "model 'm' did not finish within 9 answers: raise max_steps",
     ),
     (
         Decoupled("m"),
@@ -294,8 +294,8 @@ TEXTS = [
     ),
     (
         NotLocal("shared memory", "10.0.0.7:51824", "shared_memory"),
-        "shared memory is for clients on this machine (shared_memory), not for '10.0.0.7:51824': "
-        "connect to a unix socket or a loopback address, through no proxy",
+        "shared memory is only for clients on this machine (shared_memory), not for"
+        " '10.0.0.7:51824': connect directly to a unix socket or a loopback address",
     ),
     (
         Overloaded("m", 8, "max_requests"),
@@ -307,8 +307,8 @@ TEXTS = [
     ),
     (
         BudgetExhausted("the body", 60, 64),
-        "there is no memory for the body of 60 bytes: clients hold nearly all of the 64 bytes that "
-        "they may (max_held_bytes), or this connection all of its share, try again",
+        "no memory for the body of 60 bytes: clients hold nearly all of 64 bytes"
+        " (max_held_bytes), or this connection holds its full share, try again",
     ),
     (
         TooLarge("the message", 64, "max_message_bytes"),
@@ -329,17 +329,16 @@ TEXTS = [
     ),
     (
         OutputNotText("m", "y"),
-        "model 'm', output 'y': expected UTF-8, since the answer is text, got other bytes: ask for "
-        "binary_data (a parameter of the output of a V2 request), or have JSON escape them "
-        "(json_surrogates)",
+        "model 'm', output 'y': expected UTF-8 for a text answer, got other bytes: request"
+        " binary_data (an output parameter of V2 requests) or set json_surrogates",
     ),
     (
         CrossSiteRequest(),
-        "pages of other sites may change nothing here: use a page of this server",
+        "pages of other sites may not change this server: use its own pages",
     ),
     (
         BodyTimeout(2.5),
-        "the body takes over 2.5 s (message_timeout_seconds), send again",
+        "the body took over 2.5 s (message_timeout_seconds), send again",
     ),
     (
         MissingSequence("m"),
@@ -354,22 +353,21 @@ TEXTS = [
     (
         SequenceNotStarted("m", 7, 2),
         "inference request for sequence 7 to model 'm' must specify the START flag on the first "
-        "request of the sequence; it may be in progress in another of the server's 2 processes "
-        "(processes): send all its requests on one connection",
+        "request of the sequence; another of the server's 2 processes may hold the sequence: send "
+        "all its requests on one connection",
     ),
     (
         ModelHasNoText("m"),
-        "model 'm' has no tokenizer.json beside it: it takes no text, send token ids",
+        "model 'm' has no tokenizer.json: it accepts no text, send token ids",
     ),
     (
         ModelHasNoText(),
-        "the model has no tokenizer.json beside it: it takes no text, send token ids",
+        "the model has no tokenizer.json: it accepts no text, send token ids",
     ),
     (
         ModelHasNoTemplate("m"),
         "model 'm' has no chat template (chat_template.jinja, or 'chat_template' of "
-        "tokenizer_config.json): it takes text, not messages: send a prompt to "
-        "/v1/completions",
+        "tokenizer_config.json): it accepts text, not messages: send a prompt to /v1/completions",
     ),
     (
         TextNotInstalled("m", "jinja2"),
@@ -380,22 +378,24 @@ TEXTS = [
     (NotText("m"), "model 'm': expected text in Unicode, got half of a surrogate pair"),
     (
         SpelledSpecialToken("m", "<s>"),
-        "model 'm': the text spells the special token '<s>', and its tokenizer has no other "
-        "tokens for that: leave it out",
+        "model 'm': the text contains the special token '<s>', which its tokenizer cannot encode"
+        " as plain text: leave it out",
     ),
-    (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
+    (
+        MessagesRefused("m", "no\nroles"),
+        "model 'm': its chat template rejected the request: no\\nroles",
+    ),
     (
         TextProcessLost("m", "it ended"),
-        "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+        "model 'm': the text process was lost: it ended; try again",
     ),
     (
         TooManyTexts("m", 2),
-        "model 'm': 2 texts of this caller wait to be computed already, expected fewer at a time: "
-        "send the next ones when those are answered",
+        "model 'm': 2 texts of this caller are already queued: send more when those are answered",
     ),
     (
         TokenizerFailed("m", "it is late"),
-        "model 'm': its tokenizer makes no tokens of the text: it is late",
+        "model 'm': its tokenizer failed on the text: it is late",
     ),
     (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
     (
@@ -405,44 +405,44 @@ TEXTS = [
     ),
     (
         SequenceInterrupted("m", "a\n"),
-        "model 'm': a request of sequence a\\n before this one failed, expired or was cancelled, "
-        "so neither has been executed; send it again from there",
+        "model 'm': an earlier request of sequence a\\n failed, expired or was cancelled, so this "
+        "one was not executed either; send it again from that request",
     ),
     (
         ExecutionStalled("m", 60.0),
-        "model 'm': an execution has not ended in 60 seconds (execution_seconds); the model is not "
-        "ready until it has: try again later",
+        "model 'm': an execution has been running for 60 seconds (execution_seconds); the model is "
+        "not ready until it ends: try again later",
     ),
     (
         StatesLost("m"),
-        "model 'm': an execution failed on the device and with it the states of its sequences are "
-        "lost, start them again",
+        "model 'm': an execution failed on the device and its sequence states are lost: restart the"
+        " sequences",
     ),
     (
         QueueTimeout(50),
-        "the request waited for 50 microseconds and was not begun "
-        "(default_timeout_microseconds of the model's queue policy), try again",
+        "the request waited for 50 microseconds in the queue and was not executed"
+        " (default_timeout_microseconds of the model's queue policy), try again",
     ),
     (DeadlineExceeded(), "the deadline of the request has passed, send it with a later one"),
     (ShuttingDown(), "the server is shutting down, try again"),
     (
         WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
-        "the answer would not be of all processes: worker 1: no answer within 2 s; "
+        "the answer would be incomplete: worker 1: no answer within 2 s; "
         "worker 3: it ended, try again",
     ),
     (
         ProcessSilent("model 'm'", "engine"),
-        "model 'm': the engine process gives no sign of life, try again",
+        "model 'm': the engine process does not respond, try again",
     ),
     (
         EngineGone("m"),
-        "model 'm': the engine process has ended before it executed this request, and is replaced, "
-        "try again",
+        "model 'm': the engine process ended before it executed this request and is being"
+        " replaced, try again",
     ),
     (
         EngineLost("m", "worker 1"),
-        "model 'm': the worker 1 process has ended while it executed this request, and is "
-        "replaced; what it ended by may end it again: see the log before you send it again",
+        "model 'm': the worker 1 process ended while it executed this request and is being"
+        " replaced; the request may be the cause: see the log before you send it again",
     ),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (
@@ -464,11 +464,11 @@ TEXTS = [
     ),
     (
         StartFailed(["a", "b"]),
-        "not loaded at the start: 'a', 'b' (exit_on_error): see the log",
+        "not loaded at startup: 'a', 'b' (exit_on_error): see the log",
     ),
     (
         StartFailed(["a", "b"], shown=1),
-        "not loaded at the start: 'a' and 1 more (exit_on_error): see the log",
+        "not loaded at startup: 'a' and 1 more (exit_on_error): see the log",
     ),
     (
         WorkerDied(1, "it ended with exit status 1", 1),
@@ -477,7 +477,7 @@ TEXTS = [
     (WorkerDied(0, "why", 5), "worker 0 died 5 times within a minute: why, see its log"),
     (
         Unauthenticated(),
-        "this needs credentials that the server knows: send a known token (authorization: Bearer)",
+        "authentication required: send a known token (authorization: Bearer)",
     ),
     (
         NotPermitted("ci\n", "manage"),
@@ -489,17 +489,17 @@ TEXTS = [
         "model 'm': 2 requests are in progress already (max_requests_per_model), try again",
     ),
     (
-        QuotaExceeded("ci", "asked more than 2 requests a second", 0.25),
-        "caller 'ci' has asked more than 2 requests a second, try again in 0.25 s",
+        QuotaExceeded("ci", "exceeded 2 requests per second", 0.25),
+        "caller 'ci' has exceeded 2 requests per second, try again in 0.25 s",
     ),
     (
         WrongHost("evil.example"),
-        "this server is not called 'evil.example': start it with --allowed-host evil.example, "
-        "or have the proxy in front of it send a Host that it knows",
+        "unknown host 'evil.example': start the server with --allowed-host evil.example, or have"
+        " its proxy send an allowed Host",
     ),
     (
         WrongOrigin(),
-        "requests of pages of other sites are not taken: start the server with --cors-origin",
+        "cross-origin requests are not allowed: start the server with --cors-origin",
     ),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]

@@ -61,6 +61,7 @@ OTHERWISE = {
     "language/confining.py": "a fork of a process of limited.py, which answers how it has ended",
     "python_models/process/running.py": "every line that it prints is logged as it comes",
     "workers/worker_process.py": "a worker writes to the log itself",
+    "process/output.py": "it reads what others print, and is started again",
     "process/children.py": "it starts those of others, which are here",
     "app/successor.py": "a successor writes to the log itself",
     "local/process.py": "a server writes to the log itself",
@@ -74,7 +75,7 @@ def test_the_log_has_the_last_words_of_a_process(
     name, end_one = ENDINGS[module]
     with capture_logs() as log:
         told = end_one(tmp_path, monkeypatch)
-    ends = [line for line in log if line["event"] == "a process ended"]
+    ends = [line for line in log if line["event"] == "process ended"]
 
     assert [(name, "no library of that name")] == [(one["process"], one["said"]) for one in ends]
     assert "exit status 7" in ends[0]["ended"]

@@ -5,11 +5,14 @@ import io
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import structlog
+from support import log_writers
 
 from xlaserve.process import log
 from xlaserve.process.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLimit
@@ -154,60 +157,106 @@ def test_libraries_log_as_few_tracebacks(stream: io.StringIO) -> None:
     assert "ValueError: 100 %\nof it" == records[100]["error"]
 
 
-WRITERS = {
-    "a library that logs": "logging.getLogger('lib').warning('two\\nlines')",
-    "a library with a handler of its own": (
-        "own = logging.getLogger('own'); own.propagate = False; "
-        "own.addHandler(logging.StreamHandler()); own.error('two\\nlines')"
-    ),
-    "a library that sets up logging": (
-        "logging.basicConfig(format='PLAIN %(message)s'); logging.getLogger('l').error('x')"
-    ),
-    "a warning": "warnings.warn('two\\nlines', stacklevel=1)",
-    "a deprecation": "warnings.simplefilter('always'); warnings.warn('x', DeprecationWarning)",
-    "a line": "print('a line', file=sys.stderr)",
-    "a part of a line": "sys.stderr.write('a '); sys.stderr.write('line\\n')",
-    "a line where the interpreter began": "print('a line', file=sys.__stderr__)",
-    "a process that is forked": (
-        "import multiprocessing as m; p = m.get_context('fork').Process(target=divmod, args=(1, 0))"
-        "; p.start(); p.join()"
-    ),
-    "a record that cannot be formatted": "logging.getLogger('lib').error('x %d', 'y')",
-    "a traceback": "import traceback; traceback.print_stack()",
-    "a thread": "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
-    "a finalizer": "A = type('A', (), {'__del__': lambda self: 1 / 0}); A()",
-    "a task": "import asyncio; asyncio.run(forgotten())",
-    "nobody": "1 / 0",
-}
+WRITER_KEYS = {"logger", "thread", "pid", "of", "place"}
+"""Fields of which a record of somebody else's line has one: they name the writer."""
+STATUSES = {"nobody": 1, "a crash": -signal.SIGABRT}
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_every_line_of_the_log_is_json_whoever_writes_it(writer: str) -> None:
-    """In a server-like process: output becomes a single record, or one per line."""
+def printed_by(writers: Sequence[str]) -> tuple[list[bytes], int]:
+    """Return the log of a process as a server's in which these have printed, and its status."""
     program = f"""
 import gc, logging, sys, threading, warnings
-from xlaserve.process import log
-from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process.output import logged_output
 
-async def forgotten():
-    import asyncio
-    asyncio.ensure_future(failing())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    gc.collect()
-
-async def failing():
-    raise ValueError("nobody asks")
-
-log.configure()
-with taken_stderr():
-    {WRITERS[writer]}
+with logged_output("info"):
+    for code in {[log_writers.code(name) for name in writers]!r}:
+        exec(code, globals())
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, text=True
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
+    )
+
+    assert b"" == ran.stdout
+    return ran.stderr.splitlines(), ran.returncode
+
+
+@pytest.fixture(scope="module", name="together")
+def _together() -> tuple[list[bytes], int]:
+    return printed_by(log_writers.TOGETHER)
+
+
+@pytest.mark.parametrize("writer", log_writers.WRITERS)
+def test_every_line_of_the_log_is_json_whoever_writes_it(
+    writer: str, request: pytest.FixtureRequest
+) -> None:
+    """What is printed is in one record, or in one of each line, which names its writer."""
+    if writer in log_writers.TOGETHER:
+        lines, status = request.getfixturevalue("together")
+    else:
+        lines, status = printed_by([writer])
+    records = [json.loads(line) for line in lines]
+    shown = [record for record in records if log_writers.mark(writer) in json.dumps(record)]
+
+    assert shown
+    assert all({"event", "level", "timestamp"} <= record.keys() for record in records)
+    assert all(len(line) <= MAX_RECORD_BYTES for line in lines)
+    if writer not in ("structlog", "nobody"):
+        assert all(WRITER_KEYS & record.keys() for record in shown)
+    assert STATUSES.get(writer, 0) == status
+
+
+def test_long_lines_are_counted() -> None:
+    code = "import os; os.write(2, b'x' * 5000 + b'\\n')"
+    program = f"from xlaserve.process.output import logged_output as o\nwith o('info'): {code}"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
+    )
+    (record,) = map(json.loads, ran.stderr.splitlines())
+
+    assert ("x" * 4096, 904) == (record["line"], record["cut_bytes"])
+
+
+READER = "xlaserve.process.output_reader"
+
+
+def test_a_reader_that_is_killed_is_replaced() -> None:
+    """What is printed meanwhile is not lost, and its end is in the log."""
+    program = f"""
+import os, time
+import psutil
+from xlaserve.process.output import logged_output
+
+def reader():
+    found = [one for one in psutil.Process().children() if {READER!r} in one.cmdline()]
+    return found[0] if found else None
+
+def until(holds):
+    while not holds():
+        time.sleep(0.01)
+
+with logged_output("info"):
+    until(reader)
+    first = reader()
+    first.kill()
+    os.write(2, b"meanwhile\\n")
+    until(lambda: (now := reader()) and now.pid != first.pid)
+    os.write(2, b"afterwards\\n")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
     )
     records = [json.loads(line) for line in ran.stderr.splitlines()]
 
-    assert records
-    assert all({"event", "level", "timestamp"} <= record.keys() for record in records)
-    assert (1 if writer == "nobody" else 0) == ran.returncode
+    assert ["SIGKILL"] == [one["ended"] for one in records if one["event"] == "a process ended"]
+    assert ["meanwhile", "afterwards"] == [one["line"] for one in records if "line" in one]
+
+
+def test_a_terminal_shows_lines_as_they_are() -> None:
+    ours, theirs = os.openpty()
+    program = "import os\nfrom xlaserve.process.output import logged_output\n"
+    program += "with logged_output('info'): os.write(2, b'plain\\n')"
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, stderr=theirs, check=True)
+    os.close(theirs)
+
+    assert b"plain\r\n" == os.read(ours, 1000)
+    os.close(ours)

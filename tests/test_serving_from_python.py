@@ -78,7 +78,11 @@ def _repository(tmp_path: Path) -> Path:
 async def test_a_directory_is_served_in_a_coroutine(repository: Path) -> None:
     async with xlaserve.serve(str(repository), exit_on_error=False, **QUICK) as server:
         answer = await server.client.infer("seven", ONES)
-        with pytest.raises(InvalidRequest, match="this one serves a directory"):
+        with pytest.raises(
+            InvalidRequest,
+            match="this server serves a directory, not a function: export to the directory, then"
+            " call client.load(NAME)",
+        ):
             await server.update(params(8))
         reasons = {row.name: row.reason for row in await server.client.index()}
         process = server._running.process
@@ -100,7 +104,7 @@ def test_a_model_that_does_not_load_is_said_with_its_reason(repository: Path) ->
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a setting that is none": (
         lambda: xlaserve.serve(".", devise="cpu"),
-        r"serve: 'devise' is no setting; did you mean 'device'\? \(docs/settings\.md\)",
+        r"serve: 'devise' is not a setting; did you mean 'device'\? \(docs/settings\.md\)",
     ),
     "several processes": (
         lambda: xlaserve.serve(".", processes=2),
@@ -108,11 +112,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a function without inputs": (
         lambda: xlaserve.serve(tiny, params=params(1)),
-        r"serve: a function needs its inputs, as inputs=\{'x': \('FP32', \[-1, 3\]\)\}",
+        r"serve: a function needs inputs, as inputs=\{'x': \('FP32', \[-1, 3\]\)\}",
     ),
     "a directory with parameters": (
         lambda: xlaserve.serve("models", params=params(1), name="tiny"),
-        "serve: params, name: expected with a function, got the directory 'models'",
+        "serve: params, name: only for functions, got the directory 'models'",
     ),
 }
 

@@ -61,7 +61,7 @@ def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, expecte
         ({"XLASERVE_DEVICE": "gpu"}, r"expected auto\|cpu\|cuda\|tpu, got 'gpu'"),
         (
             {"XLASERVE_MAX_PARKED_BYTES": "1"},
-            "XLASERVE_MAX_PARKED_BYTES: expected max_held_bytes, which took its place",
+            "XLASERVE_MAX_PARKED_BYTES: expected max_held_bytes, which replaced it",
         ),
         ({"XLASERVE_TYPO": "1"}, "XLASERVE_TYPO: expected the name of a setting"),
         ({"XLASERVE_MAX_MODELS": "0"}, "max_models: expected at least 1"),
@@ -145,7 +145,7 @@ def test_a_renamed_setting_names_its_successor_wherever_it_is_said(
     """The same table serves the environment, files, and flags."""
     assert successor in {row.name for row in describe_settings()}
     (tmp_path / "settings.toml").write_text(f'{name} = "1"\n')
-    took_place = f"expected {successor}, which took its place"
+    took_place = f"expected {successor}, which replaced it"
     with pytest.raises(InvalidSettings, match=f"XLASERVE_{name.upper()}: {took_place}"):
         Settings.read(REPOSITORY | {f"XLASERVE_{name.upper()}": "1"})
     with pytest.raises(InvalidSettings, match=f"'{name}' in .*: {took_place}"):
@@ -155,4 +155,4 @@ def test_a_renamed_setting_names_its_successor_wherever_it_is_said(
         result = CliRunner().invoke(application(), ["serve", str(tmp_path), *arguments])
         assert 2 == result.exit_code
         said = " ".join(result.output.replace("\u2502", " ").split())
-        assert f"{flag}: expected {now}, which took its place" in said
+        assert f"{flag}: expected {now}, which replaced it" in said

@@ -212,6 +212,20 @@ def test_the_units_are_understood(tmp_path: Path) -> None:
     assert "" == "".join(line for line in done.stderr.splitlines() if "xlaserve" in line)
 
 
+def test_the_service_is_shielded() -> None:
+    """As far as a server with a GPU and a compiler can be, by systemd's own measure of 0 to 10."""
+    analyze = tools.program("systemd-analyze")
+    service = UNITS / "xlaserve.service"
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--threshold=25", str(service)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stdout
+
+
 def test_the_units_name_what_the_server_is_told() -> None:
     service = (UNITS / "xlaserve.service").read_text()
     names = {

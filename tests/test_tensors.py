@@ -285,7 +285,7 @@ def test_texts_of_several_pieces_are_unpacked_and_packed(sizes: list[int]) -> No
         ([PIECE_BYTES, 9], 1, 2, "expected 9 bytes of element 1, got 8 bytes"),
         ([PIECE_BYTES, 9], 10, 2, "expected 2 elements, got 1 elements in"),
         ([PIECE_BYTES + 1], 2, 1, f"expected {PIECE_BYTES + 1} bytes of element 0, got"),
-        ([PIECE_BYTES, 9], 0, 1, "expected 1 elements, got 13 bytes more"),
+        ([PIECE_BYTES, 9], 0, 1, "expected 1 elements, got 13 extra bytes"),
     ],
 )
 def test_lengths_of_several_pieces_must_add_up(
@@ -330,8 +330,8 @@ def test_no_call_handles_more_than_a_piece_of_many_texts(monkeypatch: pytest.Mon
         ([1], b"\2\0\0\0x", "expected 2 bytes of element 0, got 1 bytes"),
         ([1], b"\xff\xff\xff\xff", "expected 4294967295 bytes of element 0, got 0 bytes"),
         ([2], b"\1\0\0\0x\0\0\0", "expected 2 elements, got 1 elements in 8 bytes"),
-        ([1], b"\0\0\0\0\0", "expected 1 elements, got 1 bytes more"),
-        ([0], b"\0\0\0\0", "expected 0 elements, got 4 bytes more"),
+        ([1], b"\0\0\0\0\0", "expected 1 elements, got 1 extra bytes"),
+        ([0], b"\0\0\0\0", "expected 0 elements, got 4 extra bytes"),
         ([2**40], b"", "expected 1099511627776 length-prefixed elements"),
     ],
 )
@@ -426,7 +426,7 @@ def test_wide_array_of_integers_is_checked_before_it_is_narrowed() -> None:
 @pytest.mark.parametrize("name", ["FP16", "BF16", "FP32"])
 @pytest.mark.parametrize("outside", [1e39, -1e39, 10**400], ids=["high", "low", "huge"])
 def test_finite_number_stays_finite(name: str, outside: float) -> None:
-    with pytest.raises(TensorDataError, match=f"expected {name}, got a number too large for it"):
+    with pytest.raises(TensorDataError, match=f"expected {name}, got a number out of range"):
         from_elements(DATATYPES[name], (1,), [outside])
 
 

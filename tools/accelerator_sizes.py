@@ -1,15 +1,15 @@
-"""Compare what a server reserves for models with what the compiler of a device says, without one.
+"""Compare a server's memory reservations with those of a device's compiler, without the device.
 
     python tools/accelerator_sizes.py --target h100 [--target l4] [--models DIRECTORY] [--scale 4]
 
-It takes the wheels of the target. The examples, ONNX networks of the tests, larger architectures
-and Llamas are exported to DIRECTORY, or to a temporary one, unless they are there; what was found
-is kept in docs/measurements/accelerators.json, and `accelerators_page.py` makes the table of it.
-Beside it stands what a server tells before the first load, without the compiler's word in the
-manifest.
+It needs the wheels of the target. The examples, ONNX networks of the tests, larger architectures
+and Llamas are exported to DIRECTORY, or to a temporary one, unless they exist. Results are stored
+in docs/measurements/accelerators.json, and `accelerators_page.py` makes a table from them. The
+table also lists the size that a server reports before the first load, without the compiler's figure
+in the manifest.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import argparse
@@ -37,11 +37,11 @@ CONSTANTS_ONCE = "equal constants of several programs count once"
 _TOLERANCE = 0.01
 
 
-# --- the models --------------------------------------------------------------------------------
+# --- Models ------------------------------------------------------------------------------------
 
 
 def write_models(directory: Path, scale: int, names: Sequence[str] = ()) -> dict[str, Path]:
-    """Export what is not there yet; return the version directories by name."""
+    """Export missing models; return the version directories by name."""
     found = {name: EXAMPLES / name / "1" for name in sorted(p.name for p in EXAMPLES.iterdir())}
     for name, write in (*_architectures(scale), *_networks(), *_llamas()):
         if names and name not in names:
@@ -106,11 +106,11 @@ def _import_llama(size: str, path: Path) -> None:
         import_checkpoint(checkpoint, path.parent, int(path.name))
 
 
-# --- in a process that compiles ----------------------------------------------------------------
+# --- Compile process ---------------------------------------------------------------------------
 
 
 def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
-    """Compile a model for its smallest and its largest batch, and compare."""
+    """Compile a model for its smallest and its largest batch, and compare the figures."""
     from xlaserve.generation import loading as generators
     from xlaserve.model_config.config import ModelConfig
     from xlaserve.offline.targets.ahead import Ahead
@@ -129,7 +129,7 @@ def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any])
     parameters = _parameters_bytes(copy.leaves)
     for place in model.work():
         lowered, said, footprint = model.lowered(place), None, None
-        # As a plan has it: a device may come to either.
+        # As a plan does: the device may use either set of options, so take the larger footprint.
         for options in choices(target.platform, lowered.as_text().encode()):
             executable = lowered.compile(compiler_options=dict(options) or None)
             found = Footprint.of(executable, accelerated=copy.site.is_accelerator)
@@ -140,7 +140,7 @@ def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any])
         assert said is not None
         model.note(place, footprint)
         whole = _held_by(said)
-        # What a library takes for a call counts once, for the device.
+        # The workspace that a library needs during a call counts once, for the device.
         theirs = shared(footprint.workspace_bytes, said.temp_size_in_bytes)
         unused = copy.leaves_bytes + footprint.padding_bytes - footprint.parameters_bytes
         executions.append(whole - theirs + unused - parameters)
@@ -163,10 +163,10 @@ def _held_by(said: Any) -> int:
 
 
 def _of_generator(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
-    """Compile every program of a generator; its slots, and not its batches, say how much it takes.
+    """Compile every program of a generator; its size depends on its slots instead of batches.
 
-    A server reads from the compiled text what libraries take for a call; the compiler's figure has
-    it among the temporaries.
+    A server reads the workspace of library calls from the compiled text; the compiler counts it
+    among the temporaries.
     """
     from xlaserve.generation import loading as generators
     from xlaserve.model_config.config import ModelConfig
@@ -203,7 +203,7 @@ def _told(target: kinds.Target, path: Path, config: Any) -> int:
 
 
 def _parameters_bytes(leaves: Sequence[Any]) -> int:
-    """Return the arguments of a program that takes parameters and does nothing with them."""
+    """Return the argument bytes of a program that takes the parameters and does nothing."""
     import jax
     import jax.numpy as jnp
 
@@ -215,7 +215,7 @@ def _parameters_bytes(leaves: Sequence[Any]) -> int:
 
 
 def _why(row: Row, unsaid: int, shared: int) -> str:
-    """Name the known reason for a difference; empty without a difference or a reason."""
+    """Return the known reason for a difference, or an empty string."""
     if abs(row.difference) <= _TOLERANCE:
         return ""
     reasons = [text for size, text in ((unsaid, CODE_UNKNOWN), (shared, CONSTANTS_ONCE)) if size]
@@ -224,7 +224,7 @@ def _why(row: Row, unsaid: int, shared: int) -> str:
 
 
 def child() -> int:
-    """Answer the jobs of stdin, `[target, name, path]` in each line, with a row in each."""
+    """Read jobs from stdin, `[target, name, path]` per line, and print a row for each."""
     from xlaserve.offline.targets.topology import open_devices
     from xlaserve.runtime import loaders
     from xlaserve.runtime.devices import jax_runtime
@@ -239,11 +239,11 @@ def child() -> int:
     return 0
 
 
-# --- in the process that asks ------------------------------------------------------------------
+# --- Main process ------------------------------------------------------------------------------
 
 
 def compared(target: kinds.Target, models: Mapping[str, Path]) -> Iterator[Row]:
-    """Yield a row for each model; raises RuntimeError where one cannot be compiled."""
+    """Yield a row for each model; raises RuntimeError if one cannot be compiled."""
     jobs = "".join(
         json.dumps([target.name, name, str(path)]) + "\n" for name, path in models.items()
     )

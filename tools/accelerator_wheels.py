@@ -1,9 +1,9 @@
-"""Install the wheels that compile for a platform, of the version of the JAX that is here.
+"""Install the wheels that compile for a platform, in the version of the installed JAX.
 
     python tools/accelerator_wheels.py cuda12|tpu
 
-Where they cannot be had it says why, and what wants them is skipped. Where REQUIRE_TOOLS is set,
-as in CI, it fails.
+If they are not available it says why, and checks that need them are skipped. If REQUIRE_TOOLS is
+set, as in CI, it fails.
 """
 
 import argparse

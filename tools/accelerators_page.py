@@ -2,9 +2,9 @@
 
     python tools/accelerators_page.py [--check]
 
-The kinds of devices are those of the server. The memory of programs was measured by
-`tools/accelerator_sizes.py`, which keeps it in docs/measurements/accelerators.json; each row of it
-has to agree with the server's reservation to 1 %, or say why it does not.
+The kinds of devices are those of the server. `tools/accelerator_sizes.py` measured the memory of
+programs and stores it in docs/measurements/accelerators.json; each row must agree with the server's
+reservation to 1 %, or give the reason for the difference.
 """
 
 import argparse
@@ -28,38 +28,38 @@ _NAMES = {"cuda": "GPU", "tpu": "TPU", "cpu": "CPU"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The memory that one model takes on one device of a target, in bytes."""
+    """The memory that one model needs on one device of a target, in bytes."""
 
     model: str
     target: str
     batches: str
-    """The batch sizes that were compiled."""
+    """The compiled batch sizes."""
     parameters: int
     """Bytes of the parameters in the compiler's layout."""
     execution: int
     """Inputs, outputs and temporaries of the largest program, for one execution."""
     compiled: int
-    """Bytes in total by the compiler's figures, including all executions in flight."""
+    """Total bytes according to the compiler, including all executions in flight."""
     reserved: int
     """The bytes that a server reserves."""
     told: int = 0
-    """The bytes that it tells before the first load, without the compiler's word; 0: not asked."""
+    """Bytes that the server reports before the first load; 0 if not measured."""
     why: str = ""
-    """Why the two differ by more than a hundredth."""
+    """Why both figures differ by more than 1 %."""
 
     @property
     def difference(self) -> float:
-        """Return by which part of the compiler's number the other is larger."""
+        """Return the relative difference of the reservation from the compiler's figure."""
         return self.reserved / self.compiled - 1 if self.compiled else float(bool(self.reserved))
 
     @property
     def foretold(self) -> str:
-        """Return which multiple of what is reserved was told."""
+        """Return the reported size as a multiple of the reservation."""
         return f"{self.told / self.reserved:.2f}" if self.told else ""
 
 
 def measured() -> list[Row]:
-    """Return the rows that were measured."""
+    """Return the stored rows."""
     return [Row(**row) for row in json.loads(MEASURED.read_text())] if MEASURED.exists() else []
 
 
@@ -73,7 +73,7 @@ def keep(rows: Iterable[Row]) -> None:
 
 
 def problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the rows' failures."""
+    """Yield each unexplained difference, and each reservation that is too small."""
     if not rows:
         yield "nothing was measured"
     for row in rows:
@@ -106,7 +106,7 @@ def _sizes(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def page(text: str, name: str, lines: Iterable[str]) -> str:
-    """Return the page with the table of that name made anew."""
+    """Return the page with the named table regenerated."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
@@ -116,7 +116,7 @@ def page(text: str, name: str, lines: Iterable[str]) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """Return the pages whose tables are not fresh, each with its new text."""
+    """Return the pages whose tables are stale, each with its new text."""
     made = {
         PAGE: page(PAGE.read_text(), "kinds", _kinds()),
         SIZES: page(SIZES.read_text(), "sizes", _sizes(measured())),

@@ -38,10 +38,10 @@ _PROTOCOLS: Mapping[str, str] = MappingProxyType(
         "/": "HTTP",
     }
 )
-"""Beginning of a path, and its protocol; the first that fits counts."""
+"""Path prefixes and their protocols; the first match counts."""
 _OTHERS = (
     (Operation.SERVICE, "gRPC", "every method of a custom service, and unknown methods"),
-    (Operation.PAGE, "HTTP", "any path that is nowhere"),
+    (Operation.PAGE, "HTTP", "any unknown path"),
 )
 
 
@@ -54,7 +54,7 @@ def doors(routes: Iterable[Route]) -> list[tuple[Operation, str, str]]:
 
 
 def every_route() -> Iterable[Route]:
-    """Return the routes of a server, which is not started."""
+    """Return the routes of a server that is not started."""
     settings = Settings.read({}, repository=PAGE.parent)
     return Application(settings).http_routes().routes
 
@@ -81,7 +81,7 @@ def _protocol(path: str) -> str:
 
 
 def objects() -> str:
-    """Return the rows of objects, and of what stands beside models."""
+    """Return the rows of objects, including those other than models."""
     rows = "".join(
         f"| {row.thing} | {row.deed} | {', '.join(map(_door, row.paths))} | "
         f"{' | '.join(_found(RULES[row.rule]))} |\n"
@@ -100,7 +100,7 @@ def _found(callers: Callers) -> list[str]:
 
 
 def page() -> str:
-    """Return the whole page, with the tables anew."""
+    """Return the whole page with regenerated tables."""
     text = PAGE.read_text()
     for begin, made, end in (
         (_OBJECTS_BEGIN, objects(), _OBJECTS_END),

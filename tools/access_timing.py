@@ -1,11 +1,11 @@
-"""Measure whether the time of a refusal tells what is there (docs/security.md).
+"""Measure whether the timing of a refusal reveals that a model exists (docs/security.md).
 
     python tools/access_timing.py [--requests 4000]
 
-A server with rules is asked for a model that is there and for one that is not, by turns over one
-connection: by nobody, with a token that nobody knows, and by a caller of another model. Each line
-has the medians in microseconds, and the share of answers of the one that took longer than the
-median of the other: 50 % where nothing is told.
+A server with access rules receives requests for an existing and a missing model, alternately over
+one connection: anonymously, with an unknown token, and from a caller who may use another model.
+Each line has the medians in microseconds, and the share of answers for one model that took longer
+than the median of the other: 50 % if the timing reveals nothing.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _INPUT = (TensorSpec("x", datatype_named("FP32"), (1,)), np.ones(1, np.float32))
 
 @asynccontextmanager
 async def _serving(token: str) -> AsyncIterator[tuple[str, str]]:
-    """Serve both models of callers for the length of a block; give the addresses."""
+    """Serve both models, with access rules, for the duration of a block; yield the addresses."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         for name in ("secret", "mine"):
@@ -90,7 +90,7 @@ async def _measure(url: str, token: str, asks: str, count: int) -> dict[str, flo
     client = dial(parse_address(url, token=token), timeout=10.0)
     async with client:
         for number in range(count + _WARM):
-            # In another order each time: the first of two would be told from the second.
+            # Alternate the order: the first of two requests may always be faster or slower.
             for model in _MODELS if number % 2 else _MODELS[::-1]:
                 took = await _seconds(client, asks, model)
                 if number >= _WARM:

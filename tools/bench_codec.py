@@ -1,8 +1,9 @@
-"""Time the codec on the worst messages of one mebibyte, and on usual ones, beside google's upb.
+"""Time the codec on the worst messages of one mebibyte, and on typical ones, next to google's upb.
 
-Prints milliseconds of the slowest of a few runs for each shape of bomb, and whether it was read or
-refused; then microseconds for usual requests, and the ratio to upb. All times are CPU times of
-this thread, so that other processes do not count. Needs the `test` dependency group, for protobuf.
+Prints the milliseconds of the slowest of several runs for each shape of bomb, and whether it was
+decoded or refused; then microseconds for typical requests, and the ratio to upb. All times are CPU
+times of this thread, so other processes do not count. Needs the `test` dependency group, for
+protobuf.
 """
 
 import argparse
@@ -29,7 +30,7 @@ TARGET_MS = 50
 
 
 def varint(value: int) -> bytes:
-    """Write a varint."""
+    """Encode a varint."""
     octets = bytearray()
     while value > 0x7F:
         octets.append(value & 0x7F | 0x80)
@@ -38,17 +39,17 @@ def varint(value: int) -> bytes:
 
 
 def sized(number: int, body: bytes) -> bytes:
-    """Write a length-delimited field."""
+    """Encode a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(body)) + body
 
 
 def contents(body: bytes) -> bytes:
-    """Put fields into the typed contents of the one input of a request."""
+    """Wrap fields in the typed contents of a request's only input."""
     return sized(5, sized(5, body))
 
 
 def fill(step: bytes) -> bytes:
-    """Repeat something up to a mebibyte."""
+    """Repeat bytes up to a mebibyte."""
     return step * (ONE_MIB // len(step))
 
 
@@ -95,10 +96,10 @@ BOMBS = {
     "single varints of 10 bytes": contents(fill(b"\x18" + LONG)),
     "single floats": contents(fill(b"\x35\0\0\xc0\x3f")),
 }
-"""Shapes of ModelInferRequest."""
+"""Shapes of ModelInferRequest that are expensive to decode."""
 
 STRINGS = {"strings of 8 bytes": fill(sized(3, "é".encode() * 4))}
-"""Shapes of ServerMetadataResponse, which has a list of strings; no request has one."""
+"""Shapes of ServerMetadataResponse: it has a list of strings, which no request has."""
 
 SHAPES: dict[type[betterproto.Message], dict[str, bytes]] = {
     pb.ModelInferRequest: BOMBS,
@@ -107,7 +108,7 @@ SHAPES: dict[type[betterproto.Message], dict[str, bytes]] = {
 
 
 def tensors(count: int, elements: int, *, raw: bool) -> pb.ModelInferRequest:
-    """Make a request as clients do."""
+    """Make a typical request."""
     values = np.arange(elements, dtype=np.float32)
     request = pb.ModelInferRequest(model_name="model")
     for index in range(count):
@@ -135,13 +136,13 @@ USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The codec that is measured, and how often."""
+    """The codec under test, and the number of runs."""
 
     codec: WireCodec
     runs: int
 
     def worst_ms(self, message_type: type[betterproto.Message], data: bytes) -> tuple[str, float]:
-        """Return how a message ended, and the time of its slowest run."""
+        """Return the outcome of decoding a message, and the time of its slowest run."""
         took = []
         outcome = "read"
         for _ in range(self.runs):
@@ -191,7 +192,7 @@ def print_bombs(bench: Bench) -> float:
 
 
 def print_usual(bench: Bench) -> None:
-    """Print a line for each usual request."""
+    """Print a line for each typical request."""
     google = google_class("inference.ModelInferRequest")
     print(f"\n{'request, us':36} {'decode':>9} {'upb':>8} {'ratio':>6} {'encode':>9} {'upb':>8}")
     for name, request in USUAL.items():
@@ -208,7 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each measurement (default 5)")
     bench = Bench(WireCodec(), parser.parse_args().runs)
-    # As a server does once it has started: what lives for good is not searched for garbage.
+    # As a started server does: exclude long-lived objects from garbage collection.
     gc.collect()
     gc.freeze()
     worst = print_bombs(bench)

@@ -2,7 +2,7 @@
 
     python tools/bench_engine.py [NAME ...]
 
-Machines are shared and noisy: every number is the best of several repetitions.
+Machines are shared and noisy, so every number is the best of several repetitions.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from xlaserve.tensors import DATATYPES, Tensor, from_bytes, to_bytes
 REPETITIONS = 7
 ROWS = 64
 LARGE_WIDTH = 64_000
-"""Makes a model of 200 MB."""
+"""Width of a model of 200 MB."""
 CYCLES = 20
 MANY = 500
 MEGABYTE = 1 << 20
@@ -45,12 +45,12 @@ FP32 = DATATYPES["FP32"]
 
 
 def tiny(params: Any, inputs: Any) -> Any:
-    """Return four sums."""
+    """Compute four sums."""
     return {"y": inputs["x"] + params["b"]}
 
 
 def mlp(params: Any, inputs: Any) -> Any:
-    """Return ten scores of 784 pixels."""
+    """Compute ten scores from 784 pixels."""
     hidden = jnp.maximum(inputs["x"] @ params["w1"] + params["b1"][None], 0)
     return {"y": hidden @ params["w2"] + params["b2"][None]}
 
@@ -83,7 +83,7 @@ def write_models(root: Path) -> None:
 
 @asynccontextmanager
 async def running(root: Path, *models: str, **settings: Any) -> AsyncIterator[Application]:
-    """Run a server without clients, with some models loaded."""
+    """Run a server without clients, with the given models loaded."""
     defaults: dict[str, Any] = {
         "repository": root,
         "grpc_endpoint": "port:0",
@@ -99,34 +99,34 @@ async def running(root: Path, *models: str, **settings: Any) -> AsyncIterator[Ap
 
 
 class Written(InferCall):
-    """An inference whose answer is written as bytes."""
+    """An inference whose answer is encoded to bytes."""
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Write the first output."""
+        """Encode the first output."""
         to_bytes(FP32, response.outputs[0].data)
 
 
 def request(model: str, data: Tensor) -> InferRequest:
-    """Ask a model of one input."""
+    """Return a request for a model with one input."""
     return InferRequest(model, inputs=(InferInput("x", FP32, data),))
 
 
 def best(seconds: list[float]) -> float:
-    """Return the time that noise disturbed least."""
+    """Return the smallest time, which was disturbed least."""
     return min(seconds)
 
 
 def by_hand(application: Application, model: str) -> Callable[..., Mapping[str, Any]]:
-    """Return what executes a model with nothing around it."""
+    """Return a function that executes a model directly, without the engine."""
     _, instance = application.registry.resolve(model)
     execute: Callable[..., Mapping[str, Any]] = instance.runner.execute  # type: ignore[attr-defined]
     return execute
 
 
 async def measure_overhead(root: Path) -> None:
-    """Bytes to bytes of a tiny model: through the engine, and by calling the executable."""
+    """Measure a tiny model through the engine, and by calling its executable."""
     count = 50
-    # However disturbed its warm-up was: what is measured is the way on the event loop.
+    # Execute on the event loop, which is the path to measure, even if the warm-up was disturbed.
     async with running(root, "tiny", inline_execution_seconds=0.1) as application:
         engine, wire = application.engine, np.ones((1, 4), np.float32).tobytes()
         _, instance = application.registry.resolve("tiny")
@@ -147,7 +147,7 @@ async def measure_overhead(root: Path) -> None:
                 assert call.has_ended
 
         hand, engined = [], []
-        # Short ones, so that some of them are not disturbed.
+        # Many short repetitions, so that some are undisturbed.
         for _ in range(REPETITIONS * 200):
             hand.append(_timed(directly))
             engined.append(await _awaited(through_engine))
@@ -159,7 +159,7 @@ async def measure_overhead(root: Path) -> None:
 
 
 async def measure_batching(root: Path) -> None:
-    """64 one-row requests at once: against one batch by hand, and with batching off."""
+    """Measure 64 one-row requests at once: against one batch by hand, and without batching."""
     rates: dict[str, float] = {}
     rows = np.random.default_rng(0).random((ROWS, 784), np.float32)
     for batching in (True, False):
@@ -185,7 +185,7 @@ async def measure_batching(root: Path) -> None:
 
 
 async def measure_unloads(root: Path) -> None:
-    """Load and unload a 200 MB model, while another one answers."""
+    """Load and unload a 200 MB model while another one answers requests."""
     async with running(root, "mlp") as application:
         arrays = _live_arrays()
         resident: list[int] = []
@@ -212,10 +212,10 @@ async def measure_unloads(root: Path) -> None:
 
 
 async def measure_books(root: Path) -> None:
-    """The reservation of a 200 MB model, and the growth of the process."""
+    """Compare the reservation of a 200 MB model with the growth of the process."""
     async with running(root, "mlp") as application:
         row = np.zeros((1, 784), np.float32)
-        # The first load of a process makes what later ones share.
+        # The first load of a process also allocates what later ones share.
         await application.control.load("large")
         await application.control.unload("large")
         before, booked = _resident_bytes(), application.capacity.used_bytes
@@ -228,7 +228,7 @@ async def measure_books(root: Path) -> None:
 
 
 async def measure_loading(root: Path) -> None:
-    """How long requests of one model take while another one loads and compiles."""
+    """Measure the latency of one model while another one loads and compiles."""
     async with running(root, "mlp") as application:
         quiet: list[float] = []
         busy: list[float] = []
@@ -255,7 +255,7 @@ async def _ask_until(engine: Engine, done: "asyncio.Future[None]") -> list[float
 
 
 async def measure_many(root: Path) -> None:
-    """500 small models in one process."""
+    """Measure 500 small models in one process."""
     repository = root / "many"
     for number in range(MANY):
         shutil.copytree(root / "tiny/1", repository / f"m{number}/1", dirs_exist_ok=True)
@@ -319,7 +319,7 @@ MEASUREMENTS: Mapping[str, Callable[[Path], Awaitable[None]]] = MappingProxyType
 
 
 def main() -> None:
-    """Run the measurements that the command line names, or all of them."""
+    """Run the measurements named on the command line, or all of them."""
     names = sys.argv[1:] or list(MEASUREMENTS)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -1,10 +1,10 @@
-"""Measures what the host adds to each step of a generator, with a model of next to no arithmetic.
+"""Measures the host overhead per step of a generator, with a model that computes next to nothing.
 
     python tools/bench_generation.py [SLOTS ...]
 
-Requests go through the engine, without sockets. `host` is the time of the generator's thread
-between its programs; `turn` is all of it, with the calls of the programs and their fetches. The
-best of several rounds: machines are shared and noisy.
+Requests go through the engine, without sockets. `host` is the time that the generator's thread
+spends between its programs; `turn` is the whole step, including program calls and fetches. Each
+figure is the best of several rounds, because machines are shared and noisy.
 """
 
 import asyncio
@@ -26,29 +26,29 @@ from xlaserve.tensors import DATATYPES
 
 VOCAB, TOKENS, ROUNDS = 64, 400, 7
 PROMISED_US = 200
-"""Time of the host in a step, at most."""
+"""Maximum host time per step, in microseconds."""
 
 
 def init_cache(params: Any, slots: int, length: int) -> Any:
-    """Return a cache of one number for each position."""
+    """Return a cache with one number per position."""
     return jnp.zeros((slots, length), jnp.int32)
 
 
 def decode(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> Any:
-    """Return logits that follow from the token alone."""
+    """Return logits that depend on the token alone."""
     rows = jnp.arange(tokens.shape[0])
     return params["table"][tokens], cache.at[rows, positions].set(tokens, mode="drop")
 
 
 def chunk(params: Any, cache: Any, window: Any, tokens: Any, *numbers: Any) -> Any:
-    """Store the tokens."""
+    """Write the tokens to the cache; return the logits after the last one."""
     slot, start, n = numbers
     positions = start + jnp.arange(tokens.shape[0])
     return params["table"][tokens[n - 1]], cache.at[slot, positions].set(tokens, mode="drop")
 
 
 class Noted(InferCall):
-    """A request whose tokens are counted."""
+    """A request with a future for its end."""
 
     takes_many = True
 
@@ -56,17 +56,17 @@ class Noted(InferCall):
         self.ended = asyncio.get_running_loop().create_future()
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Note the last answer."""
+        """Resolve the future on the last answer."""
         if last:
             self.ended.set_result(None)
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error where the answers are awaited."""
+        """Pass the error to the awaiting caller."""
         self.ended.set_exception(error)
 
 
 def write_model(root: Path, slots: int) -> None:
-    """Export the model, with a configuration for so many slots."""
+    """Export the model, configured with the given number of slots."""
     table = np.random.default_rng(0).standard_normal((VOCAB, VOCAB)).astype(np.float32)
     xlaserve.export_generator(
         *(decode, chunk, init_cache, {"table": table}, root / "bare" / "1"),
@@ -83,7 +83,7 @@ def write_model(root: Path, slots: int) -> None:
 
 
 async def measure(root: Path, slots: int) -> float:
-    """Print the times of a step with all slots in use, and return that of the host in us."""
+    """Print the times of a step with all slots in use; return the host's share in microseconds."""
     prompt = np.arange(16, dtype=np.int32)
     inputs = (InferInput("tokens", DATATYPES["INT32"], prompt),)
     request = InferRequest("bare", inputs=inputs, parameters={"max_tokens": TOKENS})
@@ -106,7 +106,7 @@ async def measure(root: Path, slots: int) -> float:
 
 
 def main() -> int:
-    """Measure each number of slots; 1 where the host takes longer than is promised."""
+    """Measure each number of slots; return 1 if the host exceeds its limit."""
     found = []
     for slots in [int(text) for text in sys.argv[1:]] or [1, 8, 32]:
         with tempfile.TemporaryDirectory() as directory:

@@ -1,13 +1,12 @@
-"""Time the codec of inference over HTTP: microseconds of a small request, megabytes of tensor a
-second of large ones.
+"""Time the codec of inference over HTTP: microseconds for a small request, MB/s for large tensors.
 
-Prints, for JSON (flat and nested) and binary, the median of a few runs of reading a request and of
-writing its tensor as a response. Megabytes are those of the tensor, not of the text. All times are
-CPU times of this thread, so that other processes do not count.
+Prints, for JSON (flat and nested) and binary, the median of several runs of reading a request and
+of writing its tensor as a response. Megabytes are those of the tensor, not of the text. All times
+are CPU times of this thread, so other processes do not count.
 
-`--gzip` measures instead how long a client of a server waits for an answer that may be compressed,
-`Accept-Encoding: gzip`, beside the same one that may not, by turns: random floats in octets, which
-gzip makes hardly smaller, at most 1.1x; numbers as JSON and texts, which it does.
+`--gzip` instead compares, alternately, how long a client waits for an answer with and without
+`Accept-Encoding: gzip`: for random floats in binary, which gzip hardly compresses, at most 1.1
+times as long; and for numbers as JSON and for texts, which it does.
 """
 
 import argparse
@@ -42,7 +41,7 @@ INFO = ModelInfo("bench", (TensorSpec("x", FP32, (-1, 16)),), (TensorSpec("y", F
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One form of a request, and the data of its answer."""
+    """One encoding of a request, and the data of its answer."""
 
     name: str
     body: bytes
@@ -55,13 +54,13 @@ class Case:
         return read_infer_request(INFO, "bench", "", body, self.header_length, max_depth=100)
 
     def write(self, request: InferRequest) -> None:
-        """Write the answer in the form that the request asks for."""
+        """Write the answer in the encoding that the request asks for."""
         output = InferOutput("y", FP32, self.array)
         write_infer_response(request, InferResponse("bench", "1", "", (output,)))
 
 
 def cases(array: Tensor) -> Iterator[Case]:
-    """Write one tensor in each form."""
+    """Encode one tensor in each form."""
     described = {"name": "x", "shape": array.shape, "datatype": "FP32"}
     forms = {"JSON, flat": array.ravel().tolist(), "JSON, nested": array.tolist()}
     for name, data in forms.items():
@@ -73,7 +72,7 @@ def cases(array: Tensor) -> Iterator[Case]:
 
 
 def seconds_of(call: Callable[[], object], runs: int, calls: int) -> float:
-    """Return the median of a few runs of so many calls, as seconds of one call."""
+    """Return the median over several runs, as seconds per call."""
     taken = []
     for _ in range(runs):
         start = time.thread_time()
@@ -83,13 +82,11 @@ def seconds_of(call: Callable[[], object], runs: int, calls: int) -> float:
     return median(taken)
 
 
-# --- what a client waits for gzip --------------------------------------------------------------
+# --- Cost of gzip to a client ------------------------------------------------------------------
 
 _WAITED_BYTES = 8_000_000
 MOST_TIMES = 1.1
-"""Time limit for a client that accepts gzip, relative to others, with data that gzip hardly
-compresses.
-"""
+"""Latency limit with gzip, relative to without, for hardly compressible data."""
 
 
 def _octets() -> tuple[bytes, int]:
@@ -119,11 +116,11 @@ WAITED: Mapping[str, tuple[str, Callable[[], tuple[bytes, int]]]] = MappingProxy
         "texts as JSON": ("STRING", _texts),
     }
 )
-"""Name -> the datatype of the model, and what makes the body, with the length of its JSON."""
+"""Name -> datatype of the model, and a function that makes the body and its JSON length."""
 
 
 def wait(name: str, port: int, rounds: int, found: "multiprocessing.Queue[object]") -> None:
-    """Ask by turns with gzip and without; put the medians of the seconds and of the sizes."""
+    """Request alternately with and without gzip; put median seconds and sizes into `found`."""
     datatype, make = WAITED[name]
     body, length = make()
     headers = {"Content-Type": "application/json"}
@@ -132,7 +129,7 @@ def wait(name: str, port: int, rounds: int, found: "multiprocessing.Queue[object
     client = http.client.HTTPConnection("127.0.0.1", port)
     seconds: dict[str, list[float]] = {"identity": [], "gzip": []}
     sizes = {}
-    # The first round is for what both ends make once.
+    # Discard the first round, in which client and server still initialise.
     for number in range(rounds + 1):
         for coding, taken in seconds.items():
             start = time.perf_counter()
@@ -148,7 +145,7 @@ def wait(name: str, port: int, rounds: int, found: "multiprocessing.Queue[object
 
 
 async def waits(rounds: int) -> bool:
-    """Print a line for each body; tell whether octets came as soon as they were wanted."""
+    """Print a line for each body; tell whether binary answers met MOST_TIMES."""
     fine = True
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "models")
@@ -191,7 +188,7 @@ def _write_models(root: Path) -> None:
 
 
 def main() -> int:
-    """Print one line for each size and form."""
+    """Print one line for each size and encoding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--gzip", action="store_true", help="measure what clients wait for gzip")

@@ -2,10 +2,10 @@
 
     python tools/compare.py [--rows identity,image] [--peers floor,triton] [--resume] [--write]
 
-Needs the bench kit with its peers set up, h2load, curl, and two cores on which nothing else runs:
-the servers share one, the client has the other. All servers of a row are measured by turns, at
-least three times each, and repetitions during which somebody else computed are repeated. Each row
-is kept when it is done: --resume goes on where a run was stopped, --report measures nothing.
+Needs the bench kit with its peers set up, h2load, curl, and two cores that are otherwise idle: one
+for the servers, one for the client. All servers of a row are measured alternately, at least three
+times each, and repetitions disturbed by other processes are repeated. Each row is saved when it is
+done: --resume continues an interrupted run, --report measures nothing.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ROW_NAMES = tuple(row.name for row in ROWS)
 
 
 class Comparison:
-    """One run: contenders, the kit that measures them, and the file that keeps the results."""
+    """One run: the contenders, the kit that measures them, and the results file."""
 
     def __init__(self, arguments: argparse.Namespace, kit: Kit, contenders: Contenders) -> None:
         self._seconds: float = arguments.seconds
@@ -70,7 +70,7 @@ class Comparison:
     def measure(
         self, row: Row, variants: list[Variant], peers: tuple[str, ...]
     ) -> dict[str, Numbers]:
-        """Return the numbers of all contenders of a row."""
+        """Measure a row; return each contender's numbers."""
         over_http2 = row.protocol == "grpc"
         ours = [one.name for one in variants if over_http2 or one.name == OURS]
         names = ours + [peer for peer in row.peers if peer in peers]
@@ -105,7 +105,7 @@ class Comparison:
 
     def _paced(self, row: Row, pace: Paced, names: list[str]) -> dict[str, Numbers]:
         def measure(contender: Contender) -> Repetition:
-            self._contenders.running([contender.name])  # it may have crashed meanwhile
+            self._contenders.running([contender.name])  # restart it if it has crashed
             return beside.measure(self._kit, contender, row.load, pace, 2 * self._seconds)
 
         names = [name for name in names if name in (OURS, *row.peers)]
@@ -114,7 +114,7 @@ class Comparison:
         return interleave(measures, self._rounds, self._show)
 
     def _repetition(self, row: Row, load: str, contender: Contender) -> Repetition:
-        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        self._contenders.running([contender.name])  # restart it if it has crashed
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,
             contender.pid,
@@ -174,14 +174,14 @@ class Comparison:
         return interleave(measures, self._rounds, self._show)
 
     def _analyze(self, row: Row, asked: Asked, contender: Contender) -> Repetition:
-        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        self._contenders.running([contender.name])  # restart it if it has crashed
         server = Server(contender.grpc_port, contender.http_port, contender.pid)
         return Analyzer(self._kit).measure(
             server, asked, row.protocol, row.in_flight, self._seconds
         )
 
     def _drive(self, server: str, load: Load) -> Repetition:
-        (running,) = self._contenders.running([server])  # it may have crashed meanwhile
+        (running,) = self._contenders.running([server])  # restart it if it has crashed
         return drive(load, running.pid, self._seconds)
 
     def _show(self, name: str, repetition: Repetition) -> None:
@@ -193,7 +193,7 @@ class Comparison:
 def main() -> None:
     """Read the arguments, measure what is missing, and report."""
     arguments = _arguments()
-    # Who ends this ends the servers that it started.
+    # Exit normally on SIGTERM, so that the started servers are stopped as well.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
     results_file: Path = arguments.work / "results.json"
     if arguments.report or arguments.resume:

@@ -1,14 +1,15 @@
-"""Compares tokens per second of a generator with transformers and llama.cpp on the same cores.
+"""Compares a generator's tokens per second with transformers and llama.cpp on the same cores.
 
     python tools/compare_generation.py [--peer PYTHON] [--rounds 5] [--size 125m]
 
-A Llama of random weights is imported and served. Contenders take turns within each round, so that
-all of them have the same neighbours on the machine; the table has medians of rounds, and ratios.
-`--peer` is a Python with torch, transformers, xllamacpp (llama.cpp in a wheel), gguf and
-safetensors; without it the server is measured alone. transformers has static batches, llama.cpp
-continuous ones. All have the same FP32 weights: their greedy tokens are compared first. `burst` has
-requests begin together; `open` has them arrive at random, whoever is done. The last part has
-prompts of 1,000 tokens come beside running requests: from one token of theirs to the next.
+A Llama with random weights is imported and served. Contenders take turns within each round, so that
+other load on the machine affects all of them; the table has medians of rounds, and ratios. `--peer`
+is a Python with torch, transformers, xllamacpp (llama.cpp in a wheel), gguf and safetensors;
+without it only the server is measured. transformers uses static batches, llama.cpp continuous ones.
+All have the same FP32 weights; their greedy tokens are compared first. In `burst` all requests
+start together; in `open` they arrive at random, whether or not earlier ones have finished. The last
+part sends prompts of 1,000 tokens while other requests run, and measures the time between those
+requests' tokens.
 """
 
 import argparse
@@ -41,20 +42,20 @@ from generation_contenders import (
 BURSTS = (1, 4, 8, 16)
 PROMPT, OPEN_REQUESTS = 64, 16
 SPREAD = 5
-"""The longest answer of a round has so many times the tokens of the shortest: people's differ."""
+"""Ratio of the longest answer of a round to the shortest; real answers vary in length, too."""
 LONG_PROMPT, RUNNING = 1000, 4
 MOST_GAP = 4.0
-"""The p99 of the time between tokens beside long prompts, over its p50, at most."""
+"""Limit on p99 over p50 of the time between tokens while long prompts arrive."""
 LEAST_GAIN, SIDE_BY_SIDE = 3.0, 8
 """Minimum ratio of the rate with this many concurrent requests to that of one."""
 AGREED, LEAST_AGREED = 32, 8
-"""Greedy tokens that are compared, and how many are to agree: behind a near tie they may not."""
+"""Greedy tokens to compare, and how many must agree: after a near tie they may diverge."""
 
 
 def requests_of(
     random_: random.Random, count: int, rate: float | None, longest: int
 ) -> list[Request]:
-    """Return requests that come together, or at random, so many in a second."""
+    """Return requests that start together, or arrive at random at a given rate."""
     due, found = 0.0, []
     for _ in range(count):
         due += 0.0 if rate is None else random_.expovariate(rate)
@@ -64,12 +65,12 @@ def requests_of(
 
 
 def prompt_of(random_: random.Random, length: int) -> list[int]:
-    """Return a prompt of random tokens, none of them special."""
+    """Return a prompt of random, non-special tokens."""
     return [random_.randrange(3, VOCAB) for _ in range(length)]
 
 
 async def agree(contenders: Sequence[Contender]) -> None:
-    """Print how many greedy tokens are alike; raise SystemExit for another model."""
+    """Print how many greedy tokens agree; raises SystemExit if the models differ."""
     prompt = prompt_of(random.Random(0), PROMPT)
     first, *others = [await one.tokens(prompt, AGREED) for one in contenders]
     for contender, tokens in zip(contenders[1:], others, strict=True):
@@ -83,7 +84,7 @@ async def agree(contenders: Sequence[Contender]) -> None:
 async def compare(
     contenders: Sequence[Contender], rounds: int, rate: float, longest: int
 ) -> dict[str, float]:
-    """Print medians of tokens per second, and of waits; return our rates by case."""
+    """Print medians of tokens per second and of latencies; return our rates by case."""
     cases = [(f"burst of {count}", count, None) for count in BURSTS]
     plans: list[tuple[str, int, float | None]] = [
         *cases,
@@ -91,11 +92,11 @@ async def compare(
     ]
     rates: dict[tuple[str, str], list[float]] = {}
     waits: dict[tuple[str, str], list[float]] = {}
-    for contender in contenders:  # to warm up, for nothing
+    for contender in contenders:  # warm up; the result is discarded
         await contender.run(requests_of(random.Random("warm-up"), SIDE_BY_SIDE, None, SPREAD))
     for number in range(rounds):
         for case, count, arrivals in plans:
-            # No prompt comes twice: rows that are kept of one would spare the server the other.
+            # A new prompt each time: otherwise the server could reuse cached rows.
             requests = requests_of(random.Random(f"{case} {number}"), count, arrivals, longest)
             for contender in contenders:
                 found = await contender.run(requests)
@@ -116,14 +117,14 @@ async def compare(
 
 
 async def beside_long_prompts(contender: Streaming, long_ones: int) -> float:
-    """Print the time between tokens beside long prompts; return its p99 over its p50."""
+    """Print the time between tokens while long prompts arrive; return its p99 over its p50."""
     random_ = random.Random(1)
     answers = list[list[float]]()
-    """When each token came, for each answer."""
+    """Arrival times of the tokens of each answer."""
     started = asyncio.Semaphore(0)
 
     async def run() -> None:
-        while True:  # an answer that ends before the long prompts do has another one behind it
+        while True:  # start another answer if one ends before the long prompts do
             answers.append(times := [])
             prompt = prompt_of(random_, PROMPT)
             async for at, _ in contender.events(prompt, LENGTH - PROMPT - 1):
@@ -131,7 +132,7 @@ async def beside_long_prompts(contender: Streaming, long_ones: int) -> float:
                 started.release()
 
     running = [asyncio.ensure_future(run()) for _ in range(RUNNING)]
-    for _ in range(8 * RUNNING):  # all of them are past their prompts
+    for _ in range(8 * RUNNING):  # until all of them are past their prompts
         await started.acquire()
     began = time.perf_counter()
     for _ in range(long_ones):
@@ -156,7 +157,7 @@ async def beside_long_prompts(contender: Streaming, long_ones: int) -> float:
 
 
 async def main() -> int:
-    """Compare; 1 where the server does not reach what is wanted."""
+    """Compare; return 1 if the server misses a target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", type=Path, help="a Python with the packages of the peers")
     parser.add_argument("--rounds", type=int, default=5)
@@ -171,8 +172,8 @@ async def main() -> int:
         await import_model(folder)
         async with AsyncExitStack() as stack:
             timeout = aiohttp.ClientTimeout(None)
-            # llama.cpp closes each connection right behind the end of a stream and does not say so:
-            # the next request on one that is kept would be lost.
+            # llama.cpp closes each connection right after a stream without announcing it: the next
+            # request on a kept-alive connection would be lost.
             connector = aiohttp.TCPConnector(force_close=True)
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=connector, timeout=timeout)

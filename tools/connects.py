@@ -1,11 +1,12 @@
-"""Measure many clients that connect at once, each with a request of 10 KB.
+"""Measure many clients that connect at the same time, each with a request of 10 KB.
 
     python tools/connects.py [--connections 10000] [--seconds 5] [--processes 1,2]
 
-Connections are opened at a rate, from several addresses of the loopback; each sends a ModelInfer of
-10 KB over gRPC when it is there, and stays open until the last was answered. A latency begins when
-the connection was due. Beside them a client with an open connection asks 100 times a second. Two
-processes are the clients. Exits with 1 where a connection was refused, broke or was not answered.
+Connections are opened at a fixed rate, from several loopback addresses; each sends a ModelInfer of
+10 KB over gRPC once connected, and stays open until the last one is answered. Latency is measured
+from the time a connection was due. Meanwhile a client with an open connection sends 100 requests
+per second. The clients run in two processes. Exits with 1 if a connection was refused, broke or got
+no answer.
 """
 
 import argparse
@@ -37,18 +38,18 @@ from comparison.varying import FORMS, GREETING, Http2Speaker, Load, grpc_request
 
 _CLIENTS = 2
 _ADDRESSES = 16
-"""Addresses that clients connect from: one has some 28,000 ports."""
+"""Addresses that clients connect from: each offers about 28,000 ports."""
 _BYSTANDER_RATE = 100
 _START_SECONDS = 300.0
 _ANSWER_SECONDS = 30.0
 """Timeout for the last answers."""
 _FILES = 1024
 _READY = {1: "started"}
-"""Event of the log by the number of processes; of several it is another."""
+"""Log event of readiness by number of processes; with several it is another one."""
 
 
 def message(size: int) -> bytes:
-    """Return a ModelInfer of FP32[1, size / 4] behind the prefix of gRPC."""
+    """Return a ModelInfer of FP32[1, size / 4] with the gRPC prefix."""
     shape = _varint(1) + _varint(size // 4)
     tensor = b"".join((_of(1, b"x"), _of(2, b"FP32"), _of(3, shape)))
     whole = _of(1, b"m") + _of(5, tensor) + _of(7, bytes(size))
@@ -69,23 +70,23 @@ def _of(number: int, octets: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Seen:
-    """The result of one process of clients."""
+    """The result of one client process."""
 
     connected: list[float] = field(default_factory=list)
-    """Seconds until each connection was there."""
+    """Seconds until each connection was established."""
     answered: list[float] = field(default_factory=list)
-    """Seconds until each had its answer."""
+    """Seconds until each connection had its answer."""
     failed: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The connections of one process of clients."""
+    """The connections of one client process."""
 
     port: int
     octets: bytes
     due: Sequence[float]
-    """When each is due, in seconds from the start."""
+    """Due time of each connection, in seconds from the start."""
 
 
 class _Client(asyncio.Protocol):
@@ -119,12 +120,12 @@ class _Client(asyncio.Protocol):
                 self.answered.set_result(None)
             else:
                 self.answered.set_exception(error)
-                # Nobody may wait for it any more.
+                # Mark the exception as retrieved, in case nobody awaits the future.
                 self.answered.exception()
 
 
 def connect(share: Share, begun: Barrier) -> Seen:
-    """Open the connections of one process, and return what became of them."""
+    """Open the connections of one process, and return their results."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, len(share.due) + _FILES), hard))
     begun.wait()
@@ -178,7 +179,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, count: int, flags: Sequence[str]) -> Iterator[Server]:
-    """Serve an identity with so many processes for the length of a block."""
+    """Serve an identity model with `count` processes for the duration of a block."""
     _write_model(folder / "models")
     log = folder / "log"
     several = () if count == 1 else ("--processes", str(count))
@@ -232,7 +233,7 @@ def _line(name: str, seconds: Sequence[float]) -> str:
 
 
 def measure(server: Server, count: int, seconds: float, size: int) -> bool:
-    """Print what became of the connections; tell whether all of them were answered."""
+    """Print the results of all connections; tell whether all were answered."""
     few = [[("x-request-id", str(number))] for number in range(int(2 * seconds * _BYSTANDER_RATE))]
     requests = grpc_requests(few, FORMS["literal"], message(64), server.port)
     load = Load(server.port, requests, Http2Speaker, GREETING, 1, 1)
@@ -271,7 +272,7 @@ def _cpu(pid: int) -> float:
 
 
 def main() -> int:
-    """Read the arguments, and measure."""
+    """Parse the arguments, and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=5.0)

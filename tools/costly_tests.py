@@ -3,9 +3,9 @@
     pytest -m "not large and not slow" -n 2 --costs costs.jsonl
     python tools/costly_tests.py costs.jsonl --rest 330
 
-What is left takes at most so many seconds of the processor: the functions whose tests cost the
-most, each, are named until it does. The processor time of a busy machine is up to twice that of a
-quiet one, and the first test of a process pays for what the next ones find.
+The remaining tests take at most the given number of CPU seconds: the functions with the most
+expensive tests are listed until that is true. CPU time on a busy machine is up to twice that on a
+quiet one, and the first test of a process pays for caches that later ones use.
 """
 
 import argparse
@@ -20,18 +20,18 @@ HEADING = "test\tseconds of the processor\ttests"
 
 
 def function_of(test: str) -> str:
-    """Return the name of a test without its parameters, as the table has it."""
+    """Return the name of a test without its parameters, as listed in the table."""
     return test.partition("[")[0]
 
 
 def named() -> frozenset[str]:
-    """Return the functions that the table names."""
+    """Return the functions listed in the table."""
     rows = TABLE.read_text().splitlines()[1:]
     return frozenset(row.partition("\t")[0] for row in rows)
 
 
 def costs(lines: Iterable[str]) -> Mapping[str, list[float]]:
-    """Return the cost of each function's tests; a test's last run counts."""
+    """Return the cost of each function's tests; only the last run of a test counts."""
     tests = dict(json.loads(line) for line in lines)
     functions = defaultdict(list)
     for test, seconds in tests.items():
@@ -40,7 +40,7 @@ def costs(lines: Iterable[str]) -> Mapping[str, list[float]]:
 
 
 def costliest(functions: Mapping[str, Sequence[float]], rest: float) -> list[str]:
-    """Return the functions without which the others take `rest` seconds or less."""
+    """Return the functions to leave out so that the others take at most `rest` seconds."""
     left = sum(map(sum, functions.values()))
     chosen = []
     for name in sorted(functions, key=lambda name: -_mean(functions[name])):

@@ -2,7 +2,7 @@
 
     python tools/dashboards.py [--check]
 
-Every metric that an expression names must be one that the server has: `problems` says which is not.
+Every metric in an expression must exist in the server; `problems` lists those that do not.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _WIDTH, _HEIGHT, _PER_ROW = 8, 8, 3
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A graph: what it shows, in which unit of Grafana, and a line for each expression."""
+    """A graph: title, Grafana unit, and one line per expression."""
 
     title: str
     unit: str
@@ -39,7 +39,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule: when somebody has to look."""
+    """A rule: when an operator has to look."""
 
     name: str
     expression: str
@@ -287,7 +287,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "XlaserveLoadsFail",
         "sum by (model) (increase(xlaserve_model_load_failures_total[15m]) > 0 or "
-        # A model has no row before its first load.
+        # A model has no series before its first load.
         "(xlaserve_model_load_failures_total unless xlaserve_model_load_failures_total offset 15m)"
         ") > 0",
         0,
@@ -349,7 +349,7 @@ ALERTS: tuple[Alert, ...] = (
 
 
 def dashboard() -> str:
-    """Return the dashboard, which Grafana imports."""
+    """Return the dashboard for import into Grafana."""
     panels = [_panel(number, panel) for number, panel in enumerate(PANELS)]
     shown = {
         "title": "xlaserve",
@@ -411,7 +411,7 @@ def _variables() -> Iterable[dict[str, Any]]:
 
 
 def rules() -> str:
-    """Return the alert rules, in Prometheus' form."""
+    """Return the alert rules in Prometheus' format."""
     lines = [
         "# Made by tools/dashboards.py.",
         "groups:",
@@ -432,7 +432,7 @@ def rules() -> str:
 
 
 def problems() -> list[str]:
-    """Return the metrics of expressions that the server does not have."""
+    """Return the metrics in expressions that the server does not have."""
     known = metrics_page.names()
     expressions = [expression for panel in PANELS for _, expression in panel.lines]
     expressions += [alert.expression for alert in ALERTS]

@@ -1,4 +1,4 @@
-"""Draw docs/architecture.md from the code (or `--check` that it is fresh)."""
+"""Draw docs/architecture.md from the code (or `--check` that it is up to date)."""
 
 import argparse
 import ast
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVER = ROOT / "server"
 PAGE = ROOT / "docs" / "architecture.md"
 _LINES = 500
-"""Lines are counted in so many: the page is not stale after each change."""
+"""Line counts are rounded up to multiples of this, so that the page rarely becomes stale."""
 _GIVERS = ("xlaserve.app.server", "xlaserve.app.grpc", "xlaserve.app.http")
 """Modules whose calls pass settings to the code that enforces them."""
 
@@ -86,7 +86,7 @@ def _users() -> Iterable[tuple[str, set[str]]]:
 
 
 def _readers() -> dict[str, set[str]]:
-    """Return which modules read a setting from `Settings` themselves."""
+    """Return the modules that read each setting directly from `Settings`."""
     found: dict[str, set[str]] = {}
     for file in sorted((SERVER / "xlaserve").rglob("*.py")):
         name = rooms.module_name(file, SERVER).removeprefix("xlaserve.")

@@ -1,9 +1,10 @@
-"""Write small encoders as sentence-transformers saves them, with embeddings that it computes.
+"""Write small encoders as sentence-transformers saves them, with the embeddings it computes.
 
-Needs it, transformers and torch: python tools/encoder_references.py tests/data/encoders [NAME ...]
+Needs sentence-transformers, transformers and torch: python tools/encoder_references.py
+tests/data/encoders [NAME ...]
 
-Tensors have the names and shapes that are saved; their numbers follow from their names, so that
-only the rest is stored.
+Tensors have the names and shapes of a saved checkpoint; their values are derived from their names,
+so that they need not be stored.
 """
 
 import importlib
@@ -47,18 +48,18 @@ CASES: Mapping[str, tuple[str, str, Mapping[str, Any], str, bool]] = {
     "mpnet": ("MPNet", "Model", _SMALL, "mean", True),
     "distilbert": ("DistilBert", "Model", _DISTIL, "max", False),
 }
-"""Family, kind, what config.json says beside it, pooling, and whether it is normalised."""
+"""Family, kind, further fields of config.json, pooling, and whether embeddings are normalised."""
 _NORMS = ("LayerNorm.weight", "layer_norm.weight")
 
 
 def numbers_of(name: str, shape: tuple[int, ...]) -> Any:
-    """Return the numbers of a tensor: of norms around 1, of matrices large enough to matter."""
+    """Return a tensor's values: around 1 for norms, and large enough to matter for matrices."""
     found = seeded(name, shape)
     return found + 1 if name.endswith(_NORMS) else 3 * found
 
 
 def main(place: Path, names: Sequence[str]) -> None:
-    """Write a directory for each case, or for those that are named."""
+    """Write a directory for each case, or only for the named ones."""
     for name in names or CASES:
         _write(place / name, *CASES[name])
 
@@ -90,7 +91,8 @@ def _write(  # noqa: PLR0917, the columns of CASES
             shutil.rmtree(place)
         unstored = shutil.ignore_patterns("*.safetensors", "README.md")
         shutil.copytree(saved, place, ignore=unstored)
-        # With its head, and as transformers itself names its tensors.
+        # Keep the config.json that transformers wrote: its class has the head, and matches the
+        # tensor names.
         shutil.copyfile(made / "config.json", place / "config.json")
     (place / "shapes.json").write_text(json.dumps(shapes, indent=0) + "\n", encoding="utf-8")
     np.savez_compressed(place / "references.npz", embeddings=found)
@@ -116,7 +118,7 @@ def _tokenizer(transformers: Any) -> Any:
 
 
 def _fill(directory: Path) -> dict[str, list[int]]:
-    """Give the tensors of a checkpoint the numbers of their names; return the shapes by name."""
+    """Fill a checkpoint's tensors with values derived from their names; return the shapes."""
     safetensors = importlib.import_module("safetensors.numpy")
     file = directory / "model.safetensors"
     shapes = {name: list(array.shape) for name, array in safetensors.load_file(file).items()}

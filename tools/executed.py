@@ -1,8 +1,8 @@
-"""Plugin of pytest that writes which tests execute which lines of a package.
+"""Pytest plugin that records which tests execute which lines of a package.
 
     EXECUTED_BELOW=server/xlaserve/runtime EXECUTED_INTO=lines.json pytest -p executed
 
-What runs while fixtures are set up counts for every test of the file. Needs Python 3.12.
+Lines executed while fixtures are set up count for every test of the file. Needs Python 3.12.
 """
 
 import inspect
@@ -21,7 +21,7 @@ import pytest
 _monitoring: Any = getattr(sys, "monitoring", None)
 IS_POSSIBLE = _monitoring is not None
 _TOOL = 3
-"""One of the numbers that Python leaves to anybody."""
+"""An id that sys.monitoring leaves free for any tool."""
 
 
 class _Executed:
@@ -46,7 +46,8 @@ class _Executed:
         return _monitoring.DISABLE
 
     def _line(self, code: CodeType, line: int) -> object:
-        # What a module or a class executes once, in whichever test imports it, counts for all.
+        # Module and class bodies are executed once, by whichever test imports them first, so they
+        # count for all tests.
         is_once = not code.co_flags & inspect.CO_OPTIMIZED
         self._lines[code.co_filename][line].add("" if is_once else self._current)
         return _monitoring.DISABLE
@@ -94,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def stop(config: pytest.Config) -> None:
-    """Note nothing more, and write nothing."""
+    """Stop recording, and write nothing."""
     if isinstance(noting := config.pluginmanager.get_plugin("executed lines"), _Executed):
         noting.stop()
         config.pluginmanager.unregister(noting)

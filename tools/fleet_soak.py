@@ -1,11 +1,11 @@
-"""Soak two model runtimes with a thousand registered models, and print what the clients saw.
+"""Soak two model runtimes with a thousand registered models, and print what the clients observed.
 
-The models are of four computations, the runtimes have room for some 50 each, and requests choose
-models by Zipf's law. In turns a runtime is killed and started again, and the mesh forgets what it
-knows, as one that was restarted. The mesh is the fake of the tests, which does what the real one
-was seen to do. Exits with 1 if a request was answered wrongly or not at all, a load or an unload
-failed while its runtime lived, or one did not end cleanly. Of the slowest misses it prints what
-they waited for, and what the log of their runtime has of that time. Needs the `test` dependency
+The models share four computations, each runtime has memory for some 50 of them, and requests choose
+models by Zipf's law. Alternately, a runtime is killed and restarted, and the mesh loses its state,
+like one that was restarted. The mesh is the fake of the tests, which reproduces the observed
+behavior of the real one. Exits with 1 if a request got a wrong answer or none, a load or an unload
+failed while its runtime was alive, or a runtime did not exit cleanly. For the slowest misses it
+prints where the time went, and what the runtime logged meanwhile. Needs the `test` dependency
 group.
 """
 
@@ -58,30 +58,30 @@ _FAULTS = ("failed loads", "failed unloads", "wrong answers", "exits that were n
 
 @dataclass
 class Seen:
-    """The times and the counts that the clients saw."""
+    """Latencies and counts observed by the clients."""
 
     hits: list[float] = field(default_factory=list)
     misses: list[float] = field(default_factory=list)
-    """Seconds of requests whose model was loaded for them, while no part was away."""
+    """Seconds of requests that triggered a load while no component was down."""
     disturbed: list[float] = field(default_factory=list)
-    """Seconds of requests that began while a part was away, or went over to the other runtime."""
+    """Seconds of requests that met an outage, or moved to the other runtime."""
     slowest: list[tuple[float, str, Trace | None]] = field(default_factory=list)
-    """Seconds, runtime and trace of the slowest misses, the slowest first."""
+    """Seconds, runtime and trace of the slowest misses, slowest first."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    """When this tool's own loop was late, since the epoch, and by how many seconds."""
+    """Delays of this tool's own event loop: time since the epoch, and seconds."""
     counts: Counter[str] = field(default_factory=Counter)
     expected: dict[str, Tensor] = field(default_factory=dict)
-    """The right answer of each model."""
+    """The expected answer of each model."""
 
     def missed(self, seconds: float, runtime: str, trace: Trace | None) -> None:
-        """Keep the trace of a miss that is one of the slowest."""
+        """Keep the trace if this miss is among the slowest."""
         self.misses.append(seconds)
         self.slowest.append((seconds, runtime, trace))
         self.slowest.sort(key=lambda one: -one[0])
         del self.slowest[_SHOWN_MISSES:]
 
     async def watch_loop(self) -> None:
-        """Note when this process itself did not run, until cancelled."""
+        """Record delays of this process's event loop, until cancelled."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(_TICK_SECONDS)
@@ -90,13 +90,13 @@ class Seen:
                 self.stalls.append((time.time(), late))
 
     def check(self, model: str, answer: Any) -> None:
-        """Compare an answer with the right one."""
+        """Compare an answer with the expected one."""
         got = np.frombuffer(answer.raw_output_contents[0], np.float32)
         self.counts["wrong answers"] += not np.allclose(got, self.expected[model], 1e-4, 1e-4)
 
 
 class Runtime:
-    """One model runtime, which is killed and started again, and the mesh's cache over it."""
+    """A model runtime that is killed and restarted, and the mesh's cache on top of it."""
 
     def __init__(
         self, folder: Path, name: str, models: Mapping[str, Registered], seen: Seen
@@ -106,14 +106,14 @@ class Runtime:
         self._log = folder / f"{name}.log"
         self._url = f"unix:{folder / name}.sock"
         self._channels = AsyncExitStack()
-        """Channels, open until the end: closing one cancels its clients' requests."""
+        """Channels stay open until the end, because closing one cancels its clients' requests."""
         self._process: asyncio.subprocess.Process
         self.cache: MeshCache | None = None
-        """None while it is away."""
+        """None while the runtime is down."""
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Start it, and ask for its capacity."""
+        """Start the runtime, and request its capacity."""
         flags = [
             *("--grpc-endpoint", self._url, "--http-endpoint", "none", "--device", "cpu"),
             *("--modelmesh", "--capacity-bytes", str(_CAPACITY_BYTES)),
@@ -126,21 +126,21 @@ class Runtime:
         await self.forget()
 
     async def forget(self) -> None:
-        """Begin anew, as a mesh that was restarted."""
+        """Start again with an empty cache, like a restarted mesh."""
         await self._away()
         mesh = await self._channels.enter_async_context(dial(self._url))
         self.cache = MeshCache(mesh, await self._ready(mesh), self._models)
         self.cache.on_answer = self._seen.check
 
     async def kill(self) -> None:
-        """Kill it, and start it again."""
+        """Kill the runtime, and restart it."""
         self._process.kill()
         await self._process.wait()
         await self._away()
         await self.start()
 
     async def stop(self) -> int:
-        """End it as a pod is ended, and return its exit status."""
+        """Terminate the runtime as Kubernetes ends a pod, and return its exit status."""
         await self._away()
         self._process.terminate()
         status = await self._process.wait()
@@ -148,7 +148,7 @@ class Runtime:
         return status
 
     def said(self, model: str, began: float, ended: float) -> list[str]:
-        """Return what its log has of a period that may tell why a load of `model` took long.
+        """Return the log lines of a period that may explain why a load of `model` took long.
 
         The period is in seconds since the epoch. Loads and unloads of other models are left out.
         """
@@ -172,7 +172,7 @@ class Runtime:
         raise RuntimeError(f"it ended:\n{self._log.read_text()[-2000:]}")
 
     async def _away(self) -> None:
-        """Keep what was counted by now, and wait for what the mesh had begun."""
+        """Detach the mesh's cache, wait for its pending calls, and keep its counts."""
         left, self.cache = self.cache, None
         if left is not None:
             await left.settle()
@@ -206,7 +206,7 @@ def _export(path: Path, kind: int) -> None:
 
 
 def _answer(path: Path) -> Tensor:
-    """Return the answer of a model to a request of ones, by its files."""
+    """Compute a model's answer to a request of ones, from its files."""
     w, v = sorted((value for _, value in weights.read(path, manifest.WEIGHTS)), key=len)
     return np.asarray(np.tanh(w.sum(axis=0)) @ v)
 
@@ -214,7 +214,7 @@ def _answer(path: Path) -> Tensor:
 async def _client(
     number: int, runtimes: list[Runtime], names: list[str], seen: Seen, until: float
 ) -> None:
-    """Ask until it is over; a runtime that does not answer is left for the other one."""
+    """Send requests until the run ends; switch to the other runtime if one does not answer."""
     chance = random.Random(number)
     wanted = list(itertools.accumulate(1 / rank for rank in range(1, len(names) + 1)))
     request = _request(np.ones((1, 64), np.float32))
@@ -245,7 +245,7 @@ async def _client(
 
 
 async def _disturb(runtimes: list[Runtime], seen: Seen, until: float, every: float) -> None:
-    """Take one part away after the other."""
+    """Take down one component after the other."""
     for turn in itertools.count():
         await asyncio.sleep(every)
         if time.monotonic() > until - every:
@@ -267,7 +267,7 @@ def _shown(name: str, seconds: list[float]) -> str:
 
 
 def _traced(seen: Seen, runtimes: list[Runtime]) -> Iterator[str]:
-    """Yield what the slowest misses waited for, and what their runtimes logged meanwhile."""
+    """Yield the trace of the slowest misses, and what their runtimes logged meanwhile."""
     for seconds, name, trace in seen.slowest:
         if trace is None:
             yield f"a miss of {1e3 * seconds:.0f} ms at {name}, evicted again"
@@ -285,7 +285,7 @@ def _traced(seen: Seen, runtimes: list[Runtime]) -> Iterator[str]:
 
 
 async def soak(folder: Path, count: int, seconds: float) -> bool:
-    """Run it, print what was seen, and return whether all held."""
+    """Run the soak, print the observations, and return whether all checks passed."""
     root = folder / "models"
     for kind in range(COMPUTATIONS):
         _export(folder / "exported" / str(kind) / "1", kind)
@@ -319,7 +319,7 @@ async def soak(folder: Path, count: int, seconds: float) -> bool:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Parse the arguments and soak; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600)

@@ -1,10 +1,11 @@
-"""Run environments of tox, each within its limit, and all of them within one: what .ci/run does.
+"""Run tox environments, each within its own limit, and all within a common one; .ci/run does that.
 
     python tools/gate.py --spent SECONDS ENVIRONMENT ...
 
-First those of a plain `tox run`, then the ones named. Past a limit every process that began
-there prints its stacks, if it can, with the test that it is in; then all of them are killed, and
-the gate fails. Where a check fails, the others of its stage still run, and the next stage does not.
+First the environments of a plain `tox run`, then the named ones. When a limit is exceeded, every
+process started here prints its stacks, if it can, and its current test; then all of them are
+killed, and the gate fails. If a check fails, the others of its stage still run, but the next stage
+does not.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 WHOLE_SECONDS = 40 * 60.0
-"""Limit of the whole gate, with what .ci/run has installed before."""
+"""Limit of the whole gate, including what .ci/run installed before."""
 LIMITS: Mapping[str, float] = {
     "lint": 3,
     "layers": 3,
@@ -41,19 +42,19 @@ LIMITS: Mapping[str, float] = {
     "h2": 15,
     "deploy": 10,
 }
-"""Limit of each environment in minutes: at least twice its time on two idle cores, three times for
-short ones, since a busy machine has taken that long.
+"""Limit of each environment in minutes: at least twice its time on two idle cores, and three times
+for short ones, because busy machines have been that slow.
 """
 OTHER_MINUTES = 20.0
 """Limit of an environment that is not in the table."""
 
 IF_TIME = frozenset({"type-py311", "models-py311", "h2", "deploy"})
-"""Environments that are begun only where their limits fit into what is left of the whole."""
+"""Environments that are started only if their limits fit into the remaining time."""
 NEVER: Mapping[str, str] = {
     "slow": "its soaks and floods take longer than all else, and have no time on a busy machine",
     "tpu": "it installs 0.7 GB of wheels",
 }
-"""Environments that do not fit into the whole, and why: each run names them."""
+"""Environments that do not fit into the limit of the whole gate, and why; each run lists them."""
 
 TOX = (sys.executable, "-m", "tox")
 RUN, RUNNING = "UNSTEADY_RUN", "RUNNING_TESTS"
@@ -73,21 +74,21 @@ class Step:
     command: Sequence[str]
     seconds: float
     is_left_out_late: bool = False
-    """Whether it is left out, by name, where less time than that is left."""
+    """Whether the step is skipped, and reported, if less time than `seconds` is left."""
 
 
 @dataclass
 class Gate:
-    """A run of steps, against the clock."""
+    """Runs steps within time limits."""
 
     whole_seconds: float
     began: float = field(default_factory=time.monotonic)
     results: list[tuple[str, float, str]] = field(default_factory=list)
     is_over: bool = False
-    """Whether a limit has passed, after which nothing begins."""
+    """Whether a limit has been exceeded; no further step is started then."""
 
     def run(self, stages: Sequence[Sequence[Step]]) -> bool:
-        """Run stages until one has failed; tell whether none has."""
+        """Run stages until one fails; tell whether all succeeded."""
         adopt_orphans()
         with TemporaryDirectory(prefix="gate-") as running:
             variables = {RUN: f"gate-{os.getpid()}-{time.time_ns()}", RUNNING: running}
@@ -134,21 +135,21 @@ class Gate:
         return result == "passed"
 
     def summary(self) -> Iterator[str]:
-        """Return what became of each step."""
+        """Yield the outcome of each step."""
         for name, seconds, result in self.results:
             yield f"{name:<14} {seconds:7.0f} s  {result}"
 
 
 def say(text: str) -> None:
-    """Print a line of the gate itself, at once: what the steps print goes by another way."""
+    """Print a line of the gate itself; flushed, as steps write to the output directly."""
     print(f"gate: {text}", flush=True)
 
 
-# --- processes ---------------------------------------------------------------------------------
+# --- Processes ---------------------------------------------------------------------------------
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent has ended (Linux)."""
+    """Become the parent of every orphaned descendant (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_BECOME_REAPER, 1, 0, 0, 0)
 
@@ -158,7 +159,7 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            # The name, in brackets, may hold anything.
+            # The name, in parentheses, may contain any character.
             state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
             if state != "Z":
                 children.setdefault(int(parent), []).append(int(folder.name))
@@ -169,7 +170,7 @@ def descendants(root: int) -> list[int]:
 
 
 def print_stacks(running: Path) -> None:
-    """Have each process that can print its stacks, with the test that it is in, and end."""
+    """Print each process and its test, and abort those that print stacks on SIGABRT."""
     asked = []
     for process in descendants(os.getpid()):
         with suppress(OSError):
@@ -181,19 +182,19 @@ def print_stacks(running: Path) -> None:
                 os.kill(process, signal.SIGABRT)
                 asked.append(process)
     _wait(lambda: not set(asked) & set(descendants(os.getpid())), STACK_SECONDS)
-    # What passes their output on has now read it.
+    # Let the processes that forward output finish reading.
     _wait(lambda: not descendants(os.getpid()), 1)
 
 
 def _catches_abort(process: int) -> bool:
-    """Tell whether a process does something at SIGABRT: pytest's faulthandler, and Go, print."""
+    """Tell whether a process handles SIGABRT: pytest's faulthandler and Go then print stacks."""
     status = Path(f"/proc/{process}/status").read_text()
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt")), "SigCgt: 0")
     return bool(int(caught.split()[1], 16) >> (signal.SIGABRT - 1) & 1)
 
 
 def end_all() -> list[int]:
-    """Kill every descendant process by group; return the killed ones."""
+    """Kill all descendants; return their ids."""
     first: list[int] = descendants(os.getpid())
 
     def is_done() -> bool:
@@ -222,7 +223,7 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> None:
 
 
 def environment(name: str) -> Step:
-    """Return the step of an environment of tox."""
+    """Return the step that runs a tox environment."""
     seconds = 60 * LIMITS.get(name, OTHER_MINUTES)
     return Step(name, (*TOX, "run", "-e", name), seconds, name in IF_TIME)
 
@@ -235,7 +236,7 @@ def default_environments() -> list[str]:
 
 
 def unsteady(file: Path, began: float) -> Iterator[str]:
-    """Return the tests that were found unsteady since a time."""
+    """Yield the tests recorded as unsteady since a time."""
     lines = file.read_text().splitlines() if file.exists() else []
     for found in map(json.loads, lines):
         if found["seconds"] >= began:

@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 VOCAB = 32_000
 LENGTH = 1280
 SIZES = {"tiny": (64, 2, 4, 2, 128), "125m": (768, 12, 12, 4, 2048), "1b": (2048, 16, 32, 8, 8192)}
-"""Hidden size, layers, heads, heads of keys, and feed-forward size by name."""
+"""By name: hidden size, layers, heads, key/value heads, and feed-forward size."""
 
 
 def write_checkpoint(directory: Path, size: str) -> int:
-    """Write a Llama of random weights as Hugging Face has it; return how many parameters it has."""
+    """Write a Llama with random weights in Hugging Face's format; return its parameter count."""
     hidden, layers, heads, keys, wide = SIZES[size]
     directory.mkdir()
     draw = np.random.default_rng(0).standard_normal

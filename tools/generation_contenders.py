@@ -23,7 +23,7 @@ START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Request:
-    """One request: when it comes, its prompt, and how many tokens it asks for."""
+    """One request: when it is due, its prompt, and the number of tokens requested."""
 
     due: float
     prompt: list[int]
@@ -32,28 +32,28 @@ class Request:
 
 @dataclass
 class Measured:
-    """One measurement: tokens per second, and seconds from when each request was due to its end."""
+    """One measurement: tokens per second, and the latency of each request from its due time."""
 
     rate: float = 0.0
     waits: list[float] = field(default_factory=list)
 
 
 class Contender(Protocol):
-    """Something that generates."""
+    """A server or library that generates tokens."""
 
     name: str
 
     async def run(self, requests: Sequence[Request]) -> Measured:
-        """Answer requests that come when they are due."""
+        """Send requests when they are due, and measure."""
         ...
 
     async def tokens(self, prompt: list[int], count: int) -> list[int]:
-        """Return the likeliest tokens behind a prompt."""
+        """Return the greedy continuation of a prompt."""
         ...
 
 
 class Streaming:
-    """A server that is asked over HTTP, and answers token by token in events (SSE)."""
+    """A server with an HTTP API that streams one event (SSE) per token."""
 
     name: str
 
@@ -66,7 +66,7 @@ class Streaming:
         raise NotImplementedError
 
     def token(self, event: Mapping[str, Any]) -> int | None:
-        """Return the token of an event; None where it has none."""
+        """Return the token of an event, or None if it has none."""
         raise NotImplementedError
 
     async def run(self, requests: Sequence[Request]) -> Measured:
@@ -78,17 +78,17 @@ class Streaming:
     async def _one(self, began: float, request: Request) -> float:
         await asyncio.sleep(max(0.0, began + request.due - time.perf_counter()))
         times = [at async for at, _ in self.events(request.prompt, request.count)]
-        # Events of two tokens, or of none, would be counted wrongly by who counts events.
+        # Events with several tokens, or none, would distort a measurement that counts events.
         assert len(times) >= request.count, f"{len(times)} events of {request.count} tokens"
         return times[-1]
 
     async def tokens(self, prompt: list[int], count: int) -> list[int]:
-        """Return the likeliest tokens behind a prompt."""
+        """Return the greedy continuation of a prompt."""
         lines = [json.loads(line[5:]) async for _, line in self.events(prompt, count)]
         return [token for token in map(self.token, lines) if token is not None]
 
     async def events(self, prompt: list[int], count: int) -> AsyncIterator[tuple[float, bytes]]:
-        """Yield when each event came, and its line."""
+        """Yield each event's arrival time and line."""
         async with self._session.post(self._url, json=self.body(prompt, count)) as answer:
             answer.raise_for_status()
             async for line in answer.content:
@@ -97,7 +97,7 @@ class Streaming:
 
 
 class Server(Streaming):
-    """The server, asked over REST."""
+    """xlaserve, over REST."""
 
     name = "xlaserve"
 
@@ -126,7 +126,7 @@ class LlamaCpp(Streaming):
     def body(self, prompt: list[int], count: int) -> Mapping[str, Any]:
         """Return the JSON of a request."""
         asked = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
-        # Every prompt is a new one: to look for rows of others would be work for nothing.
+        # Every prompt is new, so looking for cached prefixes would only cost time.
         return {**asked, "cache_prompt": False, "return_tokens": True, "stream": True}
 
     def token(self, event: Mapping[str, Any]) -> int | None:
@@ -135,14 +135,14 @@ class LlamaCpp(Streaming):
 
 
 class Static:
-    """Static batches: those that are there begin together, and the others wait for all of them."""
+    """Static batching: pending requests start together, and later ones wait for the whole batch."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self._process = process
 
     async def run(self, requests: Sequence[Request]) -> Measured:
-        """Answer requests batch by batch, SLOTS at most in one."""
+        """Answer requests in batches of at most SLOTS."""
         began, left, ends = time.perf_counter(), list(requests), list[float]()
         while left:
             now = time.perf_counter() - began
@@ -156,7 +156,7 @@ class Static:
         return measured(requests, began, ends)
 
     async def tokens(self, prompt: list[int], count: int) -> list[int]:
-        """Return the likeliest tokens behind a prompt."""
+        """Return the greedy continuation of a prompt."""
         (found,) = await self._generate([prompt], [count])
         return found
 
@@ -171,7 +171,7 @@ class Static:
 
 
 def measured(requests: Sequence[Request], began: float, ends: Iterable[float]) -> Measured:
-    """Return the rate of the tokens that were asked for; more than those are nobody's."""
+    """Return the rate of the requested tokens; surplus ones of a static batch do not count."""
     ended = list(ends)
     first = began + min(request.due for request in requests)
     tokens = sum(request.count for request in requests)
@@ -180,7 +180,7 @@ def measured(requests: Sequence[Request], began: float, ends: Iterable[float]) -
 
 
 async def import_model(folder: Path) -> None:
-    """Import the checkpoint of a folder for the server."""
+    """Import the checkpoint in a directory for the server."""
     model = folder / "models" / "llama"
     command = (sys.executable, "-m", "xlaserve.cli", "import", str(folder / "llama"), str(model))
     made = await asyncio.create_subprocess_exec(
@@ -194,7 +194,7 @@ async def import_model(folder: Path) -> None:
 
 @asynccontextmanager
 async def serving(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[Server]:
-    """Serve the imported model of a folder, which keeps its compiled programs too."""
+    """Serve the imported model in a directory, which also holds its compilation cache."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -227,13 +227,13 @@ async def _until_ready(session: aiohttp.ClientSession, root: str) -> None:
                     if answer.status == 200:
                         return
             except aiohttp.ClientError:
-                pass  # it does not listen yet
+                pass  # it is not listening yet
             await asyncio.sleep(0.2)
 
 
 @asynccontextmanager
 async def static_batches(python: Path, folder: Path) -> AsyncIterator[Static]:
-    """Start transformers with a Python that has it."""
+    """Start transformers, with a Python that has it installed."""
     async with _peer(python, "generation_peer.py", str(folder / "llama"), cores()) as (line, made):
         yield Static(line, made)
 
@@ -242,7 +242,7 @@ async def static_batches(python: Path, folder: Path) -> AsyncIterator[Static]:
 async def llama_cpp(
     python: Path, folder: Path, session: aiohttp.ClientSession
 ) -> AsyncIterator[LlamaCpp]:
-    """Start llama.cpp's server with a Python that has it."""
+    """Start llama.cpp's server, with a Python that has it installed."""
     sizes = (str(SLOTS), str(LENGTH), cores())
     arguments = (str(folder / "llama"), str(folder / "llama.gguf"), *sizes)
     async with _peer(python, "llama_cpp_peer.py", *arguments) as (line, _):
@@ -254,7 +254,7 @@ async def llama_cpp(
 async def _peer(
     python: Path, tool: str, *arguments: str
 ) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """Start a tool, and yield the first line that it prints."""
+    """Start a script, and yield the first line that it prints."""
     process = await asyncio.create_subprocess_exec(
         *(str(python), str(TOOLS / tool), *arguments),
         stdin=asyncio.subprocess.PIPE,
@@ -274,5 +274,5 @@ async def _peer(
 
 
 def cores() -> str:
-    """Return how many cores this process may use: each peer has as many threads."""
+    """Return the number of cores of this process, which is each peer's number of threads."""
     return str(len(os.sched_getaffinity(0)))

@@ -2,7 +2,7 @@
 
 python tools/generation_lengths.py --count 1000 --longest 2048 --seed 1 > lengths.jsonl
 
-A file is the same load for every server and every run, whatever their versions draw.
+With a file, every server and every run gets the same load, whichever version drew it.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python tools/generation_peer.py DIRECTORY THREADS
 
-Each line that comes has prompts and how many tokens each of them is to have, in JSON; the answer
-is a line, when all of them are there. A batch goes on until its longest answer: that is static.
+Each line on stdin is JSON with prompts and the number of tokens for each; the answer is one line,
+once all are complete. A batch runs until its longest answer ends, as static batching does.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import sys
 
 
 def main(directory: str, threads: int) -> None:
-    """Answer lines until there are none."""
+    """Answer lines until stdin ends."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     torch.set_num_threads(threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -72,7 +72,8 @@ _YARN = {
 _DEEPSEEK = {**_YARN, "mscale": 1.4, "mscale_all_dim": 0.7, "beta_fast": 8, "truncate": False}
 _GEMMA3 = {
     "head_dim": 24,
-    # With more layers, or sharper attention, its own rounding is more than the tests allow.
+    # With more layers or sharper attention, transformers' own rounding would exceed the tests'
+    # tolerance.
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": 8,
@@ -145,24 +146,24 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2-moe": ("Qwen2Moe", _QWEN2_MOE),
     "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE),
 }
-"""The family and what config.json says beside the sizes, by the name of the directory."""
+"""The family and the fields of config.json besides the sizes, by directory name."""
 _CLASSES = {
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
-"""The names of both classes where they do not follow from the family."""
+"""The names of both classes where they cannot be derived from the family."""
 _NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
 
 
 def seeded(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return the numbers of a tensor, always the same ones for a name and a shape."""
+    """Return a tensor's values, derived from its name and shape."""
     numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     around = 1.0 if len(shape) == 1 and name.endswith(_NORMS) else 0.0
     return (around + 0.12 * numbers).astype(np.float32)
 
 
 def main(place: Path, names: Sequence[str]) -> None:
-    """Write a directory for each case, or for those that are named."""
+    """Write a directory for each case, or only for the named ones."""
     for name in names or CASES:
         _write(place / name, *CASES[name])
 
@@ -196,7 +197,7 @@ def _write(directory: Path, family: str, stated: Mapping[str, Any]) -> None:
 
 
 def _write_checkpoint(model: Any, directory: Path) -> dict[str, list[int]]:
-    """Write a model with the numbers that follow from its names; return the shapes by name."""
+    """Write a model with values derived from its tensors' names; return the shapes by name."""
     safetensors = importlib.import_module("safetensors.numpy")
     model.float().save_pretrained(directory)
     file = directory / "model.safetensors"

@@ -1,9 +1,9 @@
-"""Write the lock files of the images: every package that is installed there, with its hashes.
+"""Write the lock files of the images: every installed package with its hashes.
 
     python tools/image_locks.py
 
-Needs uv, and the package index that it is set up for. tests/deploy/test_images.py holds the files
-to pyproject.toml; what is newest is not asked for there.
+Needs uv and a configured package index. tests/deploy/test_images.py compares the files with
+pyproject.toml, without checking for newer versions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ PYTHON = "3.12"
 """Version of Python in the images."""
 _SERVING = ("generation", "jwt", "onnx", "otel")
 EXTRAS: Mapping[str, Sequence[str]] = {"cpu": _SERVING, "cuda12": (*_SERVING, "cuda12")}
-"""The lock files, each with the optional dependencies of the server that it holds."""
+"""The lock files, each with the server's optional dependencies that it includes."""
 BUILD = ("hatchling", "cyclonedx-bom")
-"""Packages that build the wheel and write the list of contents of the image; it is without them."""
+"""Packages that build the wheel and the image's SBOM; the image does not contain them."""
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python tools/kubernetes_manifests.py [--check] [--helm PROGRAM]
 
-There is one description of the deployment, the chart; who has no helm applies a file.
+The chart is the only description of the deployment; users without helm apply a generated file.
 """
 
 import argparse
@@ -20,9 +20,9 @@ POOL = FOLDER / "inference-pool.yaml"
 MADE_OF: Mapping[Path, Path] = MappingProxyType(
     {FILE: FOLDER / "values.yaml", POOL: FOLDER / "inference-pool-values.yaml"}
 )
-"""The values of each file."""
+"""Generated files and the values they are rendered with."""
 KUBERNETES = "1.33.0"
-"""Version of the API that manifests are checked with."""
+"""Kubernetes version that manifests are validated against."""
 _INTRODUCTION = """# Made by tools/kubernetes_manifests.py from deploy/helm and {values} here.
 #
 #   kubectl apply -f deploy/kubernetes/{file}
@@ -52,7 +52,7 @@ def rendered(helm: str, values: Path = FOLDER / "values.yaml", *options: str) ->
 
 
 def page(helm: str, file: Path = FILE) -> str:
-    """Return a whole file: as one would write it, without the marks of helm."""
+    """Return a whole manifest file, without the labels that helm adds."""
     values = MADE_OF[file]
     text = rendered(helm, values).replace("managed-by: Helm", "managed-by: kubectl")
     lines = [line for line in text.splitlines() if not line.startswith("# Source: ")]

@@ -1,11 +1,11 @@
-"""Serve every kind of model that one version of JAX wrote under another, and back.
+"""Serve every kind of model written by one version of JAX under another, and vice versa.
 
     python tools/lasts.py --work .tox/lasts
 
-`tests/support/kinds.py` has the kinds. They are written by the newest JAX, the one that is
-installed, and by the oldest that a server runs on (`jax>=` in pyproject.toml), which is installed
-beside it. Each writes and serves in processes of its own, all with one compilation cache: the
-answers have to be equal, and the second start of each version has to find all of its programs.
+The kinds are those of `tests/support/kinds.py`. They are written by the newest JAX, which is the
+installed one, and by the oldest that the server supports (`jax>=` in pyproject.toml), which is
+installed next to it. Each writes and serves in separate processes with a common compilation cache:
+the answers must be equal, and the second start of each version must find all of its programs there.
 """
 
 import argparse
@@ -40,7 +40,7 @@ MIGRATE = (
     "application()(['repo', 'migrate', sys.argv[1]])"
 )
 PLAIN = "plain"
-"""Written by jax.export alone, in the newest StableHLO: an older JAX reads it once migrated."""
+"""Written by jax.export alone, in the newest StableHLO: an older JAX needs it migrated."""
 LOOKUPS = re.compile(r"^xlaserve_program_lookups_total\{(?P<labels>.*)\} (?P<count>\S+)$", re.M)
 
 Answers = dict[str, list[float]]
@@ -54,7 +54,7 @@ def oldest() -> str:
 
 
 def installed(version: str, work: Path) -> Path:
-    """Return a directory that has a version of JAX, which hides the installed one."""
+    """Return a directory with a version of JAX that takes precedence over the installed one."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     target = work / f"jax-{version}-py{python}"
     if not (target / "jax").exists():
@@ -65,7 +65,7 @@ def installed(version: str, work: Path) -> Path:
 
 
 def environment(overlay: Path | None) -> dict[str, str]:
-    """Return the variables of a process that has the JAX of an overlay, if there is one."""
+    """Return the environment of a process that uses the JAX of an overlay, if given."""
     paths = [
         overlay,
         TESTS,
@@ -76,7 +76,7 @@ def environment(overlay: Path | None) -> dict[str, str]:
 
 
 def run(code: str, overlay: Path | None, *arguments: object) -> str:
-    """Run code in a process of its own, and return what it prints."""
+    """Run code in a separate process, and return its output."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     variables = os.environ | environment(overlay)
     return subprocess.run(
@@ -87,7 +87,7 @@ def run(code: str, overlay: Path | None, *arguments: object) -> str:
 async def asked(
     repository: Path, overlay: Path | None, cache: Path, requests: dict[str, tuple[str, object]]
 ) -> tuple[Answers, int, str]:
-    """Serve a repository; return all answers, the programs that were not found, and any failure."""
+    """Serve a repository; return all answers, the cache misses, and any failure."""
     flags = ("--allow-python-models", "--no-background-compile")
     variables = environment(overlay)
     async with served(repository, *flags, programs=str(cache), **variables) as server:
@@ -131,7 +131,7 @@ def differences(expected: Answers, found: Answers) -> list[str]:
 
 
 async def check(work: Path) -> list[str]:
-    """Return the failures; none if all written artifacts last."""
+    """Return the failures; empty if all artifacts can be served."""
     newest, old = metadata.version("jax"), oldest()
     overlays = {newest: None, old: installed(old, work)}
     requests = json.loads(run(REQUESTS, None))
@@ -163,7 +163,7 @@ async def check(work: Path) -> list[str]:
 
 
 def main() -> None:
-    """Check, and end with status 1 where something is wrong."""
+    """Run the check, and exit with status 1 if it fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where the other JAX is installed")
     work = parser.parse_args().work.absolute()

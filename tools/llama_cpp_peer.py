@@ -3,8 +3,8 @@
     python tools/llama_cpp_peer.py DIRECTORY GGUF SLOTS LENGTH THREADS
 
 Run by a Python with the packages xllamacpp (llama.cpp in a wheel), gguf and safetensors. The
-checkpoint is written as GGUF with the same FP32 weights; keys and values are FP32 too. Prints a
-line with the name of what serves and its port, and serves until its standard input ends.
+checkpoint is written as GGUF with the same FP32 weights; keys and values are FP32, too. Prints a
+line with the name of the server and its port, and serves until stdin ends.
 """
 
 import importlib
@@ -34,7 +34,7 @@ LAYER_NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """Return the name that llama.cpp has for a tensor; raises KeyError for one it has not."""
+    """Return llama.cpp's name for a tensor; raises KeyError if it has none."""
     if name in NAMES:
         return NAMES[name]
     number, _, rest = name.removeprefix("model.layers.").partition(".")
@@ -42,9 +42,9 @@ def gguf_name(name: str) -> str:
 
 
 def turned(matrix: Any, heads: int) -> Any:
-    """Return the rows of q or k, [heads * dim, hidden], in the order of llama.cpp's rotation.
+    """Return the rows of q or k, [heads * dim, hidden], permuted for llama.cpp's rotation.
 
-    Hugging Face turns number i of a head with number i + dim / 2, llama.cpp 2 i with 2 i + 1.
+    Hugging Face rotates element i of a head with element i + dim / 2, llama.cpp 2 i with 2 i + 1.
     """
     rows, columns = matrix.shape
     halves = matrix.reshape(heads, 2, rows // heads // 2, columns)
@@ -52,7 +52,7 @@ def turned(matrix: Any, heads: int) -> Any:
 
 
 def write_gguf(directory: Path, target: Path) -> None:
-    """Write the checkpoint of a directory as a GGUF file, in FP32."""
+    """Write a checkpoint as a GGUF file, in FP32."""
     gguf, safetensors = map(importlib.import_module, ("gguf", "safetensors"))
     config = json.loads((directory / "config.json").read_text())
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
@@ -82,7 +82,7 @@ def write_gguf(directory: Path, target: Path) -> None:
 
 
 def _add_words(writer: Any, kinds: Any, config: dict[str, Any]) -> None:
-    """Add a vocabulary: prompts are token ids, but the server wants a word for each of them."""
+    """Add a vocabulary: prompts are token ids, but the server requires a word for each id."""
     special = {0: "<unk>", config["bos_token_id"]: "<s>", config["eos_token_id"]: "</s>"}
     numbers = range(config["vocab_size"])
     writer.add_tokenizer_model("llama")
@@ -101,11 +101,11 @@ def main(directory: Path, target: Path, slots: int, length: int, threads: int) -
     write_gguf(directory, target)
     asked = xllamacpp.CommonParams()
     asked.model.path = str(target)
-    # A slot has as many positions as one of ours: all of them have n_ctx together.
+    # Each slot has as many positions as one of ours; n_ctx is the total of all slots.
     asked.n_parallel, asked.n_ctx = slots, slots * length
     asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = threads
     asked.cache_type_k = asked.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    # Only what is measured: no copies of prompts in memory for requests that may come again.
+    # Disable the prompt cache, which would keep copies for repeated prompts.
     asked.cache_ram_mib, asked.verbosity = 0, 0
     server = xllamacpp.Server(asked)
     made = importlib.import_module("importlib.metadata").version("xllamacpp")

@@ -1,14 +1,14 @@
-"""Measure what requests of one model wait while others load and compile.
+"""Measure the latency of one model while others load and compile.
 
     python tools/load_latency.py [--rounds 5] [--seconds 6] [--rate 200]
 
-Two servers are started on the same models, without a compilation cache: one compiles by itself
-(`compile_processes` 0), one has a process for it (1). In each round each of them is asked for a
-small model at a fixed rate, first with nothing else to do, then while a third server, which is
-asked for nothing, loads encoders one after the other, each with six batch sizes, and then while it
-loads these itself. What requests wait for beside the third server is the machine's: none could
-spare them that. The server that goes first changes. Requests are sent when they are due, whether
-or not the one before was answered; a latency begins when its request was due.
+Two servers with the same models and without a compilation cache: one compiles in its own process
+(`compile_processes` 0), the other in a child (1). In each round each server receives requests for a
+small model at a fixed rate: first idle; then while a third server, which gets no requests, loads
+encoders one after the other, each with six batch sizes; then while it loads these itself. Latency
+added by the third server is due to the machine and unavoidable. The server that goes first
+alternates. Requests are sent when they are due, whether or not earlier ones were answered, and
+latency is measured from then.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def _encoder(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def export_models(root: Path) -> list[str]:
-    """Write the model that is asked, and encoders of several widths; return their names."""
+    """Write the requested model, and encoders of several widths; return their names."""
     export_model(
         lambda p, x: {"y": x * p},
         np.float32(2),
@@ -71,17 +71,17 @@ def export_models(root: Path) -> list[str]:
 
 @dataclass(slots=True)
 class Server:
-    """A running server, and what was measured of it."""
+    """A running server, and its measurements."""
 
     processes: int
     url: str
     idle: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
-    """While the third server loads."""
+    """Latencies while the third server loads."""
     loading: list[float] = field(default_factory=list)
     beside_ratios: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
-    """Those of the p99 of each round to the idle one."""
+    """Each round's p99 while loading, relative to the idle one."""
     loads: int = 0
 
 

@@ -1,12 +1,12 @@
-"""Find what keeps a server from answering while a model loads: long turns, and holds of the lock.
+"""Find what blocks a server while a model loads: long callbacks and holds of the GIL.
 
     python tools/load_trace.py [--loads 8] [--compile-processes 1]
 
-A server in this process loads and unloads encoders (those of load_latency.py). Beside it a thread
-wakes every 0.2 ms. Where it comes late and did not wait for a core, a thread kept Python's lock:
-the one that used most processor time meanwhile. How much that was is the hold, and its stack is
-noted; so other processes of the machine do not count. Below are the turns of the event loop by
-their processor time. Linux only.
+A server in this process loads and unloads encoders (those of load_latency.py). Meanwhile a thread
+wakes every 0.2 ms. If it wakes late without having waited for a core, another thread held the GIL:
+the one that used the most CPU time meanwhile. That time is recorded as the hold, with the thread's
+stack, so other processes on the machine do not count. The output ends with the CPU times of the
+event loop's callbacks. Linux only.
 """
 
 import argparse
@@ -27,23 +27,23 @@ from xlaserve.app.server import prepare
 from xlaserve.settings import Settings
 
 LEAST_MS = 0.5
-"""Shortest hold or loop iteration that is shown, in milliseconds."""
+"""Shortest hold or loop iteration to report, in milliseconds."""
 _NAP_SECONDS = 0.0002
 _SHOWN_FRAMES = 3
 
 
 class Holds:
-    """Notes who held the lock for how long; its thread runs within `watching`."""
+    """Records which thread held the GIL for how long, within a `watching` block."""
 
     def __init__(self) -> None:
         self.found: defaultdict[str, list[float]] = defaultdict(list)
-        """Place -> milliseconds of processor time of each hold."""
+        """Place -> milliseconds of CPU time of each hold."""
         self._ended = threading.Event()
         self._used: dict[int, float] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for as long as a block takes."""
+        """Watch for the duration of a block."""
         thread = threading.Thread(target=self._watch)
         thread.start()
         try:
@@ -68,11 +68,11 @@ class Holds:
                 self.found[f"{name.rstrip('0123456789_')}: {_place(frame)}"].append(hold_ms)
 
     def _busiest(self) -> tuple[int, float]:
-        """Return the thread that has used most since the last look, and how many milliseconds."""
+        """Return the thread with the most CPU time since the last call, and its milliseconds."""
         used = {}
         for thread in threading.enumerate():
             if thread.ident is not None and thread is not threading.current_thread():
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the thread has ended
                     clock = time.pthread_getcpuclockid(thread.ident)
                     used[thread.ident] = 1000 * time.clock_gettime(clock)
         grown = {one: ms - self._used.get(one, ms) for one, ms in used.items()}
@@ -82,12 +82,12 @@ class Holds:
 
 
 def _delay_ms(schedule: Path) -> float:
-    """Return how long a thread has waited for a core."""
+    """Return how long a thread has waited for a core, in total."""
     return int(schedule.read_text().split()[1]) / 1e6
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost frames, those of the server at least."""
+    """Return the innermost frames, at least up to one of the server."""
     shown: list[str] = []
     while frame is not None and len(shown) < 24:
         code = frame.f_code
@@ -115,7 +115,7 @@ async def _trace(root: Path, models: list[str], loads: int, processes: int) -> N
     application = prepare(settings)
     async with application.running():
         await application.load()
-        # The first load imports.
+        # The first load also imports modules.
         await application.control.load(models[0])
         await application.control.unload(models[0])
         holds = Holds()

@@ -1,10 +1,10 @@
-"""Write the lock files of tox's environments: one for each Python, in locks/.
+"""Write the lock files of the tox environments: one per Python version, in locks/.
 
     python tools/locks.py
 
-Needs uv, and the package index that it is set up for. tox installs nothing but these versions,
-except in the environment `newest`. The versions of tox and tox-uv go into tox.ini too, so that a
-run is the same whichever tox somebody has installed. The images have their own: image_locks.py.
+Needs uv and a configured package index. tox installs exactly these versions, except in the
+environment `newest`. The versions of tox and tox-uv are also written to tox.ini, so that a run does
+not depend on the installed tox. The images have their own lock files: image_locks.py.
 """
 
 import re
@@ -21,12 +21,13 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PINNED = ("tox", "tox-uv")
 """Packages that tox.ini requires in the locked version."""
 EDITABLE = "editables~=0.3"
-"""Further requirement of hatchling for an editable installation."""
+"""Additional requirement of hatchling for an editable installation."""
 _PLATFORM = "x86_64-manylinux_2_31"
-"""The platform of CI, and the oldest that libtpu has wheels for. On others these versions hold as
-well; a package that only they have is not locked."""
+"""CI's platform, and the oldest for which libtpu has wheels. On other platforms the same versions
+apply; packages needed only there are not locked.
+"""
 _FORM = ("--no-header", "--no-annotate", "--no-emit-index-url")
-"""Options without which a lock file would name who made it, and with which index."""
+"""Options that keep the invocation and the index URL out of the lock files."""
 
 
 def main() -> None:
@@ -47,12 +48,12 @@ def main() -> None:
 
 
 def lock_file(python: str) -> Path:
-    """Return the lock file of a version of Python, such as 3.12."""
+    """Return the lock file for a Python version, such as 3.12."""
     return FOLDER / f"{python}.txt"
 
 
 def write(path: Path, *wanted: str) -> None:
-    """Write a lock file with the newest versions that fit together; ends the program without."""
+    """Write a lock file with the newest compatible versions; exits if there are none."""
     command = ["uv", "pip", "compile", "--quiet", "--upgrade", *_FORM, *wanted]
     done = subprocess.run([*command, f"--output-file={path}"], check=False)
     if done.returncode:
@@ -61,7 +62,7 @@ def write(path: Path, *wanted: str) -> None:
 
 
 def versions(text: str) -> dict[str, str]:
-    """Return the version of each package of a lock file."""
+    """Return the version of each package in a lock file."""
     return dict(_locked(text))
 
 
@@ -72,7 +73,7 @@ def _locked(text: str) -> Iterator[tuple[str, str]]:
 
 
 def pinned(settings: str, found: dict[str, str]) -> str:
-    """Return tox.ini with the locked versions of what it requires."""
+    """Return tox.ini with the locked versions of its requirements."""
     for name in PINNED:
         settings = re.sub(
             rf"(?m)^(    {re.escape(name)})[=>].*$", rf"\g<1>=={found[name]}", settings

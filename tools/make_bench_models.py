@@ -1,4 +1,4 @@
-"""Make the models that servers are compared with, as any xlaserve serves them.
+"""Make the models of the server comparison, for any version of xlaserve.
 
     python tools/make_bench_models.py DIRECTORY
 
@@ -8,7 +8,7 @@
     image      FP32[-1,3,224,224]   FP32[-1,3]: the mean of each channel
     big        FP32[16777216]       the same array, 64 MiB of it
 
-Input x, output y. Peers leave the size of `big` open; a compiled model has one shape.
+Input x, output y. Peers leave the size of `big` open; a compiled model has a fixed shape.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SEED = 7
 
 
 CACHED = "identity_cached"
-"""`identity` with a response cache, as the kit gives it to Triton."""
+"""`identity` with a response cache, as the kit configures it for Triton."""
 MODELS = ("identity", CACHED, "mlp", "image", "big")
 """The names of all models."""
 
@@ -49,7 +49,7 @@ def channel_means(params: None, x: jax.Array) -> jax.Array:
 
 
 def mlp_parameters() -> dict[str, np.ndarray]:
-    """Return the weights of 784-512-10; the order in which they are drawn is part of them."""
+    """Return the weights of 784-512-10; the results depend on the order of the draws."""
     random = np.random.RandomState(SEED)
     shapes = {"w1": (784, 512), "b1": (512,), "w2": (512, 10), "b2": (10,)}
     return {
@@ -71,7 +71,7 @@ def models() -> dict[str, Exportable]:
 
 
 def make(directory: Path) -> None:
-    """Write version 1 of each model, in place of what may be there."""
+    """Write version 1 of each model, replacing existing ones."""
     for name, model in models().items():
         path = model.write(directory / name / "1", overwrite=True)
         print(f"{path}: exported by jax {jax.__version__}")

@@ -1,11 +1,11 @@
-"""Write small forests of XGBoost and LightGBM, and what these answer, for the tests.
+"""Write small XGBoost and LightGBM forests, with their answers, for the tests.
 
     pip install xgboost-cpu lightgbm onnxmltools scikit-learn
     python tools/make_boosted_models.py
 
-Each file of tests/data/boosted is a model as onnxmltools writes it, beside rows with missing values
-and the answers of the library that trained it. They need not be written again: the tests read them
-without these packages.
+Each file in tests/data/boosted is a model as onnxmltools writes it, stored with rows that include
+missing values and the answers of the library that trained it. The tests read these files without
+the packages, so they are written only once.
 """
 
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ _OPSET = 15
 
 
 def _data() -> tuple[Any, Any, Any, Any, Any]:
-    """Return rows with and without missing values, classes of two and of three, and numbers."""
+    """Return rows with and without missing values, labels of two and three classes, and numbers."""
     random = np.random.default_rng(3)
     full = random.standard_normal((_ROWS, _COLUMNS)).astype(np.float32)
     full[:, 4] = random.integers(0, 6, _ROWS)
@@ -53,7 +53,7 @@ def _models() -> Mapping[str, tuple[Callable[[], Any], Any, Any]]:
 
 
 def main() -> None:
-    """Train and write all of them."""
+    """Train and write all models."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     from onnxmltools.convert import convert_lightgbm, convert_xgboost
     from onnxmltools.convert.common.data_types import FloatTensorType

@@ -1,9 +1,9 @@
-"""Make `examples/models` and `examples/data`: train, export, load, and check what is loaded.
+"""Make `examples/models` and `examples/data`: train, export, load, and check the loaded models.
 
     python tools/make_example_models.py [--exported-at 2026-01-31] [--into DIRECTORY]
 
-It wants the oldest JAX that pyproject.toml allows, since newer ones read what an older one wrote,
-but not the other way round. The same machine, JAX and date give the same bytes.
+It requires the oldest JAX that pyproject.toml allows, since newer versions read artifacts of older
+ones, but not the reverse. The same machine, JAX and date produce the same bytes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ DIGITS_CONFIG = """\
 
 WANTED_ACCURACY = 0.97
 IMAGE_SCALE = 20
-"""Pixels of a shown one. With 16 the file had 256 bytes, which is an FP32 [1,8,8] as well."""
+"""Scale of the displayed image. With 16 the file had 256 bytes, the size of an FP32 [1,8,8]."""
 
 
 def oldest_jax() -> str:
@@ -50,7 +50,7 @@ def oldest_jax() -> str:
 
 
 def make(directory: Path, exported_at: datetime) -> None:
-    """Write every example model to `directory/models`, and a held-out seven to its `data`."""
+    """Write the example models to `directory/models`, and an image of a seven to its `data`."""
     for name in MODELS:
         model = load_exportable(f"{EXAMPLES / name}.py:model")
         assert isinstance(model, Exportable)
@@ -75,14 +75,14 @@ def make(directory: Path, exported_at: datetime) -> None:
 
 
 def held_out_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images that the digits model was not trained on, and what they show."""
+    """Return the images that the digits model was not trained on, and their labels."""
     sys.path.insert(0, str(EXAMPLES))
     _, held_out = importlib.import_module("digits").split()
     return held_out.pixels, held_out.digits
 
 
 def recognise(digits: LoadedModel, pixels: np.ndarray) -> np.ndarray:
-    """Return the probability of each digit for each image, as the loaded model sees it."""
+    """Return the loaded model's probability of each digit for each image."""
     batches = np.array_split(pixels, -(-len(pixels) // digits.info.max_batch_size))
     return np.concatenate(
         [np.asarray(digits.execute({"image": batch})["probabilities"]) for batch in batches]
@@ -90,7 +90,7 @@ def recognise(digits: LoadedModel, pixels: np.ndarray) -> np.ndarray:
 
 
 def write_image(path: Path, pixels: np.ndarray) -> None:
-    """Write values from 0 to 1 as a grey image, each pixel as a square that a person can see."""
+    """Write values from 0 to 1 as a greyscale image, enlarged so that a person can see it."""
     grey = Image.fromarray(np.round(pixels * 255).astype(np.uint8))
     path.parent.mkdir(parents=True, exist_ok=True)
     size = (grey.width * IMAGE_SCALE, grey.height * IMAGE_SCALE)

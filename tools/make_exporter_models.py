@@ -1,10 +1,10 @@
-"""Write small ONNX models with the tools that people write them with, for the tests.
+"""Write small ONNX models with the usual exporters, for the tests.
 
     pip install PACKAGES onnxruntime
     python tools/make_exporter_models.py EXPORTER
 
-EXPORTER is one of these, with the packages that it takes; they want versions of numpy and protobuf
-of their own, so that each has an environment of its own:
+EXPORTER is one of these, with the packages that it needs; their requirements on numpy and protobuf
+conflict, so each needs a separate environment:
 
     torch         torch onnx onnxscript
     tensorflow    tensorflow-cpu tf2onnx
@@ -12,9 +12,9 @@ of their own, so that each has an environment of its own:
     boosted       xgboost-cpu lightgbm onnxmltools scikit-learn
     paddle        paddlepaddle paddle2onnx
 
-Each file of tests/data/exporters is a model as the exporter wrote it, beside inputs and the answers
-of onnxruntime to them; `written.json` says which versions wrote it. They need not be written again:
-the tests read them without these packages.
+Each file in tests/data/exporters is a model as the exporter wrote it, stored with inputs and
+onnxruntime's answers; `written.json` lists the versions that wrote it. The tests read these files
+without the packages, so they are written only once.
 """
 
 # pyright: reportMissingImports=false
@@ -43,7 +43,7 @@ class Made:
     model: bytes
     inputs: Mapping[str, Any]
     how: str
-    """The function that wrote it, and the opset that it was asked for."""
+    """The function that wrote it, and the requested opset."""
 
 
 def _floats(*shape: int) -> Any:
@@ -51,7 +51,7 @@ def _floats(*shape: int) -> Any:
 
 
 def _read(write: Callable[[str], object]) -> bytes:
-    """Return the model that a function writes to the path that it is given."""
+    """Call a function with a temporary path, and return the model it writes there."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         write(str(path))
@@ -62,7 +62,7 @@ def _read(write: Callable[[str], object]) -> bytes:
 
 
 def _torch_networks() -> Mapping[str, tuple[Any, Any]]:
-    """Return networks and an input of each: of images, of tokens, of steps."""
+    """Return networks with an input each: for images, for tokens, for sequences."""
     import torch
     from torch import nn
 
@@ -205,11 +205,11 @@ def _tensorflow() -> Iterator[Made]:
             yield Made(f"tf2onnx-{opset}-{name}", made.SerializeToString(), {"x": x}, how)
 
 
-# --- tables ------------------------------------------------------------------------------------
+# --- Tabular models ----------------------------------------------------------------------------
 
 
 def _table() -> tuple[Any, Any, Any]:
-    """Return rows of four columns, classes of three, and numbers."""
+    """Return rows of four columns, labels of three classes, and numbers."""
     random = np.random.default_rng(3)
     rows = random.standard_normal((200, 4)).astype(np.float32)
     rows[:, 3] = random.integers(0, 6, len(rows))
@@ -246,7 +246,7 @@ def _scikit_learn() -> Iterator[Made]:
         estimator.fit(given, three)
         types: Any = [("x", kind([None, given.shape[1]]))]
         opsets = {"": opset, "ai.onnx.ml": 3}
-        # onnxruntime has no ZipMap of doubles.
+        # onnxruntime does not support ZipMap with doubles.
         options = {"zipmap": False} if kind is DoubleTensorType else None
         made: Any = to_onnx(estimator, initial_types=types, target_opset=opsets, options=options)
         how = f"skl2onnx.to_onnx(target_opset={opset})"
@@ -311,15 +311,16 @@ _EXPORTERS: Mapping[str, tuple[Callable[[], Iterator[Made]], tuple[str, ...]]] =
     "boosted": (_boosted, ("xgboost-cpu", "lightgbm", "onnxmltools", "onnx")),
     "paddle": (_paddle, ("paddlepaddle", "paddle2onnx", "onnx")),
 }
-"""The models of each, and the packages whose versions are noted."""
+"""The models of each exporter, and the packages whose versions are recorded."""
 
 
 def _write(made: Made, packages: tuple[str, ...]) -> None:
-    """Write a model with its inputs, the answers of onnxruntime, and a line about it."""
+    """Write a model, its inputs, onnxruntime's answers, and a description."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(made.model, providers=["CPUExecutionProvider"])
-    # ZipMap makes lists of maps, which no tensor is: its input is what the import gives.
+    # ZipMap returns lists of maps, which are not tensors: use its input instead, as the import
+    # does.
     kinds = {item.name: item.type for item in session.get_outputs()}
     names = [name for name, kind in kinds.items() if kind.startswith("tensor")]
     answers = dict(zip(names, session.run(names, dict(made.inputs)), strict=True))

@@ -1,15 +1,15 @@
-"""Write the models of tests/data/old_models with the JAX that runs, for the tests of later ones.
+"""Write the models of tests/data/old_models with the running JAX, for tests with later versions.
 
     uv venv --python 3.11 old
     uv pip install --python old/bin/python jax==0.6.2 flatbuffers ml_dtypes msgspec
     uv pip install --python old/bin/python --no-deps .
     old/bin/python tools/make_old_models.py
 
-Once for each version of JAX; what one wrote is not written again. Beside each model lie inputs and
-the answers that this JAX gave to them. `plain.jaxexp` is what `jax.export` alone writes of the MLP.
+Run once per version of JAX; existing files are not rewritten. Each model is stored with inputs and
+the answers of this JAX. `plain.jaxexp` is the MLP as written by `jax.export` alone.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import sys
@@ -32,7 +32,7 @@ ROWS = 2
 
 @dataclass(frozen=True)
 class Model:
-    """A function of parameters and inputs, with both."""
+    """A function with its parameters and inputs."""
 
     fn: Callable[..., dict[str, jax.Array]]
     params: dict[str, np.ndarray]
@@ -40,13 +40,13 @@ class Model:
 
 
 def mlp(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-    """Have parameters that are arguments and others that are constants, and a softmax."""
+    """Use a softmax, and parameters both as arguments and as constants."""
     hidden = jax.nn.relu(x @ params["w1"] + params["b1"][None])
     return {"y": jax.nn.softmax(hidden @ params["w2"])}
 
 
 def conv(params: dict[str, jax.Array], image: jax.Array) -> dict[str, jax.Array]:
-    """Have a window that slides over pictures, and one that takes the largest."""
+    """Use a convolution and a max pooling."""
     layout = ("NHWC", "HWIO", "NHWC")
     found = jax.lax.conv_general_dilated(
         image, params["kernel"], (1, 1), "SAME", dimension_numbers=layout
@@ -56,18 +56,18 @@ def conv(params: dict[str, jax.Array], image: jax.Array) -> dict[str, jax.Array]
 
 
 def count(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-    """Have 64-bit integers, and more than one result."""
+    """Use 64-bit integers, and more than one result."""
     return {"sum": jnp.cumsum(x, axis=1) + params["start"], "largest": jnp.argmax(x, axis=1)}
 
 
 def solve(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-    """Call functions of LAPACK."""
+    """Use functions of LAPACK."""
     squares = x @ jnp.swapaxes(x, 1, 2) + params["diagonal"][None]
     return {"root": jnp.linalg.cholesky(squares), "values": jnp.linalg.eigvalsh(squares)}
 
 
 def models() -> dict[str, Model]:
-    """Return the models by name; the same for ever."""
+    """Return the models by name; they must never change."""
     random = np.random.RandomState(0)
 
     def normal(*shape: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def models() -> dict[str, Model]:
 
 
 def write(name: str, model: Model, directory: Path) -> None:
-    """Export one model, and write its answers beside it."""
+    """Export one model, and write its answers next to it."""
     from xlaserve.artifact import weights
     from xlaserve.authoring.export import export_model
     from xlaserve.tensors import TensorSpec, datatype_of
@@ -127,12 +127,12 @@ def write_plain(model: Model, path: Path) -> None:
 
 
 def main() -> None:
-    """Write all models with the JAX that runs."""
+    """Write all models with the running JAX."""
     directory = DATA / jax.__version__
     if directory.exists():
         sys.exit(f"{directory} is there already, and not to be written again")
     if not hasattr(jax, "enable_x64"):
-        # Where it was before jax 0.8.
+        # Its location before jax 0.8.
         setattr(jax, "enable_x64", getattr(jax.experimental, "enable_x64"))  # noqa: B010, B009
     jax.config.update("jax_enable_x64", True)
     for name, model in models().items():

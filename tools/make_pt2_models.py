@@ -1,11 +1,11 @@
-"""Write small programs of torch.export, and what PyTorch answers, for the tests.
+"""Write small torch.export programs, with PyTorch's answers, for the tests.
 
     pip install torch
     python tools/make_pt2_models.py
 
-Each file of tests/data/pt2 is a program as torch.export.save writes it, without the places in files
-that its nodes come from, beside inputs and the answers of PyTorch. They need not be written again:
-the tests read them without PyTorch.
+Each file in tests/data/pt2 is a program as torch.export.save writes it, without the source
+locations of its nodes, stored with inputs and PyTorch's answers. The tests read these files without
+PyTorch, so they are written only once.
 """
 
 # pyright: reportMissingImports=false, reportGeneralTypeIssues=false
@@ -26,7 +26,7 @@ _Made = tuple[nn.Module, tuple[Any, ...], Any]
 
 
 class Block(nn.Module):
-    """One layer of a transformer that masks the future."""
+    """A transformer layer with a causal mask."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two layers over tokens, with a mask of those that are there."""
+    """Two layers over tokens, with an attention mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(16, 50)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a number for each token, and the mean of those that the mask has."""
+        """Return a number per token, and the mean over the unmasked ones."""
         x = self.embedded(ids) + self.placed(torch.arange(ids.shape[1]))
         for block in self.blocks:
             x = block(x)
@@ -64,10 +64,10 @@ class Transformer(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Changes views of tensors in place."""
+    """Modifies views of tensors in place."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a tensor whose parts were written one by one, and one of its parts."""
+        """Return a tensor assembled by in-place writes, and one of its parts."""
         y = torch.zeros(x.shape[0], 4, 6)
         y[:, 1:3, ::2] = x[:, :2, :3]
         y[:, 0].add_(2)
@@ -80,10 +80,10 @@ class InPlace(nn.Module):
 
 
 class ByNumber(nn.Module):
-    """Looks up what belongs to each row at the number of the row, as models of transformers do."""
+    """Indexes rows with an arange of row numbers, as transformers' models do."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last of each row that the mask has, and the rows without the others."""
+        """Return each row's last unmasked element, and x with masked elements set to zero."""
         rows, places = torch.arange(x.shape[0]), torch.arange(x.shape[1])
         seen = mask[rows[:, None], places[None, :]].bool()
         last = x[rows, mask.cumsum(1).argmax(1)]
@@ -146,7 +146,7 @@ def _models() -> Mapping[str, Callable[[], _Made]]:
 
 
 def _numpy(tensor: torch.Tensor) -> Any:
-    """Return an array; bfloat16, which numpy lacks, as the FP32 of the same numbers."""
+    """Return an array; bfloat16, which numpy lacks, becomes FP32."""
     wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     return wide.detach().numpy()
 
@@ -173,7 +173,7 @@ def _write(name: str, made: _Made, *, decomposed: bool) -> None:
 
 
 def main() -> None:
-    """Export and write all of them."""
+    """Export and write all programs."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     TARGET.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/metrics.md from the metrics themselves, or prove that they are fresh.
+"""Write the tables of docs/metrics.md from the code, or prove them fresh.
 
 python tools/metrics_page.py [--check]
 """
@@ -26,7 +26,7 @@ _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|[^\n]*\n)*")
 
 
 def families() -> list[list[Family[Any]]]:
-    """Return the families of the tables of the page, in their order."""
+    """Return the families of each table of the page, in page order."""
     return [
         [*OF_VERSIONS],
         [
@@ -54,7 +54,7 @@ def histograms() -> set[str]:
 
 
 def page(text: str) -> str:
-    """Return the page with fresh tables; its prose is as it was."""
+    """Return the page with regenerated tables and its prose unchanged."""
     tables = [*(map(_row, table) for table in families()), _process_rows()]
     parts = _TABLE.split(text)
     if len(parts) != len(tables) + 1:

@@ -1,8 +1,8 @@
-"""Soak the model runtime of a mesh for as long as you like, and print what is left of it.
+"""Soak the model runtime of a mesh, and print what it leaves behind.
 
-200 models go through a capacity of 20, by a client that does what ModelMesh does, over TCP and a
-unix socket at once. Exits with 1 if anything was served after its unload, left in memory, or ever
-more than fits. Needs the `test` dependency group.
+A client that behaves like ModelMesh moves 200 models through a capacity of 20, over TCP and a unix
+socket at the same time. Exits with 1 if a model was served after its unload or left in memory, or
+if the capacity was ever exceeded. Needs the `test` dependency group.
 """
 
 import argparse
@@ -17,7 +17,7 @@ _TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
 def main() -> int:
-    """Run the command line."""
+    """Parse the arguments and soak; return 1 if a rule was violated or memory was left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0, help="makes the choices repeatable")

@@ -1,14 +1,14 @@
-"""Put a small mistake into a copy of the server, many times, and see whether a test fails.
+"""Apply small mutations to a copy of the server; for each, a test should fail.
 
     python tools/mutants.py --package rows --seed 1 --count 20
 
-Prints which were noticed, and those that were not as patches. Succeeds where at least 95 % were. A
-package is any part of the path below server/xlaserve: `rows`, `serving`, `shape.py`.
+Prints which mutants were detected, and the others as patches. Succeeds if at least 95 % were
+detected. A package is any part of the path below server/xlaserve: `rows`, `serving`, `shape.py`.
 
-The tests of all modules of the sample run once without a mutation, which notes the lines that each
-executes. A mutant of functions is tried in a fork of the pytest that collected them, by those that
-execute its line; one of what an import executes, and all on Python 3.11, by all tests
-of its module.
+The tests of all sampled modules first run without a mutation, to record the lines that each
+executes. A mutant inside a function is run in a fork of the pytest that collected those tests,
+against the tests that execute its line. A mutant of code that runs at import, and every mutant on
+Python 3.11, is run against all tests of its module.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from warm import UNLIKE
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("server", "xlaserve")
 SHARE = 0.95
-"""Share of the mutants that tests must notice."""
+"""Share of the mutants that tests must detect."""
 HOMES: Mapping[str, Sequence[str]] = {
     "app": ("tests/assembly", "tests"),
     "artifact": ("tests/models",),
@@ -79,8 +79,7 @@ HOMES: Mapping[str, Sequence[str]] = {
     "testing": ("tests",),
     "workers": ("tests/processes",),
 }
-"""Folders with the tests of a package: a file there tests the module that it is named for. The
-longest prefix decides."""
+"""Directories with a package's tests, in files named after its modules. The longest prefix wins."""
 THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
     "app": (
         "tests/assembly/test_extensions.py",
@@ -172,12 +171,12 @@ THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
     "testing": ("tests/test_serving_from_python.py",),
     "workers": ("tests/processes",),
 }
-"""Tests for all modules of a package, in addition to those that are named for a module or import
-it; the longest prefix wins.
+"""Tests for all modules of a package, in addition to those named after a module or importing it;
+the longest prefix wins.
 """
 KILLED, STOPPED, LIVED = "killed", "killed by time", "LIVED"
 _QUIET = {"OPENBLAS_NUM_THREADS": "1"}
-"""Numpy starts no threads on import."""
+"""Keeps numpy from starting threads on import."""
 _TEST_SECONDS = 120
 _MORE_SECONDS = 60.0
 """Seconds beyond three times the tests' duration after which a mutant counts as detected."""
@@ -185,7 +184,7 @@ _MORE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mutation of a file, named by its path below the root."""
+    """A mutation of a file, whose path is relative to the root."""
 
     path: Path
     mutation: Mutation
@@ -195,7 +194,7 @@ class Mutant:
 
 
 def sample(root: Path, package: str, seed: int, count: int) -> list[Mutant]:
-    """Return so many mutants of a package, the same for a seed; fewer where it has fewer."""
+    """Return `count` mutants of a package, the same for equal seeds; fewer if it has fewer."""
     every = [
         Mutant(path.relative_to(root), mutation)
         for path in modules(root, package)
@@ -205,7 +204,7 @@ def sample(root: Path, package: str, seed: int, count: int) -> list[Mutant]:
 
 
 def modules(root: Path, package: str) -> list[Path]:
-    """Return the modules with a part of their path, in order."""
+    """Return the modules whose path contains `package`, in order."""
     base = root / PACKAGE
     wanted = f"/{package.strip('/').replace('.', '/').removesuffix('/py')}/"
     return sorted(
@@ -216,7 +215,7 @@ def modules(root: Path, package: str) -> list[Path]:
 
 
 def tests_of(root: Path, path: Path) -> tuple[str, ...]:
-    """Return the tests of a module, those named for it first."""
+    """Return the tests of a module, starting with those named after it."""
     inner = path.relative_to(PACKAGE).with_suffix("")
     name = inner.parent.name if inner.name == "__init__" else inner.name
     named = [
@@ -230,7 +229,7 @@ def tests_of(root: Path, path: Path) -> tuple[str, ...]:
 
 
 def row_of(table: Mapping[str, Sequence[str]], inner: Path) -> Sequence[str]:
-    """Return the row of the longest prefix of a module's path; none where there is none."""
+    """Return the entry for the longest matching prefix of a module's path, or an empty one."""
     prefixes = ("/".join(inner.parts[:count]) for count in range(len(inner.parts), 0, -1))
     return next((table[one] for one in prefixes if one in table), ())
 
@@ -249,24 +248,28 @@ def _importers(root: Path, inner: Path) -> Iterator[str]:
 
 @cache
 def _texts(root: Path) -> Sequence[tuple[str, str]]:
-    """Read the tests of a tree once: they are searched for every module."""
+    """Read the tests of a tree once, as they are searched for every module."""
     files = sorted((root / "tests").rglob("test_*.py"))
     return [(file.relative_to(root).as_posix(), file.read_text()) for file in files]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Tests, as they went without a mutation."""
+    """Results of running the tests without a mutation."""
 
     lines: Mapping[str, Mapping[str, Sequence[str]]]
-    """Tests that execute a line, by file: files where they set something up; "" is an import."""
+    """File -> line -> its tests; a test file if its fixtures execute the line, "" if an import
+    does.
+    """
     seconds: Mapping[str, float]
     """Duration of each test."""
     whole: float
     """Duration of all tests."""
 
     def of(self, file: Path, mutation: Mutation) -> Sequence[str]:
-        """Return the tests that execute a mutation, quick files first; none for an import."""
+        """Return the tests that execute a mutation, quick files first; none for import-time
+        code.
+        """
         lines = self.lines.get(str(file), {})
         span = range(mutation.start[0], mutation.end[0] + 1)
         names = {name for line in span for name in lines.get(str(line), ())}
@@ -281,7 +284,7 @@ class Trial:
         return [one for ones in quick_first for one in ones]
 
     def limit(self, tests: Sequence[str]) -> float:
-        """Return the seconds after which tests are held to be stopped by a mutant."""
+        """Return the seconds after which the mutant is assumed to hang the tests."""
         return 3 * min(self._taken(tests), self.whole) + _MORE_SECONDS
 
     def _taken(self, tests: Sequence[str]) -> float:
@@ -289,7 +292,7 @@ class Trial:
 
 
 class Copy:
-    """A copy of the tree, in which mutants are tried one after the other."""
+    """A copy of the tree, in which mutants are tested one at a time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -302,7 +305,7 @@ class Copy:
         self._warm = None
 
     def trial(self, mutants: Sequence[Mutant]) -> Trial:
-        """Run the tests of mutants without a mutation; raises ValueError where they fail."""
+        """Run the tests of all mutants without a mutation; raises ValueError if they fail."""
         modules_of = dict.fromkeys(mutant.path for mutant in mutants)
         tests = list(dict.fromkeys(one for path in modules_of for one in tests_of(self.root, path)))
         noted = self.root / "executed.json"
@@ -325,7 +328,7 @@ class Copy:
         return Trial(found.get("lines", {}), found.get("seconds", {}), taken)
 
     def fate(self, mutant: Mutant, trial: Trial) -> str:
-        """Return what became of a mutant."""
+        """Return the outcome of a mutant."""
         file = self.root / mutant.path
         source = file.read_text()
         other = mutant.mutation.applied(source)
@@ -334,7 +337,7 @@ class Copy:
         limit = trial.limit(tests)
         code: int | None = UNLIKE
         try:
-            # Processes that tests start read the file.
+            # The file must change as well, for processes that the tests start.
             self._write(file, other)
             if executing and self._warm is not None:
                 code = self._warm.run(executing, [str(file), source, other], limit)
@@ -346,7 +349,7 @@ class Copy:
 
     def _write(self, file: Path, text: str) -> None:
         file.write_text(text)
-        # A text of the same length in the same second would count as the same.
+        # A .pyc counts as current for a source of equal length and modification second.
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
 
@@ -372,7 +375,7 @@ class Copy:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "executed", "-p", "warm"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
         limits = ["--numprocesses", "0", "--timeout", str(_TEST_SECONDS)]
-        # More of them than a command line holds.
+        # The list may be longer than a command line allows.
         named = self.root / "tests.txt"
         named.write_text("".join(f"{one}\n" for one in tests))
         with self._said.open("wb") as output:
@@ -392,7 +395,7 @@ _Started: TypeAlias = Callable[[Mapping[str, str], int], "subprocess.Popen[bytes
 
 
 class _Warm:
-    """A pytest that has collected, and runs tests in forks."""
+    """A pytest process that has collected the tests, and runs them in forks."""
 
     def __init__(self, started: _Started) -> None:
         self._channel, theirs = socket.socketpair()
@@ -401,10 +404,12 @@ class _Warm:
             self._process = started(channel, theirs.fileno())
         self._answers = self._channel.makefile("rb", buffering=0)
         self.threads = int(self._answers.readline() or 0)
-        """Threads after collection, of which a fork would have one; none where it has ended."""
+        """Number of threads after collection (a fork keeps only one); 0 if the process has
+        ended.
+        """
 
     def run(self, tests: Sequence[str], edit: Sequence[str], seconds: float | None) -> int | None:
-        """Run tests, all where none is named, on an edited module; None where time was up."""
+        """Run tests on an edited module, all if none is named; return None on timeout."""
         if not self.threads:
             return self._process.wait()
         self._channel.sendall(json.dumps({"tests": tests, "edit": edit}).encode() + b"\n")
@@ -423,7 +428,7 @@ class _Warm:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill what a run of tests has left, with it."""
+    """Kill a test run and its remaining processes."""
     _kill(process.pid)
     process.wait()
 
@@ -434,7 +439,7 @@ def _kill(group: int) -> None:
 
 
 def copied(root: Path, target: Path) -> None:
-    """Copy the files that git knows, or would."""
+    """Copy the files that git tracks or would add."""
     command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
@@ -444,7 +449,7 @@ def copied(root: Path, target: Path) -> None:
 
 
 def tried(root: Path, mutants: Sequence[Mutant]) -> int:
-    """Try mutants of a tree, and print what became of each; return how many were noticed."""
+    """Test mutants of a tree, and print each outcome; return how many were detected."""
     noticed = 0
     with ExitStack() as stack:
         directory = stack.enter_context(TemporaryDirectory(prefix="mutants-"))

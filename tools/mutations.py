@@ -1,4 +1,4 @@
-"""Small mistakes that could be in a module: each is one edit of its text."""
+"""Mutations of a module's source: each is one small edit."""
 
 import ast
 import copy
@@ -32,7 +32,7 @@ _ARITHMETIC: Mapping[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 _SAID = frozenset({"_log", "log", "logger", "_logger", "logging", "warnings"})
-"""Names whose calls tell somebody something, and change no answer."""
+"""Names whose calls only log or warn, and do not affect results."""
 _TEXT = frozenset({"__repr__", "__str__"})
 _LISTS = frozenset({"__all__", "__slots__"})
 _Position: TypeAlias = tuple[int, int]
@@ -40,7 +40,7 @@ _Position: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, order=True)
 class Mutation:
-    """An edit: what stands between two positions (line from 1, byte from 0) is replaced."""
+    """An edit that replaces the text between two positions (line from 1, byte from 0)."""
 
     start: _Position
     end: _Position
@@ -62,14 +62,14 @@ class Mutation:
 
 
 def mutations(source: str) -> Sequence[Mutation]:
-    """Return every edit of a module that makes another program of it, in order."""
+    """Return every edit of a module that changes its program, in order."""
     found = _Finder()
     found.visit(ast.parse(source))
     return sorted(set(found.mutations))
 
 
 class _Finder(ast.NodeVisitor):
-    """Finds executed code to mutate: no annotations, decorators, log lines or `__repr__` texts."""
+    """Finds executed code to mutate, except annotations, decorators, logging and `__repr__`."""
 
     def __init__(self) -> None:
         self.mutations: list[Mutation] = []
@@ -81,7 +81,7 @@ class _Finder(ast.NodeVisitor):
     def _replace(self, kind: str, node: ast.expr, other: ast.expr) -> None:
         self._add(kind, node, f"({ast.unparse(ast.fix_missing_locations(other))})")
 
-    # --- what is left out ---
+    # --- Excluded nodes -----
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if node.name not in _TEXT:
@@ -103,16 +103,16 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Texts for people; and before Python 3.12 what is in them has no position."""
+        """Skip texts for people; before Python 3.12 their parts have no positions either."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """What must be true anyway."""
+        """Skip assertions, which always hold."""
 
     def _visit_all(self, nodes: Sequence[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
 
-    # --- expressions ---
+    # --- Expressions ---
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for index, operator in enumerate(node.ops):
@@ -147,7 +147,7 @@ class _Finder(ast.NodeVisitor):
             self._add("constant", node, str(node.value + 1))
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Leave `strict` of a zip alone: it says what is true anyway, as an assertion does."""
+        """Skip `strict` of a zip, which like an assertion always holds."""
         is_zip = isinstance(node.func, ast.Name) and node.func.id == "zip"
         self.visit(node.func)
         self._visit_all(node.args)
@@ -163,11 +163,11 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _negate(self, test: ast.expr) -> None:
-        """Turn a condition round that is one value: the others have their own edits."""
+        """Negate a condition that is a single value; other kinds have their own edits."""
         if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             self._replace("condition", test, ast.UnaryOp(ast.Not(), test))
 
-    # --- statements ---
+    # --- Statements ---
 
     def visit_If(self, node: ast.If) -> None:
         if "TYPE_CHECKING" not in ast.unparse(node.test):
@@ -184,7 +184,7 @@ class _Finder(ast.NodeVisitor):
         value = node.value
         if value is None:
             return
-        # Who asks for a truth takes nothing for False; the other truth has its own edit.
+        # A caller that tests the truth value cannot tell None from False; True has its own edit.
         if not (isinstance(value, ast.Constant) and (value.value is None or value.value is False)):
             self._add("nothing returned", node, "return None")
         self.visit(value)

@@ -1,18 +1,19 @@
-"""Compare the time of an execution of ONNX models with that of onnxruntime.
+"""Compare the execution time of ONNX models with that of onnxruntime.
 
     python tools/onnx_speed.py [--write]
     python tools/onnx_speed.py resnet50 text.onnx:x=3,48,192 [--batch 1,8] [--seconds 5]
 
 A model is one of tools/onnx_speed_models.py, or a file, with the shapes of its inputs without the
-batch where the file leaves them open. The conversion of an import and onnxruntime execute it by
-turns in this process, on the same random inputs and all cores, after their answers were compared.
-JAX and the allocator are set as the server sets them. As in a load, a batch is executed in pieces
-where those are measured to be quicker, and the line says of how many rows. A line has the medians
-and their ratio; the last has the geometric mean of the ratios, and the worst. All of it takes at
-most --minutes, which the rows share; --write puts the table into docs/measurements/performance.md.
+batch if the file leaves them open. The converted model and onnxruntime are executed alternately in
+this process, on the same random inputs and all cores, after a comparison of their answers. JAX and
+the allocator are configured as in the server. As in a load, a batch is split into pieces if that
+was measured to be faster, and the output shows their number of rows. Each line has the medians and
+their ratio; the last has the geometric mean of the ratios, and the worst. The whole run takes at
+most --minutes, shared between the rows; --write puts the table into
+docs/measurements/performance.md.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import argparse
@@ -48,30 +49,30 @@ from xlaserve.tensors import Tensor
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measurements" / "performance.md"
 LENGTH = 128
-"""The size of an open dimension that is called a sequence."""
+"""The size of open dimensions that denote a sequence length."""
 PIECES = (1, 2, 4)
-"""Rows of the pieces that are tried; a load tries all of its batch sizes."""
+"""Numbers of rows to try for pieces; a load tries all of its batch sizes."""
 PIECE_SECONDS = 0.2
 """How long each size is executed before one is chosen."""
 PIECE_RUNS = 3
-"""Executions of each size at least."""
+"""Minimum number of executions of each size."""
 BLOCK_SECONDS = 0.05
 """Duration of one contender's block. Its first execution does not count: the other's threads may
 still spin, and its weights fill the caches.
 """
 LEAST_SECONDS = 0.5
-"""For a row, where the time is all but over."""
+"""Minimum duration of a row once the time budget is used up."""
 LEAST_ROUNDS = 3
 TOLERANCE = 1e-3
-"""Most that an answer may be off, in parts of its largest number."""
+"""Maximum error of an answer, relative to its largest value."""
 SMALLEST = 1e-2
-"""The largest number of an answer that is all but zero counts as this one."""
+"""Lower bound for the value that TOLERANCE is relative to, for answers close to zero."""
 
 Execute = Callable[[], Sequence[Any]]
 
 
 class Engines:
-    """One model in both: converted here, a program for each size, and in onnxruntime."""
+    """One model in both engines: converted, with a program per size, and in onnxruntime."""
 
     def __init__(self, model: Model, rows: Sequence[int], threads: int) -> None:
         made = model.make()
@@ -110,11 +111,11 @@ class Engines:
         self._outputs = list(plan.outputs)
 
     def pieces(self, batch: int) -> int:
-        """Return of how many rows the pieces are in which a batch is executed here."""
+        """Return the number of rows in the pieces that a batch is split into."""
         return self._table.pieces_for(batch)[0].rows
 
     def ours(self, batch: int) -> Execute:
-        """Return what executes a batch here."""
+        """Return a function that executes a batch with the converted model."""
         pieces = self._table.pieces_for(batch)
         given = [value[:batch] for value in self._given.values()]
 
@@ -133,7 +134,7 @@ class Engines:
         return execute
 
     def theirs(self, batch: int) -> Execute:
-        """Return what executes a batch in onnxruntime."""
+        """Return a function that executes a batch in onnxruntime."""
         given = {name: value[:batch] for name, value in self._given.items()}
         return partial(self._session.run, self._outputs, given)
 
@@ -143,7 +144,7 @@ def _dimensions(given: Any) -> Any:
 
 
 def _quickest(call: Call, tensors: list[Any]) -> float:
-    """Return the seconds of the quickest of some executions."""
+    """Return the seconds of the fastest of several executions."""
     runs: list[float] = []
     end = time.monotonic() + PIECE_SECONDS
     while len(runs) < PIECE_RUNS or time.monotonic() < end:
@@ -158,7 +159,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _planned(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-    """Return the plan of a graph, its parameters as a load holds them, and what takes them out."""
+    """Return the plan of a graph, its packed parameters, and the function to unpack them."""
     [rows] = jax.export.symbolic_shape("rows")
     plan = planning.plan(graph, _arguments(given, rows))
     held = sorted(plan.parameters)
@@ -180,7 +181,7 @@ def _arguments(given: Mapping[str, Tensor], rows: Any) -> dict[str, jax.ShapeDty
 
 
 def _compiled(plan: Any, leaves: Any, unpack: Any, given: Mapping[str, Tensor], rows: int) -> Call:
-    """Return the program of so many rows, which holds its parameters."""
+    """Return the compiled program for a number of rows, with its parameters bound."""
 
     def model(leaves: Sequence[jax.Array], tensors: Sequence[jax.Array]) -> list[jax.Array]:
         found = optimize(plan.__call__)(unpack(leaves), dict(zip(given, tensors, strict=True)))
@@ -197,7 +198,7 @@ def _compiled(plan: Any, leaves: Any, unpack: Any, given: Mapping[str, Tensor], 
 
 
 def _held(tensors: Sequence[Tensor]) -> tuple[Packing, list[Tensor]]:
-    """Return parameters as a load holds large ones, and how."""
+    """Pack large parameters as a load does; return the packing and the packed parameters."""
     turned = [n for n, each in enumerate(tensors) if is_kernel(Parameter(each.dtype, each.shape))]
     packing = Packing.of({}, len(tensors), turned)
     return packing, [
@@ -207,7 +208,7 @@ def _held(tensors: Sequence[Tensor]) -> tuple[Packing, list[Tensor]]:
 
 
 def check_alike(ours: Sequence[Any], theirs: Sequence[Any], tolerance: float = TOLERANCE) -> None:
-    """Raise SystemExit where answers differ."""
+    """Raise SystemExit if the answers differ."""
     for mine, other in zip(ours, theirs, strict=True):
         left, right = (np.asarray(each, np.float64) for each in (mine, other))
         scale = max(float(np.abs(right).max(initial=0.0)), SMALLEST)
@@ -222,9 +223,9 @@ def medians(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Execute both by turns for so long, and return the median time of each.
+    """Execute both alternately for some seconds, and return the median time of each.
 
-    Which of both begins changes from round to round.
+    The one that goes first changes from round to round.
     """
     times: tuple[list[float], list[float]] = ([], [])
     end, rounds = clock() + seconds, 0
@@ -249,7 +250,7 @@ def _told(text: str) -> None:
 
 
 class Budget:
-    """The seconds that are left, shared by the rows that are to be measured."""
+    """The remaining seconds, shared by the rows still to be measured."""
 
     def __init__(
         self, seconds: float, models: int, clock: Callable[[], float] = time.monotonic
@@ -259,22 +260,22 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Return the seconds until the end, 0 where it is over."""
+        """Return the seconds until the end, or 0 after it."""
         return max(0.0, self._end - self._clock())
 
     def prepared(self, seconds: float) -> None:
-        """Take down how long one model took before it could be measured."""
+        """Record how long the preparation of one model took."""
         self._prepared.append(seconds)
 
     def for_row(self, rows_left: int, most: float) -> float:
-        """Return the seconds for which the next row is measured."""
+        """Return the seconds available for measuring the next row."""
         to_come = self._models - len(self._prepared)
         preparing = max(self._prepared, default=0.0) * to_come
         return min(most, max(LEAST_SECONDS, (self.left - preparing) / max(rows_left, 1)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each model and batch."""
+    """Measure, and print a row for each model and batch."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", default=list(onnx_speed_models.DEFAULT))
     parser.add_argument("--batch", default="1,8")

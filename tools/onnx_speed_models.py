@@ -1,4 +1,4 @@
-"""The models whose executions are compared with onnxruntime's, and how each is made or found."""
+"""The models for the comparison with onnxruntime, and how each is made or found."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, and what an execution of it is given."""
+    """A model and the inputs of an execution."""
 
     title: str
     """Title in the table."""
     make: Callable[[], onnx.ModelProto]
     name: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Shapes of inputs that the file leaves open, -1 for the batch."""
+    """Shapes of inputs that the file leaves open; -1 is the batch."""
     dimensions: Mapping[str, int] = field(default_factory=dict)
     """Sizes of open dimensions by name."""
     below: Mapping[str, int] = field(default_factory=dict)
-    """Numbers below which integers are drawn."""
+    """Exclusive upper bounds of random integer inputs."""
     tolerance: float = TOLERANCE
 
 
 def _packaged(row: str) -> Callable[[], onnx.ModelProto]:
-    """Return what takes a model out of the package of a row of the zoo."""
+    """Return a function that loads the model of a row of the zoo from its package."""
 
     def make() -> onnx.ModelProto:
         [found] = (each for each in ROWS if each.name == row)
@@ -71,7 +71,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "gradient-boosted forest, 100 trees of 31 leaves",
             lambda: onnx.load_from_string(zoo_trained.boosted_numbers()),
         ),
-        # Smaller than their namesakes.
+        # These are smaller than their namesakes.
         "mobilenet_v2_like": Model("MobileNetV2-like, 64 x 64", onnx_networks.mobilenet_v2),
         "mobilenet_v3_like": Model(
             "MobileNetV3-like, 224 x 224", lambda: onnx_networks.efficientnet(224, hard=True)
@@ -86,7 +86,7 @@ DEFAULT = tuple(name for name in MODELS if not name.endswith("_like"))
 
 
 def model_of(said: str) -> Model:
-    """Return a model by its name, or a file with the shapes of its inputs: m.onnx:x=3,48,192."""
+    """Return a model by name, or from a file with the shapes of its inputs: m.onnx:x=3,48,192."""
     if said in MODELS:
         found = MODELS[said]
         return Model(

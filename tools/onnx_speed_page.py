@@ -1,4 +1,4 @@
-"""The table of executions beside onnxruntime, as text and between its markers in the docs."""
+"""The table of execution times compared with onnxruntime, and its section in the docs."""
 
 import re
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ END = "<!-- end of onnxruntime -->"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The median seconds of an execution of one model and batch."""
+    """The median seconds per execution of one model and batch."""
 
     title: str
     batch: int
     ours: float
     theirs: float
     piece: int
-    """Rows of the pieces in which it is executed here; the batch where it is executed whole."""
+    """Rows per piece; equal to the batch if it is executed whole."""
 
     @property
     def ratio(self) -> float:
-        """Return our time in parts of that of onnxruntime."""
+        """Return our time relative to onnxruntime's."""
         return self.ours / self.theirs
 
 
@@ -34,7 +34,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def line(row: Row) -> str:
-    """Return the line of a row."""
+    """Return the table line of a row."""
     times = f"{row.ours * 1e3:.2f} | {row.theirs * 1e3:.2f} | {row.ratio:.2f}"
     return f"| {row.title} | {row.batch} | {times} | {row.piece} |"
 
@@ -49,7 +49,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], page: Path) -> None:
-    """Replace what is between the markers of a page; raises ValueError where they are not there."""
+    """Replace the text between the markers of a page; raises ValueError if they are missing."""
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"expected '{BEGIN}' and '{END}', each once, in {page}")

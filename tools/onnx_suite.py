@@ -1,4 +1,4 @@
-"""Run onnx's own suite through our converter, and print what passed, was refused and is wrong.
+"""Run onnx's own test suite through our converter, and print passed, refused and wrong cases.
 
 Exits with 1 if a case is wrong, or fewer pass than before. Needs the `test` dependency group.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-# Workers run cases side by side, each with the threads of one core.
+# Workers run cases in parallel, each limited to one core.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the suite; return 1 if a case is wrong or fewer pass than before."""
     from support import onnx_cases, onnx_suite
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -1,12 +1,12 @@
-"""Measure the processor time of each process of a server for one request.
+"""Measure the CPU time per request of each process of a server.
 
     python tools/process_shares.py [--roles front-ends] [--processes 2] [--seconds 3]
 
-A server of the models of tools/make_bench_models.py is started, and h2load asks it over gRPC. Each
-line has the requests of a run, and what one of them took of the engine, of all front ends, and of
-the parent, in microseconds of processor time: a machine that does other things too makes them
-slower, and leaves the share of the engine as it is. What executions took is by the clock, and part
-of the engine's. The first run of a model is not counted.
+Starts a server with the models of tools/make_bench_models.py, and sends requests with h2load over
+gRPC. Each line has the number of requests in a run, and the CPU time per request of the engine, of
+all front ends, and of the parent, in microseconds. Other load on the machine slows all of them, but
+leaves the engine's share unchanged. The time of executions is wall-clock time, and part of the
+engine's. The first run of a model is discarded.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load of h2load."""
+    """A load for h2load."""
 
     model: str
     shape: Sequence[int]
@@ -64,13 +64,13 @@ LOADS = (
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that the threads of a process have taken, to the nanosecond."""
+    """Return the CPU time used by the threads of a process, with nanosecond resolution."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 class Counts(NamedTuple):
-    """Requests that were answered without an error, and their executions."""
+    """Requests answered without an error, and their executions."""
 
     requests: int
     executions: int
@@ -87,7 +87,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server and the processes that it has."""
+    """A running server and its processes."""
 
     process: "subprocess.Popen[str]"
     port: int
@@ -108,12 +108,12 @@ class Server:
         )
 
     def seconds(self) -> dict[str, float]:
-        """Return the processor time by part."""
+        """Return the CPU time of each part."""
         return {part: sum(map(cpu_seconds, pids)) for part, pids in self.parts.items()}
 
 
 def start(models: Path, roles: str, processes: int) -> Server:
-    """Return a server that is ready."""
+    """Start a server, and return it once it is ready."""
     command = [sys.executable, "-m", "xlaserve.cli", "serve", str(models), "--device", "cpu"]
     command += ["--grpc-endpoint", "port:0", "--http-endpoint", "port:0"]
     command += ["--processes", str(processes), "--process-roles", roles]
@@ -140,7 +140,7 @@ def start(models: Path, roles: str, processes: int) -> Server:
 
 
 def ask(server: Server, load: Load, seconds: int) -> Counts:
-    """Ask a server for so long, and return what it has counted."""
+    """Send requests for some seconds, and return the increase of the server's counters."""
     before = server.counts(load.model)
     with tempfile.NamedTemporaryFile() as file:
         file.write(load.body)

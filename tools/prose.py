@@ -2,8 +2,8 @@
 
     python tools/prose.py
 
-Prints each finding with its place and the remedy, and exits with 1 if there is one. `HABITS` is
-the table of them: a habit is in it once no text of the repository has it.
+Prints each finding with its location and the remedy, and exits with 1 if there are any. `HABITS` is
+the table of patterns: one is added once the repository has no match left.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORDS = 15
-"""Words of a module's caption, without references in parentheses."""
+"""Maximum words of a module's caption, not counting references in parentheses."""
 
 
 class Kind(Flag):
@@ -29,13 +29,13 @@ class Kind(Flag):
     ERROR = auto()
     """Text of an exception."""
     PAGE = auto()
-    """Paragraph, item or table row of a Markdown page; no heading, no code."""
+    """Paragraph, item or table row of a Markdown page, but no heading or code."""
     ANY = CAPTION | DOCSTRING | ERROR | PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of text and its place."""
+    """A piece of text and its location."""
 
     kind: Kind
     file: Path
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """A pattern that is odd English wherever it matches."""
+    """A pattern that marks odd English wherever it matches."""
 
     pattern: str
     remedy: str
@@ -77,7 +77,7 @@ HABITS = (
 
 
 def findings(text: Text) -> Iterator[str]:
-    """Yield each finding in a text, with its place."""
+    """Yield the findings in a text, with their location."""
     place = f"{text.file}:{text.line}"
     if text.kind is Kind.CAPTION:
         count = len(re.sub(r"\s*\([^()]*\)", "", text.words).split())
@@ -104,7 +104,7 @@ def in_module(source: str, file: Path) -> Iterator[Text]:
 
 
 def _is_error_text(node: ast.AST) -> bool:
-    """Tell whether a node is `super().__init__(...)`, by which errors form their texts."""
+    """Tell whether a node calls `super().__init__(...)`, with which errors build their texts."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -120,7 +120,7 @@ def _strings(node: ast.AST, file: Path) -> Iterator[Text]:
 
 
 def in_page(page: str, file: Path) -> Iterator[Text]:
-    """Yield the lines of a Markdown page but for headings, code blocks and code spans."""
+    """Yield the lines of a Markdown page, except headings, code blocks and code spans."""
     is_code = False
     for number, line in enumerate(page.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -130,7 +130,7 @@ def in_page(page: str, file: Path) -> Iterator[Text]:
 
 
 def texts(root: Path) -> Iterator[Text]:
-    """Yield every text of the repository that is checked."""
+    """Yield every text of the repository to be checked."""
     for file in sorted((root / "server").rglob("*.py")):
         yield from in_module(file.read_text(), file.relative_to(root))
     for file in (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))):

@@ -1,10 +1,9 @@
-"""The same bytes through a TCP socket and back, with nothing around them: what memory and the
-kernel cost, which no server can do without.
+"""Echo bytes through a bare TCP socket, as a lower bound for any server.
 
     python tools/raw_echo.py serve PORT BYTES
     python tools/raw_echo.py measure PORT BYTES COUNT     prints the seconds of each as JSON
 
-Like a server of tensors, the echo has the message whole before it answers.
+Like a model server, the echo receives the whole message before it answers.
 """
 
 import argparse
@@ -17,7 +16,7 @@ HOST = "127.0.0.1"
 
 
 def serve(port: int, size: int) -> None:
-    """Give messages of this size back, to one client after the other, for ever."""
+    """Echo messages of a fixed size, to one client after the other, forever."""
     buffer = memoryview(bytearray(size))
     with socket.create_server((HOST, port)) as listener:
         print("listening", flush=True)
@@ -29,7 +28,7 @@ def serve(port: int, size: int) -> None:
 
 
 def measure(port: int, size: int, count: int) -> list[float]:
-    """Return the seconds of so many messages, there and back, one at a time."""
+    """Return the round-trip seconds of `count` messages, sent one at a time."""
     message, answer = memoryview(bytes(size)), memoryview(bytearray(size))
     seconds = []
     with socket.create_connection((HOST, port)) as server:
@@ -43,7 +42,7 @@ def measure(port: int, size: int, count: int) -> list[float]:
 
 
 def receive(peer: socket.socket, buffer: memoryview) -> bool:
-    """Fill the buffer; tell whether that much came."""
+    """Fill the buffer; return False if the connection ends first."""
     have = 0
     while have < len(buffer):
         count = peer.recv_into(buffer[have:])
@@ -54,7 +53,7 @@ def receive(peer: socket.socket, buffer: memoryview) -> bool:
 
 
 def main() -> None:
-    """Read the arguments and serve or measure."""
+    """Parse the arguments, and serve or measure."""
     parser = argparse.ArgumentParser(description="Echo bytes over TCP.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("serve", "measure"):

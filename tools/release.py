@@ -2,9 +2,9 @@
 
     python tools/release.py [--out DIRECTORY]
 
-The version is that of pyproject.toml, and CHANGELOG.md has to begin with it. The wheel and the
-sdist pass `twine check`; each is installed in an environment of its own, says its version, and
-checks the example models.
+The version is that of pyproject.toml, and CHANGELOG.md must begin with it. The wheel and the sdist
+must pass `twine check`; each is installed into a separate environment, where it must report the
+version and check the example models.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SECONDS = 600
 
 
 def version() -> str:
-    """Return the version that pyproject.toml says."""
+    """Return the version in pyproject.toml."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
@@ -44,7 +44,7 @@ def run(*command: str | Path) -> str:
 
 
 def built(out: Path) -> list[Path]:
-    """Build the sdist, and the wheel out of it, and check how PyPI would show them."""
+    """Build the sdist, and the wheel from it, and check how PyPI would render them."""
     run(sys.executable, "-m", "build", "--outdir", out, ROOT)
     files = sorted(out.glob(f"xlaserve-{version()}*"))
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
@@ -52,7 +52,7 @@ def built(out: Path) -> list[Path]:
 
 
 def try_installation(file: Path, environment: Path) -> None:
-    """Install one file in a fresh environment, and look at an example model with it."""
+    """Install one file into a fresh environment, and inspect an example model with it."""
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", file)

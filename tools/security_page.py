@@ -26,12 +26,12 @@ _TABLES: Sequence[tuple[str, Sequence[Confined]]] = (
 
 
 def tables() -> str:
-    """Return all tables, as they stand between the two marks."""
+    """Return all tables, as they appear between the two markers."""
     return "".join(_HEAD.format(text=text) + "".join(map(_row, rows)) for text, rows in _TABLES)
 
 
 def page(before: str) -> str:
-    """Return the page with fresh tables; raises ValueError where its marks are missing."""
+    """Return the page with regenerated tables; raises ValueError if the markers are missing."""
     pattern = re.compile(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", re.DOTALL)
     if not pattern.search(before):
         raise ValueError(f"{PAGE}: the marks of the tables are missing")

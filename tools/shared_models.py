@@ -1,8 +1,8 @@
-"""Start a server over many small models of a few computations, and print what they cost.
+"""Serve many small models that share a few computations, and print their cost.
 
-They are fine-tunes: each has parameters of its own, and no two have the same. Prints the CPU time
-of this process and of those that compile for it until all are ready, and what each further model
-of a computation takes of it and of memory beyond its parameters.
+The models are fine-tunes: all have different parameters. Prints the CPU time of this process and
+its compile processes until all models are ready, and, per further model of a computation, the CPU
+time and the memory in addition to its parameters.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def _sizes(kind: int) -> tuple[int, ...]:
 
 
 def _export(path: Path, kind: int) -> None:
-    """Write a perceptron of 105 KB with one of four last layers."""
+    """Write a perceptron of 105 KB with one of four output layers."""
     params: list[Tensor] = []
     params += [np.zeros(shape, np.float32) for shape in itertools.pairwise(_sizes(kind))]
     params += [np.zeros(size, np.float32) for size in _sizes(kind)[1:]]
@@ -53,7 +53,7 @@ def _export(path: Path, kind: int) -> None:
 
 
 def tune(exported: Path, path: Path, number: int) -> None:
-    """Write an exported model again with parameters of its own."""
+    """Copy an exported model with different parameters."""
     shutil.copytree(exported, path)
     random = np.random.default_rng(number)
     described = manifest.read(path)
@@ -114,7 +114,7 @@ async def _measure(root: Path, scratch: Path, count: int) -> None:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Write the models, start the server, and print its cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=1000)
     arguments = parser.parse_args()

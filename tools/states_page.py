@@ -41,14 +41,14 @@ def _named(error: XlaserveError) -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with the table as it is now."""
+    """Return the page with the regenerated table."""
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return before + _BEGIN + table() + _END + after
 
 
 def main() -> int:
-    """Write or check; return the exit status."""
+    """Write or check the page; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where the page is not fresh")
     text = PAGE.read_text()

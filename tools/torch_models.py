@@ -3,9 +3,9 @@
     pip install torch torchvision transformers
     python tools/torch_models.py [resnet18 bert ...]
 
-Each model has random weights, and is exported with a batch that is open. The file is read as an
-import reads it, without PyTorch, and run on other inputs than those of the export. Prints a row
-for each model, and fails if an output is off by more than 1e-5 of its largest number.
+Each model has random weights, and is exported with a dynamic batch. The file is read as by an
+import, without PyTorch, and executed on other inputs than those of the export. Prints a row for
+each model, and fails if an output differs by more than 1e-5 of its largest value.
 """
 
 # pyright: reportMissingImports=false, reportGeneralTypeIssues=false
@@ -42,7 +42,7 @@ _Inputs = tuple[torch.Tensor, ...]
 
 
 class Text(nn.Module):
-    """A model of transformers whose result is a dict of tensors."""
+    """A transformers model whose result is a dict of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def _texts() -> Mapping[str, Callable[[], nn.Module]]:
 
 
 def _made(name: str) -> tuple[nn.Module, Callable[[], _Inputs]]:
-    """Return a model and what makes its inputs."""
+    """Return a model and a function that makes its inputs."""
     if name in _VISION:
         import torchvision
 
@@ -83,7 +83,7 @@ def _tokens() -> _Inputs:
 
 
 def _randomise(model: nn.Module) -> None:
-    """Give random numbers to what begins with zeros and ones, so that it does something."""
+    """Randomise parameters and statistics that start as zeros or ones, so that they matter."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None
@@ -96,7 +96,7 @@ def _randomise(model: nn.Module) -> None:
 
 
 def _difference(name: str, directory: Path) -> float:
-    """Return the largest difference of an output, in parts of its largest number."""
+    """Return the largest error of an output, relative to its largest value."""
     torch.manual_seed(0)
     model, inputs = _made(name)
     model.eval()
@@ -121,7 +121,7 @@ def _difference(name: str, directory: Path) -> float:
 
 
 def main() -> None:
-    """Compare all of them, or those that are named."""
+    """Compare all models, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     known = (*_VISION, "bert", "distilbert", "gpt2")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))

@@ -1,13 +1,13 @@
-"""Measure how long the turns of connections are while others wait.
+"""Measure how long one connection occupies the event loop while others wait.
 
     python tools/turns.py [--scenario NAME] [--seconds 2] [--connections 4]
 
-A turn is one callback of the event loop: what one connection, or the task of one request, does
-before others can go on. A server is started in this process, on asyncio's own loop, whose
-callbacks can be timed; clients in others ask it for what takes long. Each line says how many turns
-there were, how long the longest was, and the one of a thousand: of processor time, so that other
-processes of the machine do not count. CONNECTION_TURN_MS is what a connection is to keep to; below
-the line are the callbacks that took longer, and how often.
+A turn is one callback of the event loop: the work for one connection, or for the task of one
+request, before others can continue. A server is started in this process, on asyncio's own loop,
+whose callbacks can be timed; clients in other processes send expensive requests. Each line has the
+number of turns, the longest one, and the 99.9th percentile, in CPU time, so that other processes of
+the machine do not count. CONNECTION_TURN_MS is the limit for a connection; each line is followed by
+the callbacks that took longer, with their counts.
 """
 
 import argparse
@@ -50,10 +50,10 @@ CONNECTION_TURN_MS = 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings({}) + window_update(0, 1 << 30)
 _FRAME_BYTES = 1 << 14
 _ROUND = 64
-"""Requests that are sent before their answers are read."""
+"""Requests sent before their answers are read."""
 
 
-# --- what clients send -------------------------------------------------------------------------
+# --- Client requests ---------------------------------------------------------------------------
 
 
 def _fields(*more: tuple[str, str]) -> list[tuple[str, str]]:
@@ -89,7 +89,7 @@ def _large(rows: int) -> bytes:
 
 
 def _http2(block: Callable[[Encoder, int], bytes], body: bytes, count: int) -> Iterator[bytes]:
-    """Yield rounds of requests, whose streams are numbered on."""
+    """Yield rounds of requests with increasing stream ids."""
     encoder, stream = Encoder(), 1
     yield _PREFACE
     while True:
@@ -106,7 +106,7 @@ def _http2(block: Callable[[Encoder, int], bytes], body: bytes, count: int) -> I
 
 
 def _gzipped(body: bytes) -> bytes:
-    """Return a message with the compressed flag set."""
+    """Compress a message and set its compressed flag."""
     data = gzip.compress(body[5:], 1)
     return b"\1" + len(data).to_bytes(4, "big") + data
 
@@ -116,7 +116,7 @@ def _compressed(encoder: Encoder, stream: int) -> bytes:
 
 
 def _flood(frames: Callable[[Encoder, int], bytes], count: int) -> Iterator[bytes]:
-    """Yield rounds of frames on ever new streams, for as long as the server takes them."""
+    """Yield rounds of frames on new streams, as long as the server accepts them."""
     encoder, stream = Encoder(), 1
     yield _PREFACE
     while True:
@@ -132,13 +132,13 @@ def _cancelled(encoder: Encoder, stream: int) -> bytes:
 
 @cache
 def _long_block() -> bytes:
-    """Return a block of some 48 KB that adds nothing to the table."""
+    """Return a header block of some 48 KB that adds nothing to the dynamic table."""
     never = NeverIndexedHeaderTuple("x-request-id", "01234567" * 7000)
     return Encoder().encode([*_fields(), never], huffman=True)
 
 
 def _pieces(encoder: Encoder, stream: int) -> bytes:
-    """Return a long block in frames of 1 KB."""
+    """Return a long header block in frames of 1 KB."""
     head = _long_block()
     starts = range(0, len(head), 1024)
     return b"".join(
@@ -154,7 +154,7 @@ def _equal(encoder: Encoder, stream: int) -> bytes:
 
 
 def _huffman(encoder: Encoder, stream: int) -> bytes:
-    """Return headers that vary, of nearly as many bytes as may be, whose strings are Huffman's."""
+    """Return varying headers, Huffman-coded and close to the size limit."""
     value = f"{stream:08d}" * 1600
     return encoder.encode([*_fields(), ("x-request-id", value)], huffman=True)
 
@@ -167,7 +167,7 @@ def _rest(body: bytes, count: int, *headers: str) -> Iterator[bytes]:
         *headers,
     ]
     one = "\r\n".join([*lines, "", ""]).encode() + body
-    yield one  # alone, so that its header block is known from then on
+    yield one  # first alone, so that the server then knows its header block
     while True:
         yield one * count
 
@@ -195,11 +195,11 @@ SCENARIOS: Mapping[str, Callable[[], Iterator[bytes]]] = MappingProxyType(
         "REST, binary of 4 MiB": lambda: _rest(bytes(4 << 20), 1, _RAW),
     }
 )
-"""Name -> what one client sends, without an end."""
+"""Name -> function that yields a client's endless data."""
 
 
 def ask(name: str, address: tuple[str, int], seconds: float) -> None:
-    """Send a scenario for a while, and drop the answers as they come."""
+    """Send a scenario for some seconds, and discard the answers."""
     until = time.monotonic() + seconds
     with suppress(ConnectionError), socket.create_connection(address) as client:
         client.setblocking(False)
@@ -215,7 +215,7 @@ def ask(name: str, address: tuple[str, int], seconds: float) -> None:
 
 
 def _is_quiet(client: socket.socket) -> bool:
-    """Drop what has come; tell whether nothing came for a moment."""
+    """Discard pending data; tell whether nothing arrived for a moment."""
     client.settimeout(0.002)
     try:
         while True:
@@ -227,16 +227,16 @@ def _is_quiet(client: socket.socket) -> bool:
         client.setblocking(False)
 
 
-# --- the server --------------------------------------------------------------------------------
+# --- Server ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def timed(
     turns: list[float], long: Counter[str] | None = None, long_ms: float = CONNECTION_TURN_MS
 ) -> Iterator[None]:
-    """Have the processor time of each callback of the event loop noted, in milliseconds.
+    """Record the CPU time of each callback of the event loop, in milliseconds.
 
-    `long` counts, by their names, those that take more than `long_ms`.
+    `long` counts the callbacks that take more than `long_ms`, by name.
     """
     run = asyncio.Handle._run
 
@@ -256,7 +256,7 @@ def timed(
 
 
 def _name_of(callback: Callable[..., object]) -> str:
-    """Return the name of a callback; of the step of a task that of its coroutine."""
+    """Return the name of a callback; for a step of a task, that of its coroutine."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return str(owner.get_coro().__qualname__)  # type: ignore[union-attr]
@@ -264,7 +264,7 @@ def _name_of(callback: Callable[..., object]) -> str:
 
 
 def write_model(root: Path) -> None:
-    """Write a model that answers its input: nothing is computed."""
+    """Write an identity model, which computes nothing."""
     tensor = {"data_type": "TYPE_FP32", "dims": [16]}
     config = {
         "backend": "identity",
@@ -277,7 +277,7 @@ def write_model(root: Path) -> None:
 
 
 async def measure(names: list[str], seconds: float, connections: int) -> bool:
-    """Print a line for each scenario; tell whether all turns were short enough."""
+    """Print a line for each scenario; tell whether all turns were within the limit."""
     turns: list[float] = []
     long: Counter[str] = Counter()
     fine = True
@@ -324,7 +324,7 @@ async def measure(names: list[str], seconds: float, connections: int) -> bool:
 
 
 def main() -> int:
-    """Read the arguments, and measure."""
+    """Parse the arguments, and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--scenario", action="append", choices=tuple(SCENARIOS))
     parser.add_argument("--seconds", type=float, default=2.0)

@@ -1,11 +1,11 @@
-"""Measure what headers that vary cost a server that runs: processor time per request.
+"""Measure the CPU time per request that varying headers cost a running server.
 
     python tools/varying_headers.py grpc PORT PID [--form literal] [--seconds 2]
     python tools/varying_headers.py rest PORT PID
 
-It must serve `identity`, FP32[-1,16]. Requests with equal headers and with such that vary come by
-turns. A server that looks for the next request before it sleeps computes meanwhile: start it with
---busy-poll-seconds 0. `tools/compare.py` measures with the same client, beside other servers.
+The server must serve `identity`, FP32[-1,16]. Requests with equal and with varying headers
+alternate. A server that polls for the next request uses CPU time meanwhile, so start it with
+--busy-poll-seconds 0. `tools/compare.py` uses the same client to compare servers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from comparison.varying import FORMS, drive, identity_load
 
 
 def main() -> None:
-    """Read the arguments, measure by turns, and print a line of JSON for each form."""
+    """Parse the arguments, measure alternately, and print a line of JSON for each form."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("protocol", choices=("grpc", "rest"))
     parser.add_argument("port", type=int)

@@ -1,11 +1,12 @@
-"""Plugin of pytest that collects once, and then runs tests of these as often as it is asked to.
+"""Pytest plugin that collects once, and then runs any of the collected tests on request.
 
     WARM_CHANNEL=5 pytest -p warm tests/models/rows
 
-Reads requests from a socket, a JSON object a line: `tests` to run (none: all), and `edit`, the path
-of a module with its text before and after. Each is a fork, which goes on as pytest would after
-collection, with the new code in the functions of the module. Says the number of its threads first,
-then for each request the fork's process id, and its exit status when it has ended.
+Reads requests from a socket, one JSON object per line: `tests` to run (all if empty), and `edit`,
+the path of a module with its text before and after. Each request runs in a fork, which continues as
+pytest would after collection, with the new code in the module's functions. The plugin first sends
+its number of threads, then for each request the fork's process id, and its exit status once it has
+ended.
 """
 
 import gc
@@ -24,7 +25,7 @@ import pytest
 import executed
 
 UNLIKE = 77
-"""Status of a fork where functions cannot have the new code, or none has."""
+"""Exit status of a fork if a function cannot take the new code, or no function has it."""
 _THREADS = Path("/proc/self/task")
 
 
@@ -63,7 +64,7 @@ class _Warm:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        # What waits at the end of Python for a thread that was not forked would wait for ever.
+        # Normal interpreter exit would wait forever for threads that do not exist in the fork.
         if self._is_fork:
             sys.stdout.flush()
             os._exit(self._status)
@@ -73,16 +74,16 @@ class _Warm:
 
 
 def _threads() -> int:
-    """Count threads that a fork would miss: onnxruntime starts one that its sessions do without."""
+    """Count the threads that a fork would lose, except one that onnxruntime does not need."""
     if not _THREADS.exists():
         return 2
     return len(list(_THREADS.iterdir())) - ("onnxruntime" in sys.modules)
 
 
 def edited(path: str, before: str, after: str) -> bool:
-    """Give the functions of a module the code of its new text; tell whether that was possible.
+    """Patch a module's functions with their new code; tell whether that was possible.
 
-    What an import has executed stays as it is.
+    Module-level code that an import has already executed is not run again.
     """
     codes = (list(_within(compile(text, path, "exec"))) for text in (before, after))
     changed: dict[tuple[int, str], CodeType] = {}
@@ -92,7 +93,7 @@ def edited(path: str, before: str, after: str) -> bool:
         is_of_function = old.co_flags & CO_OPTIMIZED
         if old != new and is_of_function and changed.setdefault(_place(old), new) is not new:
             return False
-    gc.unfreeze()  # What is frozen is not listed.
+    gc.unfreeze()  # get_objects() does not list frozen objects
     every = (one for one in gc.get_objects() if type(one) is FunctionType)
     functions = [one for one in every if one.__code__.co_filename == path]
     gc.freeze()
@@ -101,7 +102,7 @@ def edited(path: str, before: str, after: str) -> bool:
         try:
             function.__code__ = changed[_place(function.__code__)]
         except ValueError:
-            return False  # It needs other variables of the function around it.
+            return False  # the new code has other free variables
     return bool(found)
 
 

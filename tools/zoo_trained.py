@@ -1,7 +1,7 @@
-"""Models that are trained on the spot and written by the converters of their libraries."""
+"""Models of the zoo that are trained here, and exported with their libraries' converters."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# The data sets and converters return one of several things, as their arguments say.
+# Data sets and converters return different types, depending on their arguments.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ _SEED = 3
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The training of a model, and the package that writes it."""
+    """The model, data and exporter of one row."""
 
     libraries: tuple[str, ...]
-    """Distributions, for their versions and licences."""
+    """Distributions whose versions and licences are recorded."""
     make: Callable[[], Any]
     """Returns the untrained model."""
     data: Callable[[], tuple[Any, Any]]
     """Returns rows and their labels."""
     write: Callable[[Any, Any], bytes]
-    """Writes the model, trained on such rows, as an ONNX file."""
+    """Writes the trained model as an ONNX file; also takes sample rows."""
 
 
 def train(name: str, path: Path) -> None:
@@ -125,8 +125,8 @@ def _boosted() -> Any:
 
 
 def boosted_numbers() -> bytes:
-    """Return a forest of 100 trees of 31 leaves, the default of LightGBM, of 30 random columns."""
-    # Of less than 10,000 rows it stops early only where it is told to.
+    """Return a forest of 100 trees with 31 leaves (LightGBM's default) on 30 random columns."""
+    # Below 10,000 rows, early stopping is off by default.
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     random = np.random.default_rng(_SEED)

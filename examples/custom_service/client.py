@@ -1,4 +1,4 @@
-"""Ask the service of `digits_service.py`.
+"""Send a picture to the service of `digits_service.py`.
 
 python examples/custom_service/client.py examples/data/seven.png [HOST:PORT]
 """

@@ -1,9 +1,9 @@
-"""A gRPC service of one's own in front of the `digits` model.
+"""A custom gRPC service in front of the `digits` model.
 
     xlaserve serve examples/models --service examples/custom_service/digits_service.py:create
 
-It takes encoded pictures instead of tensors. It knows nothing of ModelMesh: behind a mesh, the
-server writes the id of the model into each request before the service sees it.
+It takes encoded pictures instead of tensors. It needs no knowledge of ModelMesh: behind a mesh, the
+server writes the model's id into each request before the service sees it.
 """
 
 import io
@@ -21,13 +21,13 @@ LARGEST_SIDE = 4096
 
 
 class Digits(DigitsBase):
-    """`example.digits.Digits`."""
+    """Implements `example.digits.Digits`."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     async def read(self, read_request: ReadRequest) -> ReadResponse:
-        """Decode the picture, ask the model, and name the likeliest digit."""
+        """Decode the picture, run the model, and name the likeliest digit."""
         model_id = read_request.model.id
         image = read_picture(read_request.picture.data)
         outputs = await self._models.infer(model_id, {"image": image[np.newaxis]})
@@ -37,7 +37,7 @@ class Digits(DigitsBase):
 
 
 def read_picture(data: bytes) -> np.ndarray:
-    """Return a picture as the model takes it: 8x8 values of 0 to 1."""
+    """Return a picture as the model expects it: 8x8 values from 0 to 1."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             if max(picture.size) > LARGEST_SIDE:
@@ -49,7 +49,7 @@ def read_picture(data: bytes) -> np.ndarray:
 
 
 def create(models: Models) -> Service:
-    """Make the service; `--service` names this function."""
+    """Create the service; `--service` names this function."""
     return Service(
         handler=Digits(models),
         descriptor_set=DESCRIPTOR_SET.read_bytes(),

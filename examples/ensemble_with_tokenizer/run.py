@@ -1,4 +1,4 @@
-"""An ensemble of a tokenizer in Python and a JAX model: texts go in; see README.md."""
+"""An ensemble that accepts texts: a Python tokenizer and a JAX model; see README.md."""
 
 import shutil
 import sys
@@ -46,12 +46,12 @@ ensemble_scheduling {
 
 
 def predict(weights: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return how likely it is that a text praises, from the weight of each of its words."""
+    """Return the probability that a text is positive, from the weights of its words."""
     return jax.nn.sigmoid(weights[ids].sum(axis=1, keepdims=True))
 
 
 def trained() -> jax.Array:
-    """Return a weight for each word that the tokenizer knows."""
+    """Return a trained weight for each word in the tokenizer's vocabulary."""
     known = {word: n for n, word in enumerate((WORDS / "1/words.txt").read_text().split(), 2)}
     ids = np.zeros((len(REVIEWS), LENGTH), np.int32)
     for row, text in enumerate(REVIEWS):
@@ -71,7 +71,7 @@ def trained() -> jax.Array:
 
 
 def main() -> None:
-    """Train, put three models into a repository, and send texts to the ensemble of two."""
+    """Train, write three models to a repository, and send texts to the ensemble."""
     with TemporaryDirectory() as folder:
         models = Path(folder)
         shutil.copytree(WORDS, models / "words")

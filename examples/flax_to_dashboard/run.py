@@ -1,4 +1,4 @@
-"""From a Flax model that is trained here to a served one with a dashboard; see README.md."""
+"""Train a Flax model, serve it, and watch it on a dashboard; see README.md."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Classifier(nnx.Module):
         self.scores = nnx.Linear(32, 2, rngs=rngs)
 
     def __call__(self, points: jax.Array) -> jax.Array:
-        """Return two scores for each point of a plane."""
+        """Return two scores for each 2-D point."""
         x, y = points[:, :1], points[:, 1:]
         radius = jnp.sqrt(x**2 + y**2)
         features = [x, y, jnp.sin(4 * radius), jnp.cos(4 * radius), x * radius, y * radius]
@@ -40,7 +40,7 @@ class Classifier(nnx.Module):
 
 
 def spirals(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return points of two spirals, and which of the two each is of."""
+    """Return points on two spirals, and which spiral each belongs to."""
     random = np.random.default_rng(seed)
     which = random.integers(0, 2, count)
     radius = random.uniform(0.3, 2, count)
@@ -50,7 +50,7 @@ def spirals(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Train, export, serve, ask, and look at what the dashboard would show."""
+    """Train, export and serve, send requests, and print what the dashboard would show."""
     classifier = Classifier(nnx.Rngs(0))
     definition, state = nnx.split(classifier)
 

@@ -1,4 +1,4 @@
-"""A repository of Triton, served as it is, and asked by Triton's own client; see README.md."""
+"""Serve a Triton repository unchanged, and query it with Triton's own client; see README.md."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ ensemble_scheduling {
 
 
 def write(repository: Path) -> None:
-    """Write an ONNX model, a Python model and an ensemble, as Triton has them."""
+    """Write an ONNX model, a Python model and an ensemble in Triton's layout."""
     for name, config in (("linear", LINEAR), ("clip", CLIP), ("both", BOTH)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
@@ -80,7 +80,7 @@ def write(repository: Path) -> None:
 
 
 def main() -> None:
-    """Check the repository, serve it by Triton's flags, and compare the answers."""
+    """Check the repository, serve it with Triton's flags, and compare the answers."""
     with TemporaryDirectory() as folder:
         repository = Path(folder, "models")
         write(repository)

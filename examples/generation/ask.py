@@ -1,8 +1,8 @@
-"""Ask a served story to go on, and print its tokens as they come.
+"""Have a served model continue a story, and print the tokens as they arrive.
 
     python examples/generation/ask.py build/story "The with statement"
 
-Send tokens, get tokens: the tokenizer of the model turns text into one and the other into text.
+The server takes and returns tokens; the model's tokenizer converts text to tokens and back.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from xlaserve.client import Client
 def answered(
     client: Client, tokenizer: Tokenizer, prompt: str, **parameters: float
 ) -> Iterator[str]:
-    """Yield the pieces of text that follow the prompt, each as soon as it is whole."""
+    """Yield the pieces of text that follow the prompt, each once it is complete."""
     tokens = np.array(tokenizer.encode(prompt).ids, np.int32)
     decoding = DecodeStream(skip_special_tokens=True)
     for answer in client.stream("story", {"tokens": tokens}, parameters=parameters):
-        # A character may take several tokens; until the last of them there is no text.
+        # A character may take several tokens; there is no text until the last of them.
         yield decoding.step(tokenizer, int(answer.tensors["token"][0])) or ""
 
 

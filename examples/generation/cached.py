@@ -1,7 +1,7 @@
-"""A cache for any model that lets its caller say which keys and values a layer attends to.
+"""A cache for models that ask a callback which keys and values to attend to.
 
-Such a model is one function, `logits(params, tokens, at, remember)`: it is trained with what
-`whole` remembers, and generates with what `Cached` does.
+Such a model is one function, `logits(params, tokens, at, remember)`: for training `whole` supplies
+the callback, for generation `Cached` does.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 
 Remember = Callable[[int, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""Takes keys and values [text, row, head, dim] of a layer, by its number, and returns all those to
-attend to, [text, head, position, dim]."""
+"""Takes the keys and values [text, row, head, dim] of a layer, and the layer's number; returns all
+keys and values to attend to, [text, head, position, dim].
+"""
 Logits = Callable[[Any, jax.Array, jax.Array, Remember], jax.Array]
 """Returns [text, row, vocab] for parameters and tokens [text, row] at positions [text, row]."""
 Cache = list[dict[str, jax.Array]]
 
 
 def attended(query: jax.Array, keys: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
-    """Attend from rows [text, row, head, dim] at positions [text, row] to those up to them."""
+    """Apply causal attention for queries [text, row, head, dim] at positions [text, row]."""
     scores = jnp.einsum("trhd,thpd->thrp", query, keys) / query.shape[-1] ** 0.5
     seen = jnp.arange(keys.shape[2])[None, None, None] <= at[:, None, :, None]
     chances = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
@@ -39,7 +40,7 @@ def whole(logits: Logits, params: Any, tokens: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Cached:
-    """The three functions of `xlaserve.export_generator`, made from one."""
+    """The three functions that `xlaserve.export_generator` needs, built from `logits`."""
 
     logits: Logits
     layers: int
@@ -47,12 +48,12 @@ class Cached:
     dim: int
 
     def init_cache(self, params: Any, slots: int, length: int) -> Cache:
-        """Return keys and values of no positions. An array for each layer is quick on a CPU."""
+        """Return empty keys and values. One array per layer is fast on a CPU."""
         shape = (slots, self.heads, length, self.dim)
         return [{"key": jnp.zeros(shape), "value": jnp.zeros(shape)} for _ in range(self.layers)]
 
     def decode(self, params: Any, cache: Cache, window: Any, tokens: Any, positions: Any) -> Any:
-        """Compute a row of every slot: its token at its position."""
+        """Compute one row for every slot: its token at its position."""
         following = list(cache)
 
         def remember(layer: int, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -67,7 +68,7 @@ class Cached:
     def chunk(  # noqa: PLR0917, called by position
         self, params: Any, cache: Cache, window: Any, tokens: Any, slot: Any, start: Any, n: Any
     ) -> Any:
-        """Compute rows of one slot from position `start` on; the first n of them are real."""
+        """Compute rows of one slot, starting at position `start`; only the first n are real."""
         at = start + jnp.arange(tokens.shape[0])
         following = list(cache)
 
@@ -82,7 +83,7 @@ class Cached:
 
 
 def _written(held: dict[str, jax.Array], where: Any, key: Any, value: Any) -> dict[str, jax.Array]:
-    # A scatter drops what is behind the last position; dynamic_update_slice would clamp it.
+    # A scatter drops rows past the last position; dynamic_update_slice would clamp them.
     return {
         "key": held["key"].at[where].set(key, mode="drop"),
         "value": held["value"].at[where].set(value, mode="drop"),

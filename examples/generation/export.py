@@ -1,4 +1,4 @@
-"""Export what train.py has trained: programs and parameters that a server takes without code.
+"""Export the model that train.py trained, to be served without its code.
 
 python examples/generation/export.py build/story models/story/2
 """
@@ -15,18 +15,18 @@ from xlaserve import export_generator
 PARAMETERS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 END = "<|end|>"
-"""The token between two texts, at which an answer ends."""
+"""The token that separates texts and ends an answer."""
 
 
 def export(checkpoint: Path, version: Path) -> Path:
-    """Export a checkpoint to `<model>/<version>`, and return that."""
+    """Export a checkpoint to `<model>/<version>`, and return that path."""
     params = load_file(checkpoint / PARAMETERS)
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER))
     return write(params, tokenizer.token_to_id(END), checkpoint / TOKENIZER, version)
 
 
 def write(params: gpt.Parameters, end: int, tokenizer: Path, version: Path) -> Path:
-    """Export parameters whose answers end with the token `end`, with a file of a tokenizer."""
+    """Export parameters and a tokenizer file; the token `end` ends answers."""
     functions = gpt.cached(params)
     return export_generator(
         functions.decode,

@@ -1,4 +1,4 @@
-"""A small GPT in plain JAX: a dictionary of arrays, and a function of it."""
+"""A small GPT in plain JAX: a dictionary of arrays, and a function of them."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ Parameters = dict[str, jax.Array]
 def initial(
     vocab: int, length: int, *, width: int = 160, heads: int = 5, layers: int = 4, seed: int = 0
 ) -> Parameters:
-    """Return random parameters. All sizes can be read from their shapes."""
+    """Return random parameters, whose shapes determine all sizes."""
     random = np.random.default_rng(seed)
 
     def normal(*shape: int, scale: float = 0.02) -> jax.Array:
         return jnp.asarray(scale * random.standard_normal(shape), jnp.float32)
 
     dim = width // heads
-    # What so many layers add to the same rows begins smaller (GPT-2).
+    # The projections that add to the residual stream start smaller, depending on the depth (GPT-2).
     added = 0.02 / (2 * layers) ** 0.5
     found = {"embedding": normal(vocab, width), "position": normal(length, width)}
     for layer in range(layers):
@@ -41,13 +41,13 @@ def depth(params: Parameters) -> int:
 
 
 def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Return rows of x with a root mean square of 1, scaled (RMSNorm)."""
+    """Return x with each row scaled to a root mean square of 1, times `scale` (RMSNorm)."""
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
 
 
 def logits(params: Parameters, tokens: jax.Array, at: jax.Array, remember: Remember) -> jax.Array:
     """Return [text, row, vocab] for tokens [text, row] at positions [text, row]."""
-    # A slot without a request is behind the last position: clipped here, dropped by the cache.
+    # A slot without a request is past the last position: clipped here, dropped by the cache.
     x = params["embedding"][tokens] + params["position"].at[at].get(mode="clip")
     for layer in range(depth(params)):
         y = normalised(x, params[f"{layer}/norm1"])
@@ -63,6 +63,6 @@ def logits(params: Parameters, tokens: jax.Array, at: jax.Array, remember: Remem
 
 
 def cached(params: Parameters) -> Cached:
-    """Return the functions that generate."""
+    """Return the functions for generation."""
     _, heads, dim = params["0/key"].shape
     return Cached(logits, depth(params), heads, dim)

@@ -38,7 +38,7 @@ class Layer(eqx.Module):
         self.narrow = eqx.nn.Linear(4 * width, width, key=keys[5])
 
     def __call__(self, x: jax.Array, at: jax.Array, number: int, remember: Remember) -> jax.Array:
-        """Return rows [text, row, width] for such rows."""
+        """Apply the layer to rows [text, row, width]."""
         y = rows(self.norm1)(x)
         query, key, value = (
             rows(project)(y).reshape(*y.shape[:2], self.heads, -1)
@@ -68,7 +68,7 @@ class GPT(eqx.Module):
         key: jax.Array,
     ) -> None:
         keys = jax.random.split(key, layers + 2)
-        # Small, as in GPT-2: a large one would have every token followed by itself.
+        # Small, as in GPT-2: with large values every token would predict itself.
         scaled = 0.02 * jax.random.normal(keys[0], (vocab, width))
         self.embedding = eqx.nn.Embedding(weight=scaled)
         self.position = 0.02 * jax.random.normal(keys[1], (length, width))
@@ -84,12 +84,12 @@ class GPT(eqx.Module):
 
 
 def rows(layer):
-    """Return a layer of one row as one of [text, row]."""
+    """Vectorise a layer for one row over [text, row]."""
     return jax.vmap(jax.vmap(layer))
 
 
 def export(model: GPT, version: Path, *, stop_tokens: list[int]) -> Path:
-    """Export a model: its arrays are the parameters, the rest of it is in the programs."""
+    """Export a model: its arrays become the parameters, the rest becomes part of the programs."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params: GPT, tokens: jax.Array, at: jax.Array, remember: Remember) -> jax.Array:

@@ -28,7 +28,7 @@ class Layer(nnx.Module):
         self.narrow = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x: jax.Array, at: jax.Array, number: int, remember: Remember) -> jax.Array:
-        """Return rows [text, row, width] for such rows."""
+        """Apply the layer to rows [text, row, width]."""
         y = self.norm1(x)
         query, key, value = (
             project(y).reshape(*y.shape[:2], *self.shape)
@@ -66,7 +66,7 @@ class GPT(nnx.Module):
 
 
 def export(model: GPT, version: Path, *, stop_tokens: list[int]) -> Path:
-    """Export a model: its state is the parameters, its definition is in the programs."""
+    """Export a model: its state becomes the parameters, its definition part of the programs."""
     definition, state = nnx.split(model)
 
     def logits(state: nnx.State, tokens: jax.Array, at: jax.Array, remember: Remember) -> jax.Array:

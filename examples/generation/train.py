@@ -2,8 +2,8 @@
 
     python examples/generation/train.py build/story models/story/1
 
-The text is `pydoc_data.topics`, half a million characters about the language. `build/story` has
-the parameters (model.safetensors) and the tokenizer (tokenizer.json) afterwards.
+The text is `pydoc_data.topics`, half a million characters about the language. Afterwards
+`build/story` contains the parameters (model.safetensors) and the tokenizer (tokenizer.json).
 """
 
 import math
@@ -28,11 +28,11 @@ SEED = 7
 STEPS = 600
 BATCH = 8
 LENGTH = 256
-"""Positions that the model has: prompt and answer together."""
+"""Context length of the model: prompt and answer together."""
 VOCAB = 1024
 LEARNING_RATE = 3e-3
 WARM_UP = 12
-"""The learning rate rises during one step of so many."""
+"""The learning rate warms up during the first 1/12 of the steps."""
 
 
 def texts() -> tuple[list[str], list[str]]:
@@ -43,7 +43,7 @@ def texts() -> tuple[list[str], list[str]]:
 
 
 def trained_tokenizer(found: list[str]) -> Tokenizer:
-    """Return a byte-level BPE tokenizer: it has a token for every byte, so nothing is unknown."""
+    """Return a byte-level BPE tokenizer: it has a token for every byte, so no text is unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,13 +58,13 @@ def trained_tokenizer(found: list[str]) -> Tokenizer:
 
 
 def tokens_of(tokenizer: Tokenizer, found: list[str]) -> np.ndarray:
-    """Return all texts as tokens, each with the end token behind it."""
+    """Return all texts as tokens, each followed by the end token."""
     end = tokenizer.token_to_id(export.END)
     return np.concatenate([[*one.ids, end] for one in tokenizer.encode_batch(found)]).astype("i4")
 
 
 def batches(tokens: np.ndarray, steps: int) -> Iterator[np.ndarray]:
-    """Yield rows of tokens, one longer than a text: what follows each is what is learned."""
+    """Yield rows of tokens, one longer than the context: each token's target is the next one."""
     random = np.random.default_rng(SEED)
     for _ in range(steps):
         starts = random.integers(0, len(tokens) - LENGTH, BATCH)
@@ -79,7 +79,7 @@ def loss(params: gpt.Parameters, batch: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Adam:
-    """Parameters under training, with the running means of their gradients and of the squares."""
+    """Parameters in training, with running means of their gradients and squared gradients."""
 
     params: gpt.Parameters
     mean: gpt.Parameters
@@ -91,7 +91,7 @@ jax.tree_util.register_dataclass(Adam)
 
 @jax.jit
 def step(state: Adam, number: jax.Array, rate: jax.Array, batch: jax.Array) -> tuple[Adam, Any]:
-    """Take a step of Adam (Kingma and Ba, 2015); return also the loss before it."""
+    """Take a step of Adam (Kingma and Ba, 2015); return the new state and the loss before it."""
     value, gradient = jax.value_and_grad(loss)(state.params, batch)
     norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
     gradient = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), gradient)
@@ -105,13 +105,13 @@ def step(state: Adam, number: jax.Array, rate: jax.Array, batch: jax.Array) -> t
 
 
 def rate_at(number: int, steps: int) -> float:
-    """Return the learning rate of a step: up at first, then down to a tenth along a cosine."""
+    """Return the learning rate of a step: linear warm-up, then a cosine decay to a tenth."""
     rise = min(1.0, WARM_UP * number / steps)
     return LEARNING_RATE * rise * (0.55 + 0.45 * math.cos(math.pi * number / steps))
 
 
 def train(params: gpt.Parameters, tokens: np.ndarray, steps: int) -> gpt.Parameters:
-    """Return parameters after so many steps, and print the loss on the way."""
+    """Return the parameters after `steps` steps, and print the loss meanwhile."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     state = Adam(params, zeros, zeros)
     begin = time.monotonic()
@@ -125,7 +125,7 @@ def train(params: gpt.Parameters, tokens: np.ndarray, steps: int) -> gpt.Paramet
 
 
 def held_out_loss(params: gpt.Parameters, tokens: np.ndarray) -> float:
-    """Return the mean loss on texts that were not trained on."""
+    """Return the mean loss on the held-out texts."""
     count = (len(tokens) - 1) // LENGTH
     starts = np.arange(count) * LENGTH
     rows = tokens[starts[:, None] + np.arange(LENGTH + 1)]
@@ -133,7 +133,7 @@ def held_out_loss(params: gpt.Parameters, tokens: np.ndarray) -> float:
 
 
 def save(checkpoint: Path, params: gpt.Parameters, tokenizer: Tokenizer) -> None:
-    """Write parameters and tokenizer into a directory."""
+    """Write parameters and tokenizer to a directory."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.asarray(array) for name, array in params.items()}
     save_file(arrays, checkpoint / export.PARAMETERS)

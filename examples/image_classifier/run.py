@@ -1,4 +1,4 @@
-"""An image classifier: a model and then a picture are dropped; see README.md."""
+"""Drop a model into a running server, then an image onto the model; see README.md."""
 
 import shutil
 import sys
@@ -24,19 +24,19 @@ def is_ready(url: str) -> bool:
     """Tell whether a model is ready."""
     try:
         urlopen(f"{url}/ready", timeout=60).close()
-    except OSError:  # with the status of a model that is not there yet
+    except OSError:  # a missing model has an error status
         return False
     return True
 
 
 def main() -> None:
-    """Drop the model into the repository of a server that runs, then an image on the model."""
+    """Copy the model into the repository of a running server, then send an image to it."""
     with TemporaryDirectory() as folder:
         models = Path(folder, "models")
         models.mkdir()
         polling = ("--model-control-mode", "poll", "--poll-interval-seconds", "0.5")
         with served(models, *polling) as server:
-            # Whole or not at all: a directory that is copied slowly would be found half.
+            # Rename atomically: the server might find a directory that is still being copied.
             shutil.copytree(DIGITS, Path(folder, "digits"))
             Path(folder, "digits").rename(models / "digits")
             url, end = f"{server.http}/v2/models/digits", time.monotonic() + LOAD_SECONDS

@@ -24,22 +24,22 @@ from xlaserve_proto import mmesh
 
 MODELS, REQUESTS, WIDTH = 12, 150, 600
 CAPACITY = 8_000_000
-"""Bytes for models of each runtime: room for some of the twelve."""
+"""Memory of each runtime for models, in bytes: enough for some of the twelve."""
 
 
 @dataclass
 class Runtime:
-    """A runtime as the mesh knows it."""
+    """A runtime from the mesh's point of view."""
 
     name: str
     address: str
     free: int = 0
     loaded: "OrderedDict[str, int]" = field(default_factory=OrderedDict[str, int])
-    """Sizes of its models, the one that was not used for longest first."""
+    """Sizes of its loaded models, least recently used first."""
 
 
 class Mesh:
-    """Decides where models are, as a sidecar does: least recently used ones make room."""
+    """Places models on runtimes, as a sidecar does, and unloads the least recently used ones."""
 
     def __init__(self, runtimes: list[Runtime], models: Path) -> None:
         self._runtimes = runtimes
@@ -47,7 +47,7 @@ class Mesh:
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Ask each runtime whether it is ready, and what it has room for."""
+        """Ask each runtime whether it is ready, and for its capacity."""
         for runtime in self._runtimes:
             status = await self._manage(runtime, "runtime_status", mmesh.RuntimeStatusRequest())
             if status.status != mmesh.RuntimeStatusResponseStatus.READY:
@@ -56,7 +56,7 @@ class Mesh:
             print(f"{runtime.name} has room for {runtime.free} bytes")
 
     async def infer(self, model: str, x: np.ndarray) -> np.ndarray:
-        """Send a request to the runtime that has the model, which is loaded where it is nowhere."""
+        """Send a request to the runtime that has the model; load it first if none has."""
         runtime = next((each for each in self._runtimes if model in each.loaded), None)
         self.counts["hits" if runtime else "misses"] += 1
         runtime = runtime or await self._load(model)
@@ -70,7 +70,7 @@ class Mesh:
         asked = mmesh.LoadModelRequest(model, "mt:jax:1", str(self._models / model), "{}")
         predicted = mmesh.PredictModelSizeRequest(model, "mt:jax:1", asked.model_path, "{}")
         size = (await self._manage(runtime, "predict_model_size", predicted)).size_in_bytes
-        # Before the load: a runtime that is full waits for memory, and refuses then.
+        # Unload before the load: a full runtime would wait for memory, and then refuse.
         while runtime.loaded and runtime.free < size:
             await self._evict(runtime)
         loaded = await self._manage(runtime, "load_model", asked)
@@ -91,7 +91,7 @@ class Mesh:
 
 
 async def used(mesh: Mesh, models: Path) -> int:
-    """Ask models by Zipf's law, and return how many answers were wrong."""
+    """Send requests for models by Zipf's law, and return the number of wrong answers."""
     random = np.random.default_rng(0)
     x = random.standard_normal((1, WIDTH)).astype(np.float32)
     chances = 1 / np.arange(1, MODELS + 1)
@@ -104,7 +104,7 @@ async def used(mesh: Mesh, models: Path) -> int:
 
 
 def main() -> None:
-    """Start two runtimes with little room, and have a mesh move twelve models through them."""
+    """Start two small runtimes, and have a mesh move twelve models through them."""
     with TemporaryDirectory() as folder, ExitStack() as running:
         models = Path(folder, "models")
         exported = Path(folder, "exported/1")

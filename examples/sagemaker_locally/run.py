@@ -1,4 +1,4 @@
-"""The contract of a SageMaker multi-model endpoint, on this machine; see README.md."""
+"""Follow the contract of a SageMaker multi-model endpoint on this machine; see README.md."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ SECONDS = 100
 
 
 def ask(method: str, url: str, body: str = "", kind: str = "application/json") -> tuple[int, str]:
-    """Return status and body of an answer, also of one that is an error."""
+    """Return status and body of an answer, including error answers."""
     asked = Request(url, body.encode() or None, {"Content-Type": kind}, method=method)
     try:
         with urlopen(asked, timeout=SECONDS) as answer:
@@ -31,10 +31,10 @@ def ask(method: str, url: str, body: str = "", kind: str = "application/json") -
 
 
 def main() -> None:
-    """Do what the platform does: look, load, invoke, load what is there, list, unload."""
+    """Send the platform's calls: health check, load, invoke, repeated load, list, unload."""
     with TemporaryDirectory() as folder:
         base = Path(folder, "opt/ml")
-        # The platform unpacks what it fetched from S3 to /opt/ml/models/<hash>/model.
+        # The platform unpacks archives from S3 to /opt/ml/models/<hash>/model.
         for name, factor in (("double", 2), ("triple", 3)):
             params = np.full((1, 1), factor, np.float32)
             export_model(

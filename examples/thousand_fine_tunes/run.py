@@ -1,4 +1,4 @@
-"""A thousand fine-tunes of one computation in one server; see README.md."""
+"""Serve a thousand fine-tunes of one computation from a single server; see README.md."""
 
 import sys
 import time
@@ -23,19 +23,19 @@ ASKED = 200
 
 
 def adapted(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Return what a dense layer with an adapter of rank 2 gives: the fine-tune is in both."""
+    """Apply a dense layer with an adapter of rank 2; a fine-tune changes both."""
     base = jnp.tanh(x @ params["base"] + params["bias"][None])
     return base + (x @ params["down"]) @ params["up"]
 
 
 def expected(params: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Return the same by numpy."""
+    """Return the expected result, computed by numpy."""
     base = np.tanh(x @ params["base"] + params["bias"])
     return base + (x @ params["down"]) @ params["up"]
 
 
 def main() -> None:
-    """Export one model, write a thousand with parameters of their own, and ask some of each."""
+    """Export one model, write a thousand copies with other parameters, and query some of them."""
     shapes = {"base": (16, 16), "bias": (16,), "down": (16, 2), "up": (2, 16)}
     params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     with TemporaryDirectory() as folder:

@@ -41,5 +41,5 @@ async def test_examples_are_planned_and_fit(
     assert document["fits_together"]
     assert 0 < document["mesh"]["capacity_bytes"] < document["capacity_bytes"]
     assert 0 == status
-    assert "All that compiles fits together." in out
+    assert "All models that compile fit together." in out
     assert out.count(" known ") == sum(len(one["programs"]) for one in models.values())

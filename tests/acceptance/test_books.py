@@ -11,7 +11,7 @@ from acceptance.books import COUNTERS, Books, Counts, Fate, differences, read
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "reliability.md"
 
 METRICS = """
-# HELP nv_inference_request_success Requests that were answered
+# HELP nv_inference_request_success Answered requests
 nv_inference_request_success{model="a",version="1"} 5
 nv_inference_request_success{model="a",version="2"} 2.0
 nv_inference_request_failure{model="a",version="1",reason="OTHER"} 3

@@ -8,7 +8,7 @@ from acceptance.everything import Sample, _judge_booked, _judge_growth, _of_chil
 from acceptance.figures import MIB, Outcome
 
 COUNT = 100
-LOADED, COMPLETE = "model loaded", "model complete"
+LOADED, COMPLETE = "model loaded", "background compilation finished"
 
 
 def sample(at: int, **more: Any) -> Sample:

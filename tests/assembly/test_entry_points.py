@@ -81,10 +81,10 @@ async def test_what_no_setting_names_is_not_imported(install: Install, tmp_path:
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [
-        ("absent", CODE, "expected one that is installed (absent), got 'another'"),
+        ("absent", CODE, "expected an installed extension (absent), got 'another'"),
         ("ending", "raise SystemExit(3)", "'ending: ending:EXTENSION: SystemExit: 3'"),
         ("missing", "import nothing_of_this_name", "ModuleNotFoundError: No module named"),
-        ("odd", "EXTENSION = 1", "expected an object of Extension, got 'odd: odd:EXTENSION is of"),
+        ("odd", "EXTENSION = 1", "expected an Extension object, got 'odd: odd:EXTENSION is of"),
     ],
 )
 async def test_what_cannot_be_had_is_refused_in_words(
@@ -103,4 +103,4 @@ async def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     status, _, error = await run(*command("serve", str(tmp_path), "--extension", "nothing"))
 
     assert 1 == status
-    assert "setting extension: expected one that is installed (none), got 'nothing'" in error
+    assert "setting extension: expected an installed extension (none), got 'nothing'" in error

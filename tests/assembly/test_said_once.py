@@ -33,5 +33,5 @@ async def test_no_line_of_a_start_is_there_twice(tmp_path: Path, place: str) -> 
 
     assert {*MODELS} <= {record.get("model") for record in log}
     assert {} == {line: count for line, count in lines.items() if count > 1}
-    kept = "compiled programs are not kept"
+    kept = "compiled programs not kept"
     assert ("HOME" in PLACES[place]) is any(record["event"] == kept for record in log)

@@ -84,7 +84,7 @@ def test_a_caller_that_may_do_nothing_with_a_model_ends_with_1(tmp_path: Path) -
     result = check(rules, "--model", "other")
 
     assert 1 == result.exit_code
-    assert f"{rules}: nothing is allowed with model 'other'" == result.output.strip()
+    assert f"{rules}: no operation is allowed with model 'other'" == result.output.strip()
 
 
 @pytest.mark.parametrize(

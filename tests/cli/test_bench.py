@@ -220,10 +220,18 @@ async def test_a_unix_socket_is_measured(
         (("--duration", "5h"), "--duration: expected 500ms, 5s or up to 10m, got '5h'"),
         (("--duration", "0s"), "--duration: expected"),
         (("--concurrency", "1,x"), "--concurrency: expected numbers like 1,4,16, got '1,x'"),
-        (("--concurrency", "5000"), "expected 4096 requests in flight at most, got 5000"),
+        (("--concurrency", "5000"), "expected at most 4096 requests in flight, got 5000"),
         (("--concurrency", "5", "--connections", "2"), "5 cannot be spread evenly over 2"),
-        (("--concurrency", "1", "--connections", "1", "--streams", "1"), "is the --concurrency"),
-        (("--url", "http://127.0.0.1:1", "--streams", "2"), "over REST every request in flight"),
+        (
+            ("--concurrency", "1", "--connections", "1", "--streams", "1"),
+            "--concurrency: leave it out with both --connections and --streams, whose product it"
+            " is",
+        ),
+        (
+            ("--url", "http://127.0.0.1:1", "--streams", "2"),
+            "--streams, --connections: not available over REST, where every request in flight has"
+            " its own connection",
+        ),
         (("--shape", "x"), "--shape: expected NAME=1,16, got 'x'"),
     ],
 )
@@ -245,7 +253,7 @@ async def test_an_unknown_model_is_said(example_models: Path, serve: Serve, prot
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ((), "input 'x' is FP32[-1,4,-1]: say how large its open dimensions are, with --shape"),
+        ((), "input 'x' is FP32[-1,4,-1]: give its open dimensions sizes with --shape"),
         (("--shape", "x=1,5,2"), "input 'x': expected FP32[-1,4,-1], got --shape 1,5,2"),
         (("--shape", "z=1"), "--shape 'z', but its inputs: 'x'"),
     ],

@@ -166,10 +166,10 @@ async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
 
     assert (0, "") == (status, err)
     assert re.match(
-        "rows are mixed: stablehlo.reduce reduces over the rows: output 'y' of a row changes by up "
-        r"to \S+ in a batch of 3, beside one another: the row \[.+\] gives \[.+\] alone and \[.+\] "
-        r"there \(mixing.py:5\), seen in output 'y'; no request will be put together with another, "
-        "max_batch_size is 0 instead of 64",
+        "rows are mixed: stablehlo.reduce reduces over the rows: output 'y' of a row changes by"
+        r" up to \S+ in a batch of 3, beside one another: the row \[.+\] gives \[.+\] alone and"
+        r" \[.+\] there \(mixing.py:5\), in output 'y'; requests will not be batched;"
+        " max_batch_size is 0 instead of 64",
         out.strip().splitlines()[-1],
     )
 

@@ -96,5 +96,5 @@ def test_the_traceback_is_there_for_the_asking(
 
 def test_what_is_there_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
-    with pytest.raises(InvalidModel, match="exists already.*--overwrite replaces it"):
+    with pytest.raises(InvalidModel, match="already exists: .* with --overwrite$"):
         export(f"{source}:few", tmp_path / "m")

@@ -47,7 +47,7 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
     [
         ((), "its dimension 'rows' is open"),
         (("--dim", "rows=two"), "--dim: expected NAME=SIZE, got 'rows=two'"),
-        (("--dim", "rows=2", "--output", "z"), "there is no output 'z', but y"),
+        (("--dim", "rows=2", "--output", "z"), "unknown output 'z', the model has y"),
         pytest.param(
             ("--dim", "rows=2,2"),
             "--dim: expected NAME=SIZE, got 'rows=2,2'",
@@ -61,12 +61,12 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
         pytest.param(("--const", "y=1"), "no input 'y', it has x", marks=pytest.mark.slow),
         pytest.param(
             ("--mean", "1,a"),
-            "--mean: expected numbers with commas between them, got '1,a'",
+            "--mean: expected comma-separated numbers, got '1,a'",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             ("--std", "nan"),
-            "--std: expected numbers with commas between them, got 'nan'",
+            "--std: expected comma-separated numbers, got 'nan'",
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -140,7 +140,7 @@ async def test_a_picture_gets_the_label_that_the_import_was_given(tmp_path: Path
     Image.new("RGB", (40, 30), (0, 250, 150)).save(picture)
 
     assert (0, "") == (status, err)
-    assert "the classes of 'scores' are the lines of labels.txt, by number" in out
+    assert "class names of 'scores' are in labels.txt, one per line" in out
     async with served(target.parent) as server:
         ask = ("infer", "colours", "--image", str(picture), "--url", server.url)
         status, out, err = await run(*command(*ask))

@@ -146,29 +146,32 @@ def test_a_client_has_an_array_of_every_datatype(name: str, tmp_path: Path) -> N
     ("arguments", "problem"),
     [
         (["x.pt"], "'x.pt' is a pickle, which runs code when it is read: save torch.export"),
-        (["x.safetensors"], "'x.safetensors' has parameters without a computation"),
-        (["x.gguf"], "'x.gguf' is of llama.cpp"),
+        (["x.safetensors"], "'x.safetensors' has parameters but no computation"),
+        (["x.gguf"], "'x.gguf' is a llama.cpp file"),
         (["x.plan"], "'x.plan' is compiled for one kind of device"),
-        (["{file}"], "has no name of a function in it: FILE.py:NAME"),
+        (["{file}"], "names no function: expected FILE.py:NAME"),
         (["{file}:none"], "functions.py has no 'none'"),
         (["{file}:constant"], "is a int, expected"),
         (["{file}:twice"], "twice takes x, y: expected an Exportable, or a function without arg"),
         (["{file}:twice", "--input", "x=FP32[1]"], "takes x, y, and --input says x: missing"),
         (["{file}:twice", "--input", "x=FP32"], "--input: expected NAME=DATATYPE[SIZES]"),
         (["{file}:twice", "--input", "x=FP32[a]"], "--input: expected NAME=DATATYPE[SIZES]"),
-        (["{file}:constant", "--input", "x=FP32[1]"], "is a int, and --input is for functions"),
+        (
+            ["{file}:constant", "--input", "x=FP32[1]"],
+            "is a int, and --input is only for functions",
+        ),
         (["{file}:broken", "--input", "x=FP32[1]"], "functions.py:9, in broken: `raise ValueErr"),
         (["{file}:pair", "--input", "x=FP32[1]", "--", "--dim"], "'--dim' is an option of imports"),
-        (["nowhere.onnx"], "there is no file 'nowhere.onnx'"),
+        (["nowhere.onnx"], "no such file 'nowhere.onnx'"),
         (["{folder}"], "is a directory without config.json"),
-        ([str(PROGRAM), "--input", "x=FP32[1]"], "--input is for functions"),
+        ([str(PROGRAM), "--input", "x=FP32[1]"], "--input is only for functions"),
         ([str(PROGRAM), "--", "--dim", "q=3"], "the model has no dimension 'q'"),
         (["words"], "expected FILE.py:NAME, an ONNX or .pt2 file"),
         (["some/model.onnx:graph"], "expected FILE.py:NAME or MODULE:NAME"),
-        (["pkg:magika"], "pkg:magika: it is not installed: pip install magika==1.0.3"),
+        (["pkg:magika"], "pkg:magika: not installed: pip install magika==1.0.3"),
         (["pkg:silero"], "did you mean pkg:silero-vad?"),
-        (["pkg:numpy"], "pkg:numpy: it has no file of a model"),
-        ([str(PROGRAM), "--name", "../up"], "it holds a path separator"),
+        (["pkg:numpy"], "pkg:numpy: contains no model file"),
+        ([str(PROGRAM), "--name", "../up"], "it contains a path separator"),
     ],
 )
 def test_what_cannot_be_leaves_nothing_behind(
@@ -227,7 +230,7 @@ def test_the_zoo_tries_what_is_known_by_name() -> None:
 @pytest.mark.parametrize("name", ["model.py", "client.py", "xlaserve.toml", "models"])
 def test_init_writes_over_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(InvalidRequest, match="is there already, and is left as it is"):
+    with pytest.raises(InvalidRequest, match="already exists and was not changed"):
         made(tmp_path)
 
     assert [name] == [path.name for path in tmp_path.iterdir()]

@@ -172,7 +172,7 @@ async def test_a_configuration_must_be_json(url: str, tmp_path: Path) -> None:
     path.write_text("{")
     result = await invoke("load", "mlp", "--config", str(path), "--url", url)
 
-    assert f"--config: '{path}' is no file of JSON" in str(result.exception)
+    assert f"--config: '{path}' is not a JSON file" in str(result.exception)
 
 
 async def test_a_load_takes_a_configuration(url: str, example_models: Path, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_a_server_without_the_extensions_is_listed_and_shown() -> None:
         shown = await answered("show", "m", "--url", url)
 
     assert [{"name": "m", "version": "", "state": "READY", "reason": ""}] == listed
-    assert "the server does not say it" in shown
+    assert "not reported by the server" in shown
     assert "\x1b" not in shown
 
 
@@ -283,7 +283,7 @@ async def test_a_configuration_in_words() -> None:
 
     assert [
         "batches of up to 8 rows",
-        "requests are put together, waiting up to 100 µs, preferably to 4 rows",
+        "requests are batched, waiting up to 100 µs, preferably to 4 rows",
         "2 instances on GPU 0,1",
         "answers are cached",
         "parameter k = v",

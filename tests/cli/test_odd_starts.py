@@ -95,7 +95,7 @@ async def test_a_server_starts_for_a_user_without_a_home(tmp_path: Path) -> None
     was_ready = await ready(process, tmp_path / "s")
 
     assert (True, 0) == (was_ready, await stopped(process))
-    assert b"compiled programs are not kept" in await log
+    assert b"compiled programs not kept" in await log
 
 
 async def test_a_cache_of_models_needs_a_directory_where_there_is_no_home(tmp_path: Path) -> None:
@@ -111,6 +111,6 @@ async def test_a_cache_of_models_needs_a_directory_where_there_is_no_home(tmp_pa
 
     assert 1 == process.returncode
     assert (
-        "error: setting remote_cache_directory: expected a directory: the user that the server "
-        "runs as has no home (HOME is not set), got 'auto'\n"
+        "error: setting remote_cache_directory: expected a directory, since the server's user has"
+        " no home (HOME is not set), got 'auto'\n"
     ) == told.decode().splitlines(keepends=True)[-1]

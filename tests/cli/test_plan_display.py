@@ -67,7 +67,10 @@ def test_what_does_not_fit_together_is_said_by_name(tmp_path: Path) -> None:
     assert "2 x h100" in shown
     assert "b/1 evicts a/1" in shown
     assert "c/1 does not fit: it needs too much" in shown
-    assert "Not all fits together" in shown
+    assert (
+        "Not all models fit together. Loads in order of name, with --evict; without it, loads"
+        " that would evict others are refused." in shown
+    )
     assert "Evicted first to last: b/1" in shown
     assert "ModelMesh: too little" in shown
 
@@ -87,5 +90,5 @@ def test_what_does_not_lower_names_the_operation_and_the_line(tmp_path: Path) ->
 
     assert "a/1 does not load: lapack_sgees_ffi (model.py:12): not implemented" in shown
     assert "b\\n: no model" in shown
-    assert "Ensembles take what their steps take: both" in shown
-    assert "ModelMesh is told of 90 MiB (runtimeStatus)." in shown
+    assert "Ensembles use the memory of their steps: both" in shown
+    assert "Reported to ModelMesh: 90 MiB (runtimeStatus)." in shown

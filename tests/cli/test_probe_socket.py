@@ -101,7 +101,7 @@ async def test_without_the_socket_the_endpoint_is_asked(tmp_path: Path) -> None:
             asked = await asyncio.to_thread(probe, socket, url=url)
 
     assert asked[1].startswith(f"{url}: cannot connect")
-    assert [("no probe socket", "No such file or directory")] == [
+    assert [("probe socket not created", "No such file or directory")] == [
         (record["event"], record["reason"]) for record in log
     ]
 

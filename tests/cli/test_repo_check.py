@@ -243,7 +243,10 @@ def test_settings_of_mlserver_have_a_configuration_that_stands_for_them(tmp_path
         ('{"inputs": [{"name": "a", "datatype": "FP99", "shape": []}]}', "datatype 'FP99'"),
         ('{"parameters": {"version": "3"}}', "the name of the version directory"),
         ('{"parameters": {"content_type": "str"}}', "a class with decoded = True"),
-        ('{"max_batch_size": 8, "max_batch_time": 0.1}', "the most rows of a request too"),
+        (
+            '{"max_batch_size": 8, "max_batch_time": 0.1}',
+            "max_batch_size: here it also limits the rows of a request",
+        ),
     ],
 )
 def test_what_no_configuration_says_is_a_note(tmp_path: Path, text: str, note: str) -> None:
@@ -281,5 +284,9 @@ def test_settings_outside_of_the_roots_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(json.dumps(SETTINGS))
     (tmp_path / "m").mkdir()
     (tmp_path / "m/model-settings.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(InvalidModel, match="leads out of them"):
+    with pytest.raises(
+        InvalidModel,
+        match="is outside the model repository and every model_root (--model-root), or a link"
+        " that leads outside",
+    ):
         read(tmp_path / "m", Roots.of((tmp_path / "m",)))

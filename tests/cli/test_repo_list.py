@@ -77,7 +77,10 @@ def test_a_link_out_of_the_repository_is_a_problem_of_its_version(models: Path) 
     secret.write_text("x")
     (models / "mlp/1/link").symlink_to(secret)
 
-    assert "leads out of them" in _entries(models)["mlp"]["versions"][0]["problem"]
+    assert (
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside" in _entries(models)["mlp"]["versions"][0]["problem"]
+    )
 
 
 def test_the_table_is_of_printable_text(tmp_path: Path) -> None:

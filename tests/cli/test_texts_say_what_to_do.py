@@ -75,12 +75,12 @@ LAYOUTS: Mapping[str, tuple[Callable[[Path], None], str]] = {
         beside,
         "its files are not in a version directory: move them from beside/ to beside/1/",
     ),
-    "named": (named, "'v1' is no number of a version: move named/v1/ to named/1/"),
-    "empty": (empty, "no version directory is there: put its files into empty/1/"),
+    "named": (named, "'v1' is not a version number: move named/v1/ to named/1/"),
+    "empty": (empty, "it has no version directory: put its files into empty/1/"),
     "not_picked": (
         not_picked,
-        "no version directory is there that its version_policy picks: change that, or add one "
-        "beside 1, 3",
+        "no version directory matches its version_policy: change the policy, or add a version to "
+        "1, 3",
     ),
 }
 
@@ -109,7 +109,10 @@ def test_an_export_over_a_version_says_how(tmp_path: Path) -> None:
         )
 
     export()
-    with pytest.raises(FileExistsError, match="another number is .*, overwrite=True replaces it"):
+    with pytest.raises(
+        FileExistsError,
+        match="already exists: choose another version number, or replace it with overwrite=True",
+    ):
         export()
 
 
@@ -126,12 +129,12 @@ async def test_a_port_in_use_says_how_to_have_a_free_one(serve: Serve, tmp_path:
 
 
 PATHS: Mapping[str, str] = {
-    "/v1/models/m:predict": "send a request of V2 to /v2/models/m/infer",
-    "/v1/models/m/versions/2:classify": "send a request of V2 to /v2/models/m/infer",
-    "/predictions/m": "send a request of V2 to /v2/models/m/infer",
-    "/metrics": "the setting metrics_endpoint says where metrics are",
-    "/api/chat": "OpenAI's is, at /v1/chat/completions",
-    "/nothing": "there is nothing at '/nothing'",
+    "/v1/models/m:predict": "send a V2 request to /v2/models/m/infer",
+    "/v1/models/m/versions/2:classify": "send a V2 request to /v2/models/m/infer",
+    "/predictions/m": "send a V2 request to /v2/models/m/infer",
+    "/metrics": "metrics are served at the setting metrics_endpoint",
+    "/api/chat": "use OpenAI's at /v1/chat/completions",
+    "/nothing": "nothing found at '/nothing'",
 }
 
 
@@ -160,4 +163,4 @@ async def test_a_wrong_method_where_metrics_are_is_not_sent_elsewhere(
         session.post("/metrics", data=b"{}") as answer,
     ):
         assert 405 == answer.status
-        assert (await answer.json())["error"].endswith("it has GET")
+        assert (await answer.json())["error"].endswith("expected GET")

@@ -74,11 +74,11 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
 
 REFUSED = {
     "--allow-grpc=false": "gRPC is always served",
-    "--model-namespacing=true": "models of several repositories share their names",
-    "--reuse-grpc-port=true": "a port has one server",
-    "--http-header-forward-pattern=.*": "models are not given headers",
+    "--model-namespacing=true": "model names are unique across repositories",
+    "--reuse-grpc-port=true": "a port serves one process",
+    "--http-header-forward-pattern=.*": "headers are not passed to models",
     "--model-config-name=h100": "config.pbtxt or config.json",
-    "--log-file=/tmp/log": "the log goes to stderr",
+    "--log-file=/tmp/log": "the server logs to stderr",
     "--allow-sagemaker=true": "--sagemaker does that",
     "--allow-vertex-ai=true": "it is not implemented",
     "--metrics-interval-ms=often": "milliseconds",
@@ -88,7 +88,8 @@ REFUSED = {
     "--grpc-use-ssl=true": "setting --grpc-server-cert: expected a file",
     "--http-port": "setting --http-port: expected a value",
     "--http-port --grpc-port 3": "setting --http-port: expected a value",
-    "--http-port 1 --http-endpoint=port:2": "setting --http-endpoint: expected one flag for it",
+    "--http-port 1 --http-endpoint=port:2": "setting --http-endpoint: expected either the"
+    " tritonserver flag",
     "--http-address ::1 --grpc-address ::": "expected one address for all endpoints (--host)",
 }
 
@@ -157,7 +158,7 @@ async def test_a_command_line_of_tritonserver_serves(example_models: Path, tmp_p
         *("--backend-config=onnxruntime,a=b", "--pinned-memory-pool-byte-size=0"),
     )
     async with served(example_models, *flags) as server, aiohttp.ClientSession() as session:
-        named = server.event("flags of tritonserver have no effect")
+        named = server.event("tritonserver flags without effect")
         addresses = server.event("listening")
         async with session.get(f"http://{addresses['metrics']}/metrics") as response:
             metrics = await response.text()
@@ -185,6 +186,6 @@ async def test_exit_on_error_ends_the_server(tmp_path: Path) -> None:
     status, _, log = await run(*serve, "--exit-on-error=true", "--device=cpu")
 
     assert 1 == status
-    text = "error: not loaded at the start: 'broken' (exit_on_error): see the log"
+    text = "error: not loaded at startup: 'broken' (exit_on_error): see the log"
     assert text == log.splitlines()[-1]
     assert "stopped" in {json.loads(line)["event"] for line in log.splitlines()[:-1]}

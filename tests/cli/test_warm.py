@@ -114,7 +114,7 @@ def test_cache_that_others_can_use_is_refused(repository: Path, tmp_path: Path) 
     status, output = run(repository, "--cache", tmp_path / "cache")
 
     assert 1 == status
-    assert "expected a directory of this user alone (mode 0700)" in output
+    assert "expected a directory only this user can access (mode 0700)" in output
 
 
 def test_unknown_target_is_refused(repository: Path, tmp_path: Path) -> None:

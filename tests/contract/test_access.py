@@ -525,7 +525,7 @@ async def test_quotas_are_told_with_when_to_come_again(tmp_path: Path) -> None:
 
     assert ("0", "") == third
     assert "8" == fourth[0]
-    assert "caller 'slow' has asked more than 0.001 requests a second" in fourth[1]
+    assert "caller 'slow' has exceeded 0.001 requests per second" in fourth[1]
     assert 429 == answer.status
     assert 900 < int(answer.headers["retry-after"]) <= 1000
 

@@ -229,11 +229,11 @@ async def test_an_answer_with_parameters_is_not_kept(asked: Client) -> None:
 @pytest.mark.parametrize(
     ("case", "problem"),
     [
-        ("list", "its code: expected as parameter 'a' a truth value, an integer of 64 bits, a"),
-        ("nan", "a finite number or a text, got nan"),
-        ("large", "an integer of 64 bits, a finite number or a text, got 18446744073709551616"),
-        ("half", "a finite number or a text, got '\\ud800'"),
-        ("name", "expected as name of a parameter a text, not one of binary_data_size"),
+        ("list", "its code: expected as parameter 'a' a boolean, a 64-bit integer, a"),
+        ("nan", "a finite number or a string, got nan"),
+        ("large", "a 64-bit integer, a finite number or a string, got 18446744073709551616"),
+        ("half", "a finite number or a string, got '\\ud800'"),
+        ("name", "expected as name of a parameter a string, not one of binary_data_size"),
         ("size", "output 'y' of its code: expected as name of a parameter"),
         ("output", "expected parameters of its outputs (y), got those of 'z'"),
     ],
@@ -266,6 +266,6 @@ async def test_what_reaches_the_code_is_not_named_as_without_effect(asked: Clien
             body = asking(model, parameters=own)
             await post(asked, f"{model}/infer", {**body, "parameters": own})
 
-    named = [one for one in logs if one["event"] == "parameters of requests have no effect"]
+    named = [one for one in logs if one["event"] == "request parameters without effect"]
     # Triton's interface has no place for those of inputs.
     assert [("triton", ["mine"])] == [(one["model"], one["parameters"]) for one in named]

@@ -35,19 +35,23 @@ BROKEN: Mapping[str, Broken] = {
     ),
     "config-loop": Broken(
         lambda at: _replace(at / "config.json", lambda file: file.symlink_to(file.name)),
-        "'config.json' is neither in the model repository",
+        "'config.json' is outside the model repository",
     ),
     "unknown-backend": Broken(
         lambda at: (at / "config.json").write_text('{"backend": "cobol"}'), "cobol"
     ),
-    "no-version": Broken(lambda at: (at / "1").rmdir(), "no version directory is there"),
+    "no-version": Broken(
+        lambda at: (at / "1").rmdir(),
+        "no version directory matches its version_policy: change the policy, or add a version to",
+    ),
     "empty-version": Broken(lambda at: (at / "config.json").unlink(), "the directory '1' is empty"),
     "version-loop": Broken(
-        lambda at: _replace(at / "1", lambda link: link.symlink_to("1")), "is a link to nothing"
+        lambda at: _replace(at / "1", lambda link: link.symlink_to("1")), "is a dangling link"
     ),
     "version-away": Broken(
         lambda at: _replace(at / "1", lambda link: link.symlink_to("/")),
-        "neither in the model repository",
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside",
     ),
     "no-python": Broken(lambda at: _python(at, "this is no Python"), "invalid syntax"),
     "raises": Broken(lambda at: _python(at, "raise OSError('no disk')"), "no disk"),
@@ -62,9 +66,9 @@ def _python(at: Path, text: str) -> None:
 
 SKIPPED: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "caf\udce9": (lambda at: at.mkdir(), "it is not UTF-8, rename it"),
-    "a\nb": (lambda at: at.mkdir(), "it holds a control character"),
+    "a\nb": (lambda at: at.mkdir(), "it contains a control character"),
     "loop": (lambda at: at.symlink_to(at.name), "Too many levels of symbolic links"),
-    "nothing": (lambda at: at.symlink_to("nowhere"), "it is a link to nothing"),
+    "nothing": (lambda at: at.symlink_to("nowhere"), "it is a dangling link"),
     "file": (lambda at: at.write_text(""), "it is a file, expected a directory"),
     "pipe": (os.mkfifo, "it is a FIFO, expected a directory"),
 }
@@ -103,7 +107,7 @@ async def test_all_that_is_wrong_is_named_and_the_rest_serves(
 
     assert "READY" == index["good"]["state"]
     told: dict[str, set[str]] = {}
-    to_do = "mend its files, then load it by the repository API, or start the server again"
+    to_do = "fix its files, then load it with the repository API, or restart the server"
     for record in server.log:
         if record["event"] == "model not loaded from the repository":
             assert to_do == record["to_do"]
@@ -116,10 +120,12 @@ async def test_all_that_is_wrong_is_named_and_the_rest_serves(
     skipped = {
         record["entry"]: record
         for record in server.log
-        if record["event"] == "entry of the repository skipped"
+        if record["event"] == "repository entry skipped"
     }
     assert SKIPPED.keys() == skipped.keys()
     for name, (_, reason) in SKIPPED.items():
         assert reason in skipped[name]["reason"]
-        assert skipped[name]["to_do"].startswith("make it the directory of a model")
+        assert skipped[name]["to_do"].startswith(
+            "make it a model directory, or give it a name that starts with a dot"
+        )
     assert index.keys() <= {"good", "leaving", *BROKEN}

@@ -40,6 +40,6 @@ async def test_the_file_of_the_capability_is_loaded(
         async with serve(tmp_path, **settings) as server, asking.client(server) as client:
             found = await client.infer("m", x=np.ones(2, np.float32))
 
-    named = [line["fields"] for line in lines if "no effect" in line["event"]]
+    named = [line["fields"] for line in lines if "without effect" in line["event"]]
     assert [expected] * 2 == found["y"].tolist()
     assert [["cc_model_filenames"]] == named

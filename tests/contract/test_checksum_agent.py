@@ -69,7 +69,7 @@ async def test_another_file_fails_the_load_and_what_served_goes_on(
     text = await refusal(client)
     expected, got = (hashlib.md5(data).hexdigest() for data in (b"weights", b"others"))
 
-    assert "failed to load 'm', '1/weights.bin' is not the file of its checksum" in text
+    assert "failed to load 'm', '1/weights.bin' does not match its checksum" in text
     assert f"expected MD5 {expected}, got {got}" in text
     assert await client.is_model_ready("m")
 
@@ -79,8 +79,10 @@ async def test_a_file_must_be_there_and_inside(empty: tuple[Path, Any], tmp_path
     (tmp_path / "secret").write_bytes(b"")
     problems = {
         "MD5:nothing.bin": "nothing.bin is missing",
-        "MD5:/etc/hostname": "is neither in the model repository",
-        "MD5:../../secret": "is neither in the model repository",
+        "MD5:/etc/hostname": "is outside the model repository and every model_root"
+        " (--model-root), or a link that leads outside",
+        "MD5:../../secret": "is outside the model repository and every model_root (--model-root),"
+        " or a link that leads outside",
         "MD5:1": "1 is not a regular file",
         "SHA256:table.bin": 'expected MD5:<file>, got "SHA256:table.bin"',
         "table.bin": 'expected MD5:<file>, got "table.bin"',
@@ -102,7 +104,7 @@ async def test_what_a_client_sends_is_verified_too(empty: tuple[Path, Any]) -> N
 
     assert await client.is_model_ready("m")
     text = await refusal(client, config=config, files={"file:1/new.bin": b"old"})
-    assert "'1/new.bin' is not the file of its checksum" in text
+    assert "'1/new.bin' does not match its checksum" in text
 
 
 async def test_an_ensemble_has_files_as_well(empty: tuple[Path, Any]) -> None:
@@ -120,5 +122,5 @@ async def test_an_ensemble_has_files_as_well(empty: tuple[Path, Any]) -> None:
     (root / "e").mkdir()
     (root / "e/config.json").write_text(json.dumps(ensemble))
     (root / "e/labels.txt").write_text("a")
-    with pytest.raises(InferenceServerException, match="'labels.txt' is not the file"):
+    with pytest.raises(InferenceServerException, match="'labels.txt' does not match"):
         await client.load_model("e")

@@ -38,6 +38,7 @@ USES: Mapping[tuple[str, str], str] = {
     ("openai/routes.py", "OpenAiRoutes.chat"): TOLD,
     ("openai/routes.py", "OpenAiRoutes.respond"): TOLD,
     ("openai/response_answers.py", "ResponseWriter._ended"): TOLD,
+    ("process/output_reader.py", "Records.write"): TOLD,
     ("residence/loading.py", "VersionLoader.load"): TOLD,
     ("runtime/programs/compilation_cache.py", "CompilationCache._prune"): FILES,
     ("serving/access/control.py", "AccessControl.__init__"): TOKENS,

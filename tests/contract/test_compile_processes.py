@@ -111,7 +111,7 @@ async def held(server: ServerProcess, model: str = "long") -> "tuple[asyncio.Tas
         while "compiling" not in await reason(server, model):
             await asyncio.sleep(0.01)
         # A trial has a process of its own, of the same command.
-        while not (compiles := events(server, "a process compiles")):
+        while not (compiles := events(server, "compiler process started")):
             await server.read()
     pid = compiles[-1]["pid"]
     assert isinstance(pid, int)
@@ -142,7 +142,7 @@ async def test_loads_are_compiled_in_one_process_that_is_niced(server: ServerPro
     assert min(19, niceness + 10) == os.getpriority(os.PRIO_PROCESS, pid)
     assert 0 == await server.stop()
     assert not is_there(pid)
-    assert [pid] == [record["pid"] for record in events(server, "a process compiles")]
+    assert [pid] == [record["pid"] for record in events(server, "compiler process started")]
     assert [] == events(server, "compiled in the server")
 
 
@@ -154,9 +154,9 @@ async def test_a_load_survives_the_end_of_the_process(server: ServerProcess) -> 
 
     assert 200 == (await loading).status
     assert 0 == await server.stop()
-    first, other = (record["pid"] for record in events(server, "a process compiles"))
+    first, other = (record["pid"] for record in events(server, "compiler process started"))
     assert (pid, True) == (first, pid != other)
-    (record,) = events(server, "a process that compiles ended, another tries again")
+    (record,) = events(server, "compiler process lost, compilation retried")
     assert ("long", "warning") == (record["model"], record["level"])
 
 

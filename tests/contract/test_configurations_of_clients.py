@@ -1,18 +1,26 @@
 """A configuration that a client sends names files of its own model alone."""
 
+import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc.aio as triton
 from support import asking, identity_models
 from support.asking import Client
 from support.http import ask
 from support.server import Serve
+from tritonclient.utils import InferenceServerException
 
+from xlaserve.files import files
 from xlaserve.model_config.fields import FIELDS
 from xlaserve.residence.repository import directory_reader
+from xlaserve.serving.inputs.classification import MOST_CLASSES
 
 SECRET = "the secret of b"
 TENSOR = {"data_type": "TYPE_FP32", "dims": [1]}
@@ -98,14 +106,14 @@ async def test_no_field_leads_out_of_the_model(
 
         assert texts[0] == texts[1]
         assert SECRET not in texts[0]
-        assert "is not the file of its checksum" not in texts[0]
+        assert "does not match its checksum (model_repository_agents): expected MD5" not in texts[0]
 
 
 async def test_labels_that_a_link_leads_out_to_are_refused(client: Client) -> None:
     config = _config() | NAMING["output.label_filename"]("1/link.txt")
     text = await client.refused("a", config=json.dumps(config))
 
-    assert "label_filename of output 'y': 'link.txt' is neither in" in text
+    assert "label_filename of output 'y': 'link.txt' is outside" in text
 
 
 async def _labels(client: Client) -> str:
@@ -133,6 +141,110 @@ async def test_the_configuration_of_a_repository_may_name_files_of_others(
     assert json.dumps([SECRET]) == await _labels(client)
 
 
+SPARSE = 100 << 20
+
+
+def _sparse(at: Path, size: int) -> None:
+    with at.open("wb") as file:
+        file.truncate(size)
+
+
+def _socket(at: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(at.parent):
+        made.bind(at.name)
+
+
+LABELS: Mapping[str, tuple[Callable[[Path], object], str | list[str]]] = {
+    "too large": (lambda at: _sparse(at, SPARSE), "more than the 16777216 allowed"),
+    "a line of 15 MiB": (
+        lambda at: at.write_bytes(b"a\n" + bytes(15 << 20)),
+        "a label of at most 1024 bytes on each line, got 15728640 bytes on line 2",
+    ),
+    "more lines than may be": (
+        lambda at: at.write_bytes(b"\n" * (1 << 18)),
+        "at most 262144 lines of labels of a model, 262144 of them here, got 262145",
+    ),
+    "a FIFO": (os.mkfifo, "labels.txt is not a regular file"),
+    "a device": (lambda at: at.symlink_to("/dev/zero"), "'labels.txt' is neither in"),
+    "a directory": (Path.mkdir, "labels.txt is not a regular file"),
+    "a socket": (_socket, "labels.txt cannot be read"),
+    "a link to itself": (lambda at: at.symlink_to(at.name), "'labels.txt' is neither in"),
+    "gone": (lambda at: None, "labels.txt is missing"),
+    "empty": (lambda at: at.write_bytes(b""), ["2.000000:1", "1.000000:0"]),
+    "binary": (
+        lambda at: at.write_bytes(b"\0\xff\xfe\n\x80:\x7f"),
+        ["2.000000:1:\ufffd:\x7f", "1.000000:0:\0\ufffd\ufffd"],
+    ),
+    "twice the same": (lambda at: at.write_text("a\na"), ["2.000000:1:a", "1.000000:0:a"]),
+    "an empty line": (lambda at: at.write_text("\nb"), ["2.000000:1:b", "1.000000:0"]),
+    "more than classes": (lambda at: at.write_text("a\nb\nc"), ["2.000000:1:b", "1.000000:0:a"]),
+    "the longest": (
+        lambda at: at.write_bytes(b"a" * directory_reader.MAX_LABEL_LENGTH),
+        ["2.000000:1", f"1.000000:0:{'a' * directory_reader.MAX_LABEL_LENGTH}"],
+    ),
+}
+"""Files of labels: what makes one, and what its load is refused with, or how classes are named."""
+
+
+@pytest.mark.parametrize("name", LABELS)
+async def test_a_file_of_labels_is_read_or_its_load_is_refused(
+    client: Client, root: Path, name: str
+) -> None:
+    """Within the limits, and whatever the file is."""
+    make, expected = LABELS[name]
+    file = root / "a" / "1" / "labels.txt"
+    file.unlink()
+    make(file)
+    output = {"name": "y", "label_filename": "1/labels.txt", "data_type": "TYPE_FP32", "dims": [2]}
+    given = [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}]
+    config = json.dumps({"backend": "identity", "input": given, "output": [output]})
+    if isinstance(expected, str):
+        text = await client.refused("a", config=config)
+        assert "label_filename of output 'y': " in text
+        assert expected in text
+        return
+    await client.grpc.load_model("a", config=config)
+    tensor = triton.InferInput("x", [2], "FP32")
+    tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+    wanted = [triton.InferRequestedOutput("y", class_count=2)]
+    answer: Any = await client.grpc.infer("a", [tensor], outputs=wanted)
+
+    found = [one.decode(errors="replace") for one in answer.as_numpy("y").tolist()]
+    assert expected == found
+
+
+async def test_a_file_of_labels_that_is_cut_while_it_is_read_is_refused(
+    client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = root / "a" / "1" / "labels.txt"
+
+    def cut(*given: Any) -> None:
+        os.truncate(file, 3)
+
+    monkeypatch.setattr(files, "check_size", cut)
+    config = json.dumps(_config() | NAMING["output.label_filename"]("1/labels.txt"))
+
+    assert "labels.txt ends 4 bytes too early" in await client.refused("a", config=config)
+
+
+async def test_labels_of_many_rows_are_charged(client: Client, root: Path) -> None:
+    """What an answer repeats for each row, until it has ended."""
+    ledger = client.server.application.ledger
+    (root / "a" / "1" / "labels.txt").write_bytes(b"a" * directory_reader.MAX_LABEL_LENGTH)
+    config = _config(max_batch_size=MOST_CLASSES) | NAMING["output.label_filename"]("1/labels.txt")
+    await client.grpc.load_model("a", config=json.dumps(config))
+    tensor = triton.InferInput("x", [MOST_CLASSES, 1], "FP32")
+    tensor.set_data_from_numpy(np.zeros((MOST_CLASSES, 1), np.float32))
+    wanted = [triton.InferRequestedOutput("y", class_count=1)]
+    await client.grpc.infer("a", [tensor], outputs=wanted)
+
+    other = ledger.open()
+    other.hold(ledger.limit - 2 * MOST_CLASSES * directory_reader.MAX_LABEL_LENGTH)
+    with pytest.raises(InferenceServerException, match="the classes"):
+        await client.grpc.infer("a", [tensor], outputs=wanted)
+    other.close()
+
+
 async def test_labels_are_limited_in_number(
     client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +254,6 @@ async def test_labels_are_limited_in_number(
     (root / "a" / "1" / "labels.txt").write_text("one\r\ntwo\r\n")
 
     assert (
-        "expected at most 2 lines of labels of a model, 2 of them here, got 3"
+        "expected at most 2 label lines per model, 2 of them here, got 3"
         in await client.refused("a", config=config)
     )

@@ -290,4 +290,7 @@ async def test_requests_of_different_contents_are_not_put_together(
     ):
         text = await asking.refused("together")
 
-    assert "expected decoded False, since each may have content types of its own" in text
+    assert (
+        "batching requests needs decoded = False, since each request may have its own content types"
+        in text
+    )

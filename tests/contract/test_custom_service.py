@@ -136,8 +136,8 @@ async def test_the_client_of_the_example(example_models: Path, programs: str) ->
 
 
 NO_SERVICES = {
-    "nowhere.py:create": "there is no file nowhere.py",
-    "no_such_module:create": "there is no module 'no_such_module'",
+    "nowhere.py:create": "no such file: nowhere.py",
+    "no_such_module:create": "no such module: 'no_such_module'",
     "json:nothing": "json has no 'nothing'",
     "json.decoder:NaN": "is a float, expected a function",
     "builtins:repr": "returned a str, expected an xlaserve.Service",

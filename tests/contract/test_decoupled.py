@@ -167,7 +167,7 @@ async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer)
 
     assert [*range(50), 7] == [one.as_numpy("number")[0] for one in found[:51]]
     (error,) = found[51:]
-    assert "'counter' was not done after 50 answers: raise max_steps" in error.message()
+    assert "'counter' did not finish within 50 answers: raise max_steps" in error.message()
 
 
 async def test_a_request_has_a_timeout_of_its_own_within_a_stream(server: RunningServer) -> None:

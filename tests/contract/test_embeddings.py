@@ -136,8 +136,8 @@ async def test_an_embedding_is_cut_where_the_model_declares_it(server: RunningSe
 
 
 INPUTS: list[tuple[Any, str, str]] = [
-    ([], "input", "at least one text or token"),
-    ("abcdefgh", "input", "1 to 8 tokens, which is what the model takes (max_tokens), got 9"),
+    ([], "input", "at least one string or token"),
+    ("abcdefgh", "input", "1 to 8 tokens (the model's max_tokens), got 9"),
     (["a", "abcdefgh"], "input[1]", "got 9"),
     (["a", "b" * 513], "input[1]", "at most 512 characters"),
     ([[9], []], "input[1]", "1 to 8 tokens"),
@@ -251,7 +251,7 @@ async def test_an_imported_encoder_is_served_as_sentence_transformers_has_it(
     got = [row["embedding"] for row in answer.json["data"]]
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     assert "embeddings of 32 of length 1 (mean), compiled for 8, 24 tokens" in said.output
-    assert "left out, since no embedding needs it: pooler.dense.bias" in said.output
+    assert "omitted, since embeddings do not need it: pooler.dense.bias" in said.output
     assert (400, "context_length_exceeded") == (long.status, long.json["error"]["code"])
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,101 @@ async def test_one_bad_request_fails_alone(
     assert [2.0, "failed", 6.0, 8.0] == shown(first) == shown(second)
     assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed
     assert [[1, PANIC, 3, 4], [1], [PANIC], [3], [4]] == again
+
+
+LANES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "two copies": ("jax", {"copies": 2}),
+    "two devices": ("jax", {"devices": (0, 1)}),
+    "two copies of code": ("own, batched", {"copies": 2}),
+    "two copies of triton": ("triton", {"copies": 2}),
+}
+"""Models that execute two batches at a time: the row, and how it is loaded."""
+
+QUICK_LANES = {
+    "two copies": WAYS[0],
+    "two devices": THROUGH_A_FRONT_END,
+    "two copies of code": WAYS[0],
+}
+"""The way in which each is asked in every run; the others are like them."""
+
+
+def lanes_and_ways() -> "Iterator[Any]":
+    for lanes, way in product(LANES, WAYS):
+        marks = [] if QUICK_LANES.get(lanes) == way else [pytest.mark.slow]
+        yield pytest.param(lanes, way, marks=marks)
+
+
+@pytest.mark.parametrize(("lanes", "way"), [*lanes_and_ways()])
+async def test_one_bad_request_fails_alone_beside_another_lane(
+    lanes: str, way: str, serve: Serve, tmp_path: Path
+) -> None:
+    """Each is executed once with the others, and once by itself on either lane."""
+    root = tmp_path / "models"
+    root.mkdir()
+    name, how = LANES[lanes]
+    both = replace(row(name), in_progress=2)
+    how = {"max_queue_delay_microseconds": 1, **how}
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        loaded(both, root, server, opened, way, **how) as station,
+    ):
+        found = []
+        for bad in (BAD, PANIC):
+            answers = await gathered(station, 1, bad, 3, 4)
+            found.append((shown(answers), sorted(one for one in opened.executed if 0.0 not in one)))
+            await station.idle()
+
+    for bad, (answers_, executed) in zip((BAD, PANIC), found, strict=True):
+        assert [2.0, "failed", 6.0, 8.0] == answers_
+        wanted: list[list[float]] = [[1, bad, 3, 4], [1], [bad], [3], [4]]
+        assert sorted(wanted) == executed
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [pytest.param(n, marks=[] if n in QUICK_LANES else [pytest.mark.slow]) for n in LANES],
+)
+async def test_a_client_that_fails_others_has_a_quarter_of_all_lanes(
+    lanes: str, serve: Serve, tmp_path: Path
+) -> None:
+    """However many there are: three batches of others begin before its next one."""
+    root = tmp_path / "models"
+    root.mkdir()
+    name, how = LANES[lanes]
+    both = replace(row(name), in_progress=2)
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        loaded(both, root, server, opened, "", max_queue_delay_microseconds=1, **how) as station,
+        another_client(station) as bad,
+    ):
+        asked = await station.busy()
+        for count, value in enumerate((BAD, 1), 1):
+            asked.append(station.ask(value, client=bad if value == BAD else None))
+            await station.pending(count)
+        opened.free(99)
+        await asyncio.gather(*asked, return_exceptions=True)
+        await station.idle()
+        asked = await station.busy()
+        goods = range(1, 33)
+        for count, value in enumerate((BAD, BAD, *goods), 1):
+            asked.append(station.ask(value, client=bad if value == BAD else None))
+            await station.pending(count)
+        begun = len(opened.executed)
+        while len(opened.executed) < begun + 9:  # one by one: so the order is known
+            before = len(opened.executed)
+            opened.free(1)
+            await station.until(
+                lambda of=before: len(opened.executed) > of  # type: ignore[misc]
+            )
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0 * value for value in goods] == answers[-len(goods) :]
+    order = ["bad" if BAD in one else "good" for one in opened.executed[begun : begun + 9]]
+    assert [] == [one for one in opened.executed[begun:] if BAD in one and len({*one}) > 1]
+    assert [*("bad", "good", "good", "good") * 2, "bad"] == order
 
 
 @pytest.mark.parametrize("row", ALONE)
@@ -434,7 +531,11 @@ async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
 
     assert ["INTERNAL", "UNAVAILABLE", "503"] == [status for status, _ in found]
     assert "while it executed this request" in found[0][1]
-    assert ["before it began with this request" in text for _, text in found] == [False, True, True]
+    assert ["its process was lost before it began this request," in text for _, text in found] == [
+        False,
+        True,
+        True,
+    ]
 
 
 async def over_grpc(station: Station, value: float) -> tuple[str, str]:

@@ -320,7 +320,7 @@ async def test_a_model_that_answers_shows_that_its_reload_failed(
     ready = await ask(str(server.http), "GET", "/v2/health/ready")
 
     assert 400 == status
-    told = f"answers from before, its reload failed: {said}"
+    told = f"serves the earlier version, its reload failed: {said}"
     assert dict.fromkeys(LISTS, told) == shown
     assert {"ready": True} == ready.json
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import scripted_language, tiny_embedding
 from support.crowds import beside_a_crowd
+from support.hard_templates import ATTACKS
 from support.http import Answer, ask
 from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
@@ -33,6 +34,8 @@ TOO_LONG = "takes more than 0.2 seconds of the processor"
 HOSTILE, GOOD, OPERATOR = new_token(), new_token(), new_token()
 SCRIPT = "well"
 MOST = {"max_tokens": 4, "temperature": 0}
+TEMPLATES = {"nested loops": "looping", "a gigabyte in pieces": "writing", "half a pair": "halving"}
+"""Attacks of templates, and the models that have them."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     scripted_language.export(models / "plain", [SCRIPT], scripted_language.HERMES)
     shutil.copytree(models / "plain", models / "slow")
     tiny_embedding.export(models / "words")
+    for name, (template, _) in ATTACKS.items():
+        if name in TEMPLATES:
+            shutil.copytree(models / "plain", models / TEMPLATES[name])
+            written = json.dumps({"eos_token": "</s>", "chat_template": template})
+            (models / TEMPLATES[name] / "1" / "tokenizer_config.json").write_text(written)
     make_slow(models / "slow" / "1" / "tokenizer.json", BACKTRACKING)
     make_slow(models / "words" / "1" / "tokenizer.json", PANICKING)
     may = {"allow": ["infer", "metadata", "health"]}
@@ -76,9 +84,11 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     running = serving(
         folder,
         models,
-        load_model=("plain", "slow"),
+        load_model=("plain", "slow", *TEMPLATES.values()),
         http_endpoint="port:0",
         tokenizer_seconds=0.2,
+        template_seconds=0.3,
+        text_process_bytes=64 << 20,
         access_rules=str(folder / "rules.json"),
     )
     with pytest.MonkeyPatch.context() as changed:
@@ -174,8 +184,27 @@ async def test_a_text_that_takes_too_much_is_refused_and_others_are_answered(
     assert live.status == 200
     assert good == [SCRIPT] * 2
     assert status in ("400", "StatusCode.INVALID_ARGUMENT")
-    assert f"model '{model}': its tokenizer makes no tokens of the text: " in told
+    assert f"model '{model}': its tokenizer failed on the text: " in told
     assert why in told
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_a_template_that_takes_too_much_fails_its_chats_and_others_are_answered(
+    place: Place, name: str
+) -> None:
+    """Who wrote it is not who asks: 500, and not 400."""
+    body = {"model": TEMPLATES[name], "messages": [{"role": "user", "content": "a0"}], **MOST}
+    failed = asyncio.ensure_future(over_rest(place, "/v1/chat/completions", body))
+    live = await ask(place.http, "GET", "/v2/health/live", ("Authorization", f"Bearer {GOOD}"))
+    good = await place.good("plain")
+
+    status, told = await failed
+
+    assert live.status == 200
+    assert good == SCRIPT
+    assert status == "500"
+    assert f"model '{TEMPLATES[name]}': its chat template failed: " in told
+    assert ATTACKS[name][1] in told
 
 
 async def test_a_caller_with_many_such_texts_keeps_no_other_waiting(place: Place) -> None:

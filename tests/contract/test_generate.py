@@ -158,7 +158,7 @@ async def test_an_error_behind_an_answer_is_an_event(server: RunningServer) -> N
     assert 51 == len(found)
     assert (
         "message",
-        {"error": "model 'counter' was not done after 50 answers: raise max_steps"},
+        {"error": "model 'counter' did not finish within 50 answers: raise max_steps"},
     ) == (found[-1])
 
 
@@ -187,7 +187,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("nobody", {"x": 1}, 404, "'nobody'"),
     ("echo", {}, 400, "missing 'x'"),
     ("echo", {"x": "1"}, 400, "input 'x': expected elements of FP32, got str"),
-    ("echo", {"x": [[1, 2], [3]]}, 400, "equally long"),
+    ("echo", {"x": [[1, 2], [3]]}, 400, "of equal length"),
     ("echo", {"x": {"a": 1}}, 400, "input 'x'"),
     ("echo", {"x": None}, 400, "input 'x'"),
     ("half", {"x": 1}, 400, "FP16"),

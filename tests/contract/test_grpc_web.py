@@ -205,19 +205,24 @@ async def test_a_method_that_is_not_there(browser: Browser, path: str) -> None:
 
 
 HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
-    "nothing": (BINARY, b"", "12", "needs one message, none came"),
+    "nothing": (BINARY, b"", "12", "needs one message, got none"),
     "half a prefix": (BINARY, b"\0\0\0", "13", "ended within a message"),
     "a length too long": (BINARY, frame(b"ab", length=3), "13", "ended within a message"),
-    "a length too short": (BINARY, frame(b"abc", length=2), "12", "takes one message, more came"),
-    "two messages": (BINARY, frame(b"") * 2, "12", "takes one message, more came"),
+    "a length too short": (BINARY, frame(b"abc", length=2), "12", "takes one message, got more"),
+    "two messages": (BINARY, frame(b"") * 2, "12", "takes one message, got more"),
     "a length of 4 GiB": (BINARY, frame(b"", length=2**32 - 1), "8", "has 4294967295 bytes"),
     "above the limit": (BINARY, frame(b"", length=MOST + 1), "8", "(max_message_bytes)"),
     "a body above the limit": (BINARY, frame(bytes(MOST)), "8", "raise max_message_bytes"),
-    "compressed": (BINARY, frame(b"", flag=1), "12", "are not compressed"),
+    "compressed": (BINARY, frame(b"", flag=1), "12", "compressed messages are not supported"),
     "another flag": (BINARY, frame(b"", flag=2), "13", "is neither 0 nor 1"),
     "trailers": (BINARY, frame(b"grpc-status:0\r\n", flag=0x80), "13", "is neither 0 nor 1"),
     "compressed trailers": (BINARY, frame(b"", flag=0x81), "13", "is neither 0 nor 1"),
-    "trailers behind": (BINARY, frame(b"") + frame(b"a:b\r\n", flag=0x80), "12", "more came"),
+    "trailers behind": (
+        BINARY,
+        frame(b"") + frame(b"a:b\r\n", flag=0x80),
+        "12",
+        "takes one message, got more",
+    ),
     "no protobuf": (BINARY, frame(b"\xff"), "13", ""),
     "a cut quantum": (TEXT, base64.b64encode(frame(b""))[:-1], "3", "got 7 characters"),
     "no base64": (TEXT, b"****", "3", "expected base64"),
@@ -304,7 +309,7 @@ async def test_it_is_off_unless_pages_of_others_may_ask(serve: Serve, tmp_path: 
             async with session.post(url, data=frame(b""), headers=headers) as answer:
                 found = answer.status, await answer.json()
 
-    assert (404, {"error": "there is nothing at '/grpc.health.v1.Health/Check'"}) == found
+    assert (404, {"error": "nothing found at '/grpc.health.v1.Health/Check'"}) == found
 
 
 async def test_the_same_rules_quotas_and_runtime_of_a_mesh(serve: Serve, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def bare(method: str = "", **names: str) -> Callable[[Route], bytes]:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "wrong method": Fault(405, lambda route: True, bare("PATCH"), "PATCH is not a method"),
+    "wrong method": Fault(405, lambda route: True, bare("PATCH"), "PATCH is not allowed"),
     "more path": Fault(
         404,
         lambda route: route.path != "/",

@@ -85,7 +85,7 @@ async def test_an_execution_that_hangs(
     await until_ready(server)
 
     assert {500} == {answer.status for answer in answers}
-    assert "has not ended in 0.3 seconds (execution_seconds)" in answers[0].error
+    assert "has been running for 0.3 seconds (execution_seconds)" in answers[0].error
     assert 503 == later.status
     assert (200, 200, 400) == (live, ready, of_model)
     assert "UNAVAILABLE" == row["state"]
@@ -112,5 +112,5 @@ async def test_a_device_that_fails(server: RunningServer, monkeypatch: pytest.Mo
     assert 500 == answer.status
     assert "0x7f" not in answer.error
     assert (200, 400) == (live, of_model)
-    assert "an execution failed on the device" == row["reason"]
+    assert "execution failed on the device" == row["reason"]
     assert 200 == (await infer(server)).status

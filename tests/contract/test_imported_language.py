@@ -145,6 +145,6 @@ def test_a_version_is_not_overwritten(tmp_path: Path) -> None:
     there.mkdir(parents=True)
     source = checkpoint_of("llama", tmp_path / "source")
 
-    with pytest.raises(InvalidModel, match="3 exists already.*--version takes another number"):
+    with pytest.raises(InvalidModel, match="3 already exists.*--version takes another number"):
         imported(source, tmp_path / "models/story", "--version", "3")
     assert [] == list(there.iterdir())

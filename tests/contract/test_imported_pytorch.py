@@ -85,12 +85,17 @@ def test_a_program_of_fixed_shapes_has_no_batch(tmp_path: Path) -> None:
     [
         ("fixed", ["--const", "x=1"], InvalidRequest, "--const is for ONNX files"),
         ("fixed", ["--no-check"], InvalidRequest, "--check is for ONNX files"),
-        ("fixed", ["--output", "z"], InvalidModel, "there is no output 'z', but output"),
+        ("fixed", ["--output", "z"], InvalidModel, "unknown output 'z', the model has output"),
         ("fixed", ["--dim", "n=3"], InvalidModel, "no dimension 'n', it has none"),
         ("fixed", ["--max-batch-size", "4"], InvalidModel, "--max-batch-size 4: expected a"),
         ("fixed", ["--limit-bytes", "100"], InvalidModel, "more than the 100 allowed"),
         ("mlp", ["--max-batch-size", "9"], InvalidModel, "exported for 8 rows at most"),
-        ("transformer", [], InvalidModel, "is open, but only one that is first in every input"),
+        (
+            "transformer",
+            [],
+            InvalidModel,
+            "is open, but only the leading dimension of every input may be: set a size with --dim",
+        ),
         ("transformer", ["--dim", "{}=13"], InvalidModel, "was exported for 2 to 12"),
     ],
 )
@@ -108,12 +113,12 @@ def test_what_an_import_cannot_obey_is_refused(
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("target", "torch.ops.aten.nonzero.default", "depends on the data"),
-        ("target", "torch.ops.aten.linears.default", "is not among the .*; there are linear"),
-        ("target", "torch.ops.quantized.linear.default", "of other libraries"),
-        ("target", "os.system", "of other libraries"),
+        ("target", "torch.ops.aten.nonzero.default", "depends on data"),
+        ("target", "torch.ops.aten.linears.default", "is not one of the .*; did you mean linear"),
+        ("target", "torch.ops.quantized.linear.default", "; only aten operators are supported"),
+        ("target", "os.system", "; only aten operators are supported"),
         ("target", "torch.ops.aten.relu.default", "argument 'self' is missing"),
-        ("outputs", [], "reads 'linear', which nothing before it computes"),
+        ("outputs", [], "reads 'linear', which no earlier node computes"),
     ],
 )
 def test_a_node_that_is_unknown_is_named(

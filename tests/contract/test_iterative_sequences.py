@@ -246,13 +246,13 @@ async def test_what_fails_is_told_and_others_go_on(client: Client) -> None:
     failed = await client.fails("count", x=x(-1))
     after = await client.infer("count", x=x(3))
 
-    assert "expected None for a request that is rescheduled, got a response" in wrong
+    assert "execute: expected None for a rescheduled request, got a response" in wrong
     assert "it cannot be counted" in failed
     assert 3 == after["y"][0, 0]
 
 
 async def test_what_cannot_say_that_it_goes_on_fails_the_load(client: Client) -> None:
     assert "expected a TritonPythonModel" in await client.refused("own")
-    assert "only the code of a Python model can say that a request goes on" in (
+    assert "only available for Python models; export a JAX model with export_stream instead" in (
         await client.refused("fold")
     )

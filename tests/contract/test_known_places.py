@@ -167,9 +167,9 @@ class Story:
         text = await outcome(self.stub, request)
         behind = await outcome(self.stub, request, FORWARDED)
 
-        assert "is for clients on this machine" in behind
+        assert "is only for clients on this machine" in behind
         if self.region is None:
-            assert "a region that is registered, got none of this name" in text
+            assert "a region that is registered, got none with this name" in text
         elif self.truncated or self.region[2] < OUTPUT_AT + SIZE:
             small = "offset and size within its" if self.region[2] < OUTPUT_AT + SIZE else "-"
             assert small in text or (self.truncated and "truncated" in text)
@@ -264,7 +264,7 @@ async def test_what_a_thread_reads_is_read_each_time(
             assert octets == memory.get(far, len(octets))
         await unregister(stub)
 
-        assert "none of this name" in await outcome(stub, request)
+        assert "none with this name" in await outcome(stub, request)
 
 
 async def test_a_version_that_replaces_another_looks_for_itself(

@@ -14,7 +14,7 @@ from xlaserve.http.json.json_text import MOST_ARRAYS, MOST_ELEMENTS, MOST_MEMBER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TOLD = f"expected at most {MOST_MEMBERS} members of all objects of the JSON together, got "
+TOLD = f"expected at most {MOST_MEMBERS} members in all JSON objects together, got "
 TENSOR = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [":"]}
 MANY = {f"k{number}": 1 for number in range(MOST_MEMBERS + 1)}
 NO_NEW_NAMES = [{"name": "y"}] * MOST_MEMBERS
@@ -152,7 +152,7 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
     )
 
     assert answer.status == 400
-    assert f"expected at most {most} {what} of the JSON together, got " in error
+    assert f"expected at most {most} {what} members in all JSON objects together, got " in error
 
 
 async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:
@@ -173,7 +173,10 @@ async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> 
 
 LINES: Mapping[str, tuple[str, str]] = {
     "lists without elements": (json.dumps([[]] * (MOST_ARRAYS + 1)), "arrays"),
-    "lists that differ": (json.dumps([["a"] * MOST_ELEMENTS, ["a"]]), "elements of all arrays"),
+    "lists of different lengths": (
+        json.dumps([["a"] * MOST_ELEMENTS, ["a"]]),
+        "elements of all arrays",
+    ),
 }
 
 
@@ -199,7 +202,7 @@ async def test_plain_lists_of_very_many_elements_are_refused(
 
     assert answer.status == 400
     assert what in answer.error
-    assert "of the JSON together, got " in answer.error
+    assert "members in all JSON objects together, got " in answer.error
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,11 @@ async def test_what_is_compiled_behind_a_load_stops_at_the_limit(
         async with serve(tmp_path / "many", background_compile=True, **settings) as server:
             answer = await load(server, "m")
             async with asyncio.timeout(60):
-                while not any(log["event"] == "not all was compiled" for log in logs):
+                while not any(log["event"] == "background compilation incomplete" for log in logs):
                     await asyncio.sleep(0.01)
             assert server.http is not None
             found = await infer(server.http, "m")
-    (line,) = [log for log in logs if log["event"] == "not all was compiled"]
+    (line,) = [log for log in logs if log["event"] == "background compilation incomplete"]
 
     assert (200, 200) == (answer.status, found.status)
     assert "vm.max_map_count" in line["reason"]

@@ -102,8 +102,8 @@ async def test_steps_with_batches_and_without_are_joined_by_batches_of_one(
         wanted = x + 2
         assert (wanted[None] if name.startswith("rows") else wanted).tolist() == y.tolist(), name
     assert several == (
-        "INVALID_ARGUMENT: model 'flat', input 'x': expected a batch of 1 row, where models with "
-        "batches and without are joined, got 2 rows"
+        "INVALID_ARGUMENT: model 'flat', input 'x': expected a batch of 1 row, since models with"
+        " and without batches are combined, got 2 rows"
     )
     assert (2, 3) == plain["y"].shape
 
@@ -183,7 +183,10 @@ async def test_an_ensemble_without_decoupled_steps_cannot_be_decoupled(
     async with start("adds", model_control_mode="explicit") as client:
         refused = await client.refused("said")
 
-    assert "model_transaction_policy.decoupled: expected false, since no step gives more" in refused
+    assert (
+        "model_transaction_policy.decoupled: expected false, since every step returns one"
+        in refused
+    )
 
 
 TWO = """

@@ -254,7 +254,7 @@ async def test_a_configuration_that_is_a_link_out_is_not_read(
     (repository / f"link-{name[7:]}" / name).symlink_to(repository.parent / "secret")
     answer = await load(stub, f"link-{name[7:]}")
 
-    assert f"'{name}' is neither in the model repository nor in a model_root" in answer
+    assert f"'{name}' is outside the model repository and every model_root" in answer
     assert "hunter2" not in answer
 
 
@@ -271,7 +271,7 @@ async def test_a_warm_up_is_executed_before_the_model_is_ready(stub: Any, reposi
         assert "" == await load(stub, "double", json.dumps(config))
     shutil.rmtree(folder)
 
-    assert not [line for line in lines if "no effect" in line["event"]]
+    assert not [line for line in lines if "without effect" in line["event"]]
 
 
 async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
@@ -284,7 +284,7 @@ async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
     with capture_logs() as lines:
         assert "" == await load(stub, "double", json.dumps(config))
 
-    (named,) = [line["fields"] for line in lines if "no effect" in line["event"]]
+    (named,) = [line["fields"] for line in lines if "without effect" in line["event"]]
     assert ["metric_tags", "optimization", 'parameters["mine"]'] == named
 
 
@@ -293,7 +293,7 @@ async def test_gpus_are_named_that_a_server_without_any_passes_over(stub: Any) -
     with capture_logs() as lines:
         assert "" == await load(stub, "double", json.dumps(config))
 
-    (named,) = [line["fields"] for line in lines if "no effect" in line["event"]]
+    (named,) = [line["fields"] for line in lines if "without effect" in line["event"]]
     assert ["instance_group.gpus"] == named
 
 
@@ -301,4 +301,4 @@ async def test_a_configuration_that_is_obeyed_has_no_line_in_the_log(stub: Any) 
     with capture_logs() as lines:
         assert "" == await load(stub, "double", '{"max_batch_size": 3}')
 
-    assert [] == [line for line in lines if "no effect" in line["event"]]
+    assert [] == [line for line in lines if "without effect" in line["event"]]

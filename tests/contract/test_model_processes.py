@@ -121,7 +121,7 @@ async def test_a_process_answers_calls_others_and_reports(
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (1, "it ended with exit status 3; it is started again"),
+        (1, "it ended with exit status 3; it is being restarted"),
         pytest.param(*(2, "it ended by signal SIGSEGV"), marks=pytest.mark.large),
         (3, "it was silent for 1 seconds (python_process_seconds)"),
     ],

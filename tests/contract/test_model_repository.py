@@ -158,7 +158,7 @@ async def test_files_that_the_disk_has_no_room_for_exhaust_a_resource(
         await load(stub, "double", **{"config": "{}", "file:1/model.json": b"{}"})
 
     assert grpc.StatusCode.RESOURCE_EXHAUSTED is refused.value.code()
-    assert "'double', no space left for its files" in (refused.value.details() or "")
+    assert "'double', no disk space left for its files" in (refused.value.details() or "")
     assert [] == list(server.application.settings.scratch_directory.iterdir())
     assert [[2.0, 4.0]] == await infer(stub, "double", "x", [[1, 2]])
 

@@ -187,7 +187,9 @@ async def test_files_that_the_disk_has_no_room_for_are_507(
         answer = await post(address, "models/double/load", {"parameters": parameters})
 
     assert expected == answer.status
-    said = "no space left" if expected == 507 else "as many files open as it may"
+    said = (
+        ", no disk space left for its files:" if expected == 507 else "as many files open as it may"
+    )
     assert answer.error.startswith("failed to load 'double', ")
     assert said in answer.error
     assert os.strerror(number) in answer.error

@@ -151,7 +151,11 @@ async def test_nothing_outside_of_the_allowed_roots_is_read(
     ]
 
     assert {"FAILED_PRECONDITION"} == {status for status, _ in answers}
-    assert all("nor in a model_root (--model-root), or" in text for _, text in answers)
+    assert all(
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside" in text
+        for _, text in answers
+    )
 
 
 async def test_of_what_lies_outside_it_is_not_told_whether_it_is_there(

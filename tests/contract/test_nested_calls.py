@@ -88,7 +88,7 @@ async def test_a_model_that_waits_for_itself_is_told(start: Any, root: Path) -> 
         too_deep = await client.fails("three", x=ones * 3)
         again = await client.infer("alone", x=ones * 0)
 
-    assert "model 'alone': deadlock: every copy of it waits for a call like this one" in stuck
+    assert "model 'alone': deadlock: all its instances wait for nested calls" in stuck
     assert "(alone -> alone)" in stuck
     assert [0, 0] == works["y"].tolist()
     assert "(three -> three -> three -> three)" in too_deep

@@ -45,8 +45,8 @@ FROM_TRITON = f"""
 
 CONTRADICTING = {
     'input [ { name: "a" data_type: TYPE_FP32 dims: [ 3 ] } ]': (
-        "the configuration lists 1 inputs, expected the 3 of the artifact or none, "
-        "it lacks 'b', 'c'"
+        "the configuration lists 1 inputs, expected none or the 3 of the artifact; missing: 'b',"
+        " 'c'"
     ),
     TENSORS.replace('"b" data_type: TYPE_FP32', '"b" data_type: TYPE_INT32'): (
         "input 'b': expected FP32[-1,3] as the artifact has it, got INT32[-1,3]"
@@ -57,8 +57,8 @@ CONTRADICTING = {
     TENSORS.replace('"c"', '"d"'): "input 'd' is not in the artifact, which has 'a', 'b', 'c'",
     'platform: "tensorrt_plan"': "unknown platform 'tensorrt_plan' in the configuration",
     'default_model_filename: "model.plan"': (
-        "default_model_filename: expected one of model.jaxexp, model.json, model.stablehlo, "
-        "as models of jax_export have it, got 'model.plan'"
+        "default_model_filename: expected one of model.jaxexp, model.json, model.stablehlo, as"
+        " for jax_export models, got 'model.plan'"
     ),
 }
 
@@ -101,7 +101,7 @@ async def test_the_configuration_of_triton_stays_beside_an_import(
             again = pb.RepositoryModelLoadRequest(model_name="m")
             again.parameters["config"].string_param = text
             await stub.RepositoryModelLoad(again)
-    named = next(line["fields"] for line in lines if "no effect" in line["event"])
+    named = next(line["fields"] for line in lines if "without effect" in line["event"])
 
     assert [3, 6, 9] == answer
     assert ("onnxruntime_onnx", "onnxruntime") == (shown.platform, shown.backend)

@@ -105,7 +105,7 @@ async def test_they_are_those_of_onnxruntime(empty: tuple[Path, Any, Any]) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (b"three", "expected texts that are numbers of INT32, got 'three'"),
+        (b"three", "expected strings that parse as INT32, got 'three'"),
         (b"", "got ''"),
         (b"1.5", "got '1.5'"),
         (b"1_0", "got '1_0'"),

@@ -207,7 +207,7 @@ async def test_every_prompt_has_its_choices_in_order(place: Place) -> None:
 
 async def test_tokens_that_were_kept_of_another_prompt_are_told(place: Place) -> None:
     """The last one of them is always computed, and what one choice computes is not kept."""
-    prompt = "kept of another prompt".replace(" ", "")
+    prompt = "Prompt tokens reused from the prefix cache since the last load".replace(" ", "")
     first = await biased(place, prompt=prompt, max_tokens=1, n=2)
     again = await biased(place, prompt=prompt, max_tokens=1)
 
@@ -424,7 +424,7 @@ async def test_what_is_refused_names_its_field(place: Place) -> None:
 
 
 PROMPTS: list[tuple[Any, str]] = [
-    ([], "at least one text or token"),
+    ([], "at least one string or token"),
     ("", "1 to 64 tokens"),
     ([1, "a"], "alone"),
     (["a"] * 129, "max_choices"),

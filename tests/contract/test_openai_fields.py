@@ -81,7 +81,7 @@ async def test_effort_and_variables_are_told_apart(client: openai.AsyncOpenAI) -
         (
             {"extra_body": {"chat_template_kwargs": {"messages": []}}},
             "chat_template_kwargs",
-            "no variable of the server's own (add_generation_prompt, documents, messages, tools), "
+            "no reserved variable (add_generation_prompt, documents, messages, tools), "
             "got 'messages'",
         ),
         ({"extra_body": {"reasoning_effort": "much"}}, "reasoning_effort", 'got "much"'),

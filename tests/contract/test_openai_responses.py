@@ -322,20 +322,32 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"previous_response_id": "resp_1"},
         "previous_response_id",
-        "expected null, since nothing is stored here: send the earlier items themselves in 'input'",
+        "expected null, since responses are not stored: send the earlier items in 'input'",
     ),
-    ({"conversation": "conv_1"}, "conversation", "send the earlier items themselves in 'input'"),
+    (
+        {"conversation": "conv_1"},
+        "conversation",
+        "responses are not stored: send the earlier items in 'input'",
+    ),
     (
         {"store": True},
         "store",
-        "expected false or null, since nothing is stored here: send the items of the response",
+        "expected false or null, since responses are not stored: send the response's items",
     ),
-    ({"background": True}, "background", "expected false or null, since nothing is stored here"),
-    ({"prompt": {"id": "p"}}, "prompt", "send its text in 'instructions' and 'input'"),
-    ({"truncation": "auto"}, "truncation", 'expected "disabled" or null, since no input is cut'),
+    ({"background": True}, "background", "expected false or null, since responses are not stored"),
+    (
+        {"prompt": {"id": "p"}},
+        "prompt",
+        "prompts are not stored: send the text in 'instructions' and 'input'",
+    ),
+    (
+        {"truncation": "auto"},
+        "truncation",
+        'expected "disabled" or null, since input is not truncated',
+    ),
     ({"service_tier": "flex"}, "service_tier", 'expected "auto" or "default" or null'),
     ({"extra_body": {"n": 2}}, "n", "expected 1 or null"),
-    ({"extra_body": {"messages": []}}, "messages", "no field of that name"),
+    ({"extra_body": {"messages": []}}, "messages", "no such field"),
     ({"input": []}, "input", "length >= 1"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", '"assistant" or "developer"'),
     (
@@ -355,7 +367,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output", "got none"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'expected "function", got "web_search"'),
-    ({"tools": [TOOL, TOOL]}, "tools[1].name", "names that differ"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].name", "unique names"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "name": "put"}},
         "tool_choice.name",
@@ -383,12 +395,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"model": "roles", "text": {"format": {"type": "json_object"}}},
         "text.format",
-        "expected text, since the configuration of the model has no parameter 'grammars'",
+        "expected text, since the model's configuration lacks the parameter 'grammars'",
     ),
     (
         {"tools": [TOOL], "text": {"format": {"type": "json_object"}}},
         "text.format",
-        "text beside tools",
+        "text format when tools may be called",
     ),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort", 'got "much"'),
     ({"instructions": "0" * 600}, "input", "1 to 512 tokens"),
@@ -416,9 +428,15 @@ def renamed(more: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_nothing_is_there_to_be_fetched(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no response is stored: send its items in the"):
+    with pytest.raises(
+        openai.NotFoundError,
+        match="responses are not stored: send the items in the 'input' of a POST to /v1/responses",
+    ):
         await client.responses.retrieve("resp_1")
-    with pytest.raises(openai.NotFoundError, match="no response is stored"):
+    with pytest.raises(
+        openai.NotFoundError,
+        match="responses are not stored: send the items in the 'input' of a POST to /v1/responses",
+    ):
         await client.responses.delete("resp_1")
 
 

@@ -187,7 +187,8 @@ async def test_what_cannot_be_obeyed_fails_the_load(client: Client, repository: 
     expected = "input 'factor' is optional: expected its default in the parameter 'default.factor'"
     assert expected in bare
     assert (
-        "input 'by' of the ensemble is optional, and step 'all' needs it for 'factor'" in ensemble
+        "input 'by' of the ensemble is optional, but step 'all' requires it for 'factor'"
+        in ensemble
     )
     assert all("parameter 'default.factor': expected " in text for text in texts.values()), texts
     assert "got FP32[2]" in texts["[1, 2]"]

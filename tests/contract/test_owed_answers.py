@@ -687,7 +687,7 @@ async def test_a_load_hears_that_its_process_cannot_be_started(
         again = await told(place.grpc.load_model("apart"))
 
     assert [start] == called
-    assert "its process cannot be started: Panic" in failed
+    assert "its process could not start: Panic" in failed
     assert "OK" == again
 
 

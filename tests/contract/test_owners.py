@@ -37,7 +37,7 @@ A, B, OPERATOR = new_token(), new_token(), new_token()
 """Of two callers of `shared*`, of which b may see `theirs` too, and of one that may do all."""
 TESTS = {
     "cached answers": "contract/test_owners.py::test_a_cached_answer_is_of_who_asked",
-    "executions that equal requests share": (
+    "executions shared by equal requests": (
         "core/serving/stations/test_caching.py::"
         "test_equal_requests_of_two_callers_share_no_execution"
     ),
@@ -45,13 +45,13 @@ TESTS = {
     "regions of shared memory in requests": (
         "contract/test_model_rules.py::test_a_region_of_another_caller_is_neither_read_nor_written"
     ),
-    "kept prefixes of generators": (
+    "prefix caches of generators": (
         "models/generation/test_prefixes.py::test_principals_do_not_have_rows_of_one_another"
     ),
     "loads in progress": (
         "contract/test_owners.py::test_a_load_of_another_caller_has_its_own_permissions"
     ),
-    "models that the code of a model calls, in errors": (
+    "models called by a model's code, in errors": (
         "contract/test_owners.py::"
         "test_no_error_of_code_names_a_model_that_it_calls_to_who_may_not_see_it"
     ),
@@ -65,7 +65,7 @@ TESTS = {
     "models, sums and failures on the page": (
         "contract/test_tenants.py::test_what_one_tenant_does_changes_nothing_that_the_other_reads"
     ),
-    "files that a configuration names": "contract/test_configurations_of_clients.py::",
+    "files named in a configuration": "contract/test_configurations_of_clients.py::",
 }
 """The test of each thing that is of a caller, or of a model."""
 TENSORS = """

@@ -43,7 +43,7 @@ async def test_odd_entries_and_a_volume_that_goes_and_comes_back(
     (root / "loop").symlink_to("loop")
     flags = ("--model-control-mode", "poll", "--poll-interval-seconds", "0.05")
     async with served(root, *flags) as server:
-        skipped = server.event("entry of the repository skipped")
+        skipped = server.event("repository entry skipped")
 
         assert ("loop", "it cannot be read: Too many levels of symbolic links") == (
             skipped["entry"],
@@ -52,21 +52,21 @@ async def test_odd_entries_and_a_volume_that_goes_and_comes_back(
 
         for number in range(30):
             (root / f"loop-{number}").symlink_to(f"loop-{number}")
-        await server.until("more entries of the repository skipped")
+        await server.until("more repository entries skipped")
 
         assert 31 == await metric(server, "xlaserve_repository_skipped_entries")
         assert 1 == await metric(server, "xlaserve_repository_readable")
 
         root.rename(tmp_path / "elsewhere")
         root.mkdir()
-        await server.until("repository not followed, its models stay")
+        await server.until("repository unreadable, its models stay loaded")
 
         assert await answers(server)
         assert 0 == await metric(server, "xlaserve_repository_readable")
 
         root.rmdir()
         (tmp_path / "elsewhere").rename(root)
-        await server.until("repository can be read again")
+        await server.until("repository readable again")
         shutil.rmtree(root / "identity")
         await server.until("model unloaded")
 

@@ -155,7 +155,7 @@ async def test_a_process_that_calls_itself_is_told(start: Any, root: Path) -> No
         pid = await pid_of(client)
 
     assert pid
-    assert "deadlock: every copy of it waits for a call like this one (m -> m)" in text
+    assert "deadlock: all its instances wait for nested calls (m -> m)" in text
 
 
 @pytest.mark.slow

@@ -129,4 +129,4 @@ async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) ->
 
     # The process is measured from time to time: while it executes a request, or between two.
     assert re.search("its process was lost .*, it held ", text)
-    assert f"more than {600 * MIB} (python_process_bytes), and was ended" in text
+    assert f"more than {600 * MIB} (python_process_bytes), and was killed" in text

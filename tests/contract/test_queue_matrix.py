@@ -280,7 +280,7 @@ GATHERING = [one for one in ROWS if one.gathers and one not in IN_PROCESSES]
 async def test_batches_wait_for_preferred_sizes(row: Row, serve: Serve, tmp_path: Path) -> None:
     """And what waits behind an execution stays in the queue, where it grows."""
     async with started(row, serve, tmp_path) as (station, root):
-        delay = {"max_queue_delay_microseconds": 1_000_000_000}
+        delay: dict[str, Any] = {"max_queue_delay_microseconds": 1_000_000_000}
         await station.load(root, 4, preferred_batch_size=[2, 4], **delay)
         asked = [station.ask(1)]
         await station.pending(1)

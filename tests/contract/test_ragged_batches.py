@@ -73,4 +73,4 @@ async def test_rows_of_different_shapes_are_not_put_together(serve: Serve, tmp_p
     async with serve(tmp_path, **settings) as server, asking.client(server) as client:
         text = await client.refused("batched")
 
-    assert "input 'x': allow_ragged_batch is not possible" in text
+    assert "input 'x': allow_ragged_batch needs a class" in text

@@ -147,7 +147,7 @@ async def test_what_cannot_be_obeyed_fails_the_load(client: Client) -> None:
         "batch_output[0].source_input: expected one": {
             "batch_output": [{"target_name": ["y"], "source_input": []}]
         },
-        "is no output of the configuration": {
+        "is not an output of the configuration": {
             "batch_output": [{"target_name": ["y"], "source_input": ["x"]}]
         },
     }

@@ -197,11 +197,11 @@ async def test_an_ensemble_that_no_longer_fits_says_why_and_is_not_ready(
     why = "ensemble: 'adds' expects FP32[-1,2] for 'x', tensor 't' is INT32[-1,2]"
     assert not ready
     assert (
-        "UNAVAILABLE: model 'joined' is not ready, its state is UNAVAILABLE: a step was loaded "
-        f"with other tensors: {why}"
+        "UNAVAILABLE: model 'joined' is not ready, its state is UNAVAILABLE: a step was reloaded"
+        " with different tensors: {why}"
     ) == said
     assert f"failed to load 'joined', {why}" == refused
-    assert f"a step was loaded with other tensors: {why}" == shown["reason"]
+    assert f"a step was reloaded with different tensors: {why}" == shown["reason"]
 
 
 async def test_steps_that_change_together_answer_by_the_new_datatype(
@@ -234,7 +234,10 @@ class Model(PythonModel):
     await client.grpc.load_model("joined")
     after = await client.fails("joined", x=X)
 
-    assert "its steps now give another number of answers" in before
+    assert (
+        "its steps changed their number of answers, sequence support or optional tensors since it"
+        " was loaded: load it again" in before
+    )
     assert after.startswith("UNIMPLEMENTED: model 'joined'")
 
 
@@ -289,7 +292,7 @@ async def test_a_step_may_become_a_model_whose_outputs_have_any_form(
         assert [[7.0 + adds, 14.0 + adds]] == found
     elif name.endswith("bare"):
         assert "INTERNAL: model 'bare': output 'y': expected FP32[-1,2] as before" in found
-        assert f"got {got}; load the ensemble again" in found
+        assert f"got {got}; reload the ensemble" in found
     else:
         assert found.startswith("INVALID_ARGUMENT: model 'adds'")
 

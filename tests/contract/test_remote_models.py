@@ -147,7 +147,7 @@ async def test_a_model_larger_than_the_cache_is_refused_before_a_byte(
         status, text = await load(server)
     assert 400 <= status
     assert MODEL in text
-    assert "remote_cache_max_bytes is 1000" in text
+    assert "remote_cache_max_bytes 1000" in text
     assert [] == place[1].gets()
 
 

@@ -401,7 +401,7 @@ async def test_every_state_answers_at_every_door_as_its_row_says(
             )
             wrong |= await faults(State.SETTLED, doors, cells, is_loaded=True)
             shelves.is_away = True
-            await server.until("repository not followed, its models stay")
+            await server.until("repository unreadable, its models stay loaded")
             wrong |= await faults(State.MISSING, doors, cells, is_loaded=True)
             wrong |= await emptied(server, shelves, doors, cells)
 
@@ -418,7 +418,7 @@ async def emptied(
     shelves.pages["root/"] = b"<html></html>"
     shelves.is_away = False
     left.release()
-    await server.until("models are gone from the repository, they stay until a second look")
+    await server.until("models missing from the repository, kept until the next poll")
     found = await faults(State.DOUBTED, doors, cells, is_loaded=True)
     shelves.objects = objects
     shelves.pages.clear()

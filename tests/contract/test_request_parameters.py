@@ -122,7 +122,7 @@ async def test_parameters_without_effect_change_no_answer_and_are_named_once(
         answers = [await over_grpc(stub, HARMLESS) for _ in range(3)]
         answers += [await over_grpc(stub, HARMLESS, {})]
         read = [await over_rest(server, HARMLESS) for _ in range(3)]
-    named = [line["parameters"] for line in lines if "no effect" in line["event"]]
+    named = [line["parameters"] for line in lines if "without effect" in line["event"]]
 
     assert [("OK", "[2.0, 4.0]")] * 4 == answers
     assert [(200, "[2.0, 4.0]")] * 3 == read

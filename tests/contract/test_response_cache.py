@@ -260,7 +260,7 @@ async def test_a_server_that_keeps_no_answers_says_so(serve: Serve, repository: 
             found = await statistics(server, "texts")
 
     assert "2" == found["execution_count"]
-    (said,) = [line for line in lines if "no answer is kept" in line["event"]]
+    (said,) = [line for line in lines if "response cache disabled" in line["event"]]
     assert ("texts", "response_cache_bytes is 0") == (said["model"], said["reason"])
 
 

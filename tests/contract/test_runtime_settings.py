@@ -289,7 +289,10 @@ async def test_the_log_takes_back_what_it_gave(client: Stock) -> None:
             "'log_verbose_level': expected an integer of 0 to 429",
         ),
         ({"log_file": "/etc/cron.d/x"}, "changing log_file by a request is not implemented"),
-        ({"log_format": "epoch"}, "'log_format': expected ISO8601 or default, the same form"),
+        (
+            {"log_format": "epoch"},
+            "'log_format': expected ISO8601 or default (the same time format",
+        ),
         ({"log_colour": "red"}, "parameter 'log_colour': expected one of log_info,"),
     ],
 )

@@ -118,5 +118,5 @@ def test_wrong_credentials_are_not_repeated(bucket: Any, monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     store = FsspecStore.open("s3", f"{BUCKET}/other", seconds=30, max_objects=10)
 
-    with pytest.raises(StoreProblem, match="^the environment of the SDK has no credentials$"):
+    with pytest.raises(StoreProblem, match="^the SDK found no credentials in its environment$"):
         store.objects()

@@ -273,19 +273,27 @@ async def test_a_model_called_room_is_not_out_of_memory(
 
 LOAD_FAULTS: Sequence[tuple[bytes, str]] = (
     (b"", "missing required field `model_name`"),
-    (b"{", "the body is not the JSON"),
+    (b"{", "the body is not the expected JSON:"),
     (b"[]", "Expected `object`, got `array`"),
     (b'{"model_name": "m"}', "missing required field `url`"),
     (b'{"url": "/opt"}', "missing required field `model_name`"),
     (b'{"model_name": 7, "url": "/opt"}', "Expected `str`, got `int`"),
     (b'{"model_name": "", "url": "/opt"}', "model name '' is not allowed"),
-    (b'{"model_name": "m", "url": "/etc"}', "neither in the model repository nor in a model_root"),
-    (b'{"model_name": "m", "url": "ARCHIVES/../../../etc"}', "neither in the model repository"),
-    (b'{"model_name": "m", "url": "/dev/mem"}', "a file system of the kernel: '/dev/mem'"),
-    (b'{"model_name": "m", "url": "/proc/1"}', "a file system of the kernel: '/proc/1'"),
-    (b'{"model_name": "m", "url": "/sys/x"}', "a file system of the kernel: '/sys/x'"),
+    (
+        b'{"model_name": "m", "url": "/etc"}',
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside",
+    ),
+    (
+        b'{"model_name": "m", "url": "ARCHIVES/../../../etc"}',
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside",
+    ),
+    (b'{"model_name": "m", "url": "/dev/mem"}', "a kernel file system: '/dev/mem'"),
+    (b'{"model_name": "m", "url": "/proc/1"}', "a kernel file system: '/proc/1'"),
+    (b'{"model_name": "m", "url": "/sys/x"}', "a kernel file system: '/sys/x'"),
     (b'{"model_name": "m", "url": "s3://b/m.tar.gz"}', "is not an absolute path"),
-    (b'{"model_name": "m", "url": "ARCHIVES/none"}', "there is nothing at"),
+    (b'{"model_name": "m", "url": "ARCHIVES/none"}', "nothing found at"),
     (b'{"model_name": "m", "url": "ARCHIVES/broken/model"}', "model.json is missing"),
 )
 
@@ -704,13 +712,14 @@ INVOKE_FAULTS: Sequence[tuple[str, str, str, bytes, int, str]] = (
     ("plus", JSON, "", b'[["1", "2"]]', 400, "expected elements of FP32, got str"),
     ("plus", CSV, "", b"a,b", 400, "could not convert string 'a'"),
     ("plus", CSV, "", b"1,2\n" * 5, 400, "expected a batch of 1 to 4 rows"),
-    ("plus", NPY, "", b"x", 400, "is no .npy file"),
+    ("plus", NPY, "", b"x", 400, "the body is not a .npy file of version 1, 2 or 3"),
     ("plus", NPY, "", npy([1, 2, 3]), 400, r"expected FP32\[-1,2\], got FP32\[1,3\]"),
     ("plus", "image/png", "", b"x", 400, r"input 'x'"),
     ("digits", "image/png", "", b"x", 400, "input 'image'"),
     ("plus", LINES, "", b"[1, 2]\n[1", 400, "line 2: expected a list in JSON"),
     ("plus", LINES, "", b"\n", 400, "blank lines"),
-    ("plus", LINES, "", b"[1, 2]\n[1]", 400, "lists that are equally long"),
+    ("plus", LINES, "", b"[1, 2]\n[1]", 400, "data in one list, or in nested lists of equal"
+        " length on each level"),
     ("plus", LINES, "", b"[" * 10_000, 400, "nested more than 100 levels deep"),
     ("simple", "application/x-image", "", b"x", 400, "is for models with one input, it has 2"),
     ("digits", "application/x-image", "", b"x", 400, "input 'image'"),

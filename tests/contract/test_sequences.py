@@ -339,10 +339,14 @@ async def test_a_python_model_is_told_of_a_sequence_that_expires(
             first = await begin("a")
             while b"a" in (seen := await begin("b", end=True))[0].split(b","):
                 await asyncio.sleep(0.01)
-            while not any(record["event"].startswith("a model failed") for record in log):
+            while not any(
+                record["event"].startswith("sequence end notification failed") for record in log
+            ):
                 await asyncio.sleep(0.01)
 
-    failures = [record for record in log if record["event"].startswith("a model failed")]
+    failures = [
+        record for record in log if record["event"].startswith("sequence end notification failed")
+    ]
     assert [("keeps", "a", True)] == [
         (record["model"], record["sequence"], "expired" in record["error"]) for record in failures
     ]

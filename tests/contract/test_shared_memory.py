@@ -306,7 +306,7 @@ async def test_only_plain_files_of_its_own_user_are_opened(
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
 
     text = await quick.fault("register_system_shared_memory", "r", memory.key, 16)
-    assert "of the server's own user" in text
+    assert "shared memory owned by the server's user" in text
 
 
 async def test_more_than_there_is_cannot_be_registered(quick: Stock, memory: Memory) -> None:
@@ -417,7 +417,7 @@ async def test_a_region_that_is_truncated_while_it_is_read_is_an_error(
     os.truncate(memory.path, 4 * elements)
 
     assert "" == await ask([output])
-    assert "a file with 8 bytes there: truncated" in last
+    assert "a file with 8 bytes, truncated after registration" in last
     assert all("truncated" in text for text in texts if text)
     shm.destroy_shared_memory_region(memory.handle)
 
@@ -445,7 +445,7 @@ async def test_in_place_a_truncated_region_is_seen_before_a_request(
         outputs = [wanted(client, SIZE, 4)]
         await client.ask("infer", "echo", [placed(client)], outputs=outputs)
 
-    assert "a file with 8 bytes there: truncated" in text
+    assert "a file with 8 bytes, truncated after registration" in text
     assert DATA.tolist() == memory.get(np.float32, DATA.shape, 4).tolist()
 
 
@@ -512,7 +512,10 @@ async def test_clients_of_other_machines_may_not_name_it(
 ) -> None:
     """Unless a setting says so: they would read the memory of this one."""
     address = own_address()
-    for clients, texts in (("local", ("is for clients on this machine",) * 3), ("all", ("",) * 3)):
+    for clients, texts in (
+        ("local", ("is only for clients on this machine",) * 3),
+        ("all", ("",) * 3),
+    ):
         async with (
             serve(models, load_model=("echo",), host="0.0.0.0", shared_memory=clients) as server,
             stock_client("grpc.aio", server) as near,
@@ -583,11 +586,11 @@ async def test_cuda_memory_is_registered_read_written_and_unregistered(
     rows = status if "http" in client.kind else [status.regions["r"]]
     assert [("r", 1, 64)] == [_cuda_row(row) for row in rows]
     assert "already in manager" in twice
-    assert "its process has not freed, got CUDA_ERROR_INVALID_HANDLE" in wrong
+    assert "is still allocated, got CUDA_ERROR_INVALID_HANDLE" in wrong
     assert DATA.tobytes() == cuda.memory[handle][SIZE : 2 * SIZE].tobytes()
     extensions = metadata["extensions"] if "http" in client.kind else metadata.extensions
     assert "cuda_shared_memory" in extensions
-    assert "none of this name" in gone
+    assert "none with this name" in gone
     await until(lambda: not cuda.opened)
 
 
@@ -633,7 +636,10 @@ sys.stdin.readline()
 def test_memory_of_another_process_on_a_gpu_is_read_and_written() -> None:
     driver = open_driver()
     if driver is None:
-        pytest.skip("no NVIDIA driver here")
+        pytest.skip(
+            "the NVIDIA driver (libcuda.so.1) is missing; in a container, install the NVIDIA"
+            " container toolkit"
+        )
     with subprocess.Popen(
         [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -690,7 +696,10 @@ async def test_an_input_in_shared_memory_has_no_elements_in_the_message(
 
             assert grpc.StatusCode.INVALID_ARGUMENT is refused.value.code()
             text = str(refused.value.details())
-            assert "raw_input_contents" in text or "no contents field beside" in text
+            assert (
+                "raw_input_contents" in text
+                or "no contents field together with raw_input_contents" in text
+            )
 
 
 async def test_requests_of_one_form_name_their_own_places(

@@ -20,6 +20,7 @@ from support.conditions import until
 from support.http import ask
 from support.object_server import Shelves, serving_objects
 from support.server import RunningServer, Serve
+from support.store_failures import FAILURES, STALL_SECONDS
 
 from xlaserve.settings.choices import ModelControlMode
 from xlaserve.storage import fetching
@@ -27,6 +28,17 @@ from xlaserve.storage.http_store import HttpStore
 
 MODEL = "simple"
 STORE = "xlaserve_store_readable"
+QUICK = {
+    *[("403", kind) for kind in ("page", "mark", "object")],
+    *[("short body", kind) for kind in ("page", "object")],
+    ("reset in the middle", "object"),
+    ("reset", "mark"),
+    ("404", "object"),
+    ("429 with Retry-After", "page"),
+    ("wrong length", "object"),
+}
+"""Each text and each outcome once; the others are `slow`."""
+QUICK_LISTINGS = {"short body", "chunk without end", "reset", "403"}
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +150,103 @@ async def test_the_failure_of_a_store_is_no_fault_of_the_model(
         assert 1 == await metric(server, STORE)
 
 
+KINDS = {
+    "page": ("GET", f"root/{MODEL}/1/"),
+    "mark": ("HEAD", f"root/{MODEL}/1/params.safetensors"),
+    "object": ("GET", f"root/{MODEL}/1/params.safetensors"),
+}
+CASES = [
+    pytest.param(
+        failure,
+        kind,
+        # One of each kind tells most; statuses are one row of a table.
+        marks=[] if (failure, kind) in QUICK else [pytest.mark.slow],
+    )
+    for failure, row in FAILURES.items()
+    for kind in sorted(row.of)
+]
+
+
+@pytest.mark.parametrize(("failure", "kind"), CASES)
+async def test_a_load_meets_each_failure_of_a_store(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path, failure: str, kind: str
+) -> None:
+    """It is tried again where that may help, told as the store's failure, counted, and mended."""
+    url, shelves = place
+    row, asked = FAILURES[failure], KINDS[kind]
+    shelves.failure = row.answer
+    more = {"remote_stall_seconds": STALL_SECONDS} if "slow" in failure else {}
+    async with serve(**settings(url, tmp_path, **more)) as server:
+        shelves.failing[asked] = 1000
+        status, text = await load(server)
+        tried = 1000 - shelves.failing[asked]
+        assert row.status == status, text
+        assert url in json.loads(text)["error"]
+        assert row.text in json.loads(text)["error"]
+        counted = "xlaserve_fetch_failures_total", "xlaserve_store_request_failures_total"
+        if row.status == 503:
+            assert 1 == sum([await metric(server, name) or 0 for name in counted])
+            assert 0 == await metric(server, STORE)
+        # Half of an object is progress, the first time.
+        most = fetching.ATTEMPTS + 2
+        assert tried in (range(fetching.ATTEMPTS, most + 1) if kind in row.again else (1,))
+
+        shelves.failing[asked] = fetching.ATTEMPTS - 1
+        status, text = await load(server)
+        assert (200 if kind in row.again else row.status) == status, text
+        shelves.failing.clear()
+        shelves.released.set()
+        # On a busy machine a request that is answered may take the second, too.
+        while "slow" in failure and (await load(server))[0] == 503:
+            pass
+        assert (200, "{}") == await load(server)
+        assert 1 == await metric(server, STORE)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(name, marks=[] if name in QUICK_LISTINGS else [pytest.mark.slow])
+        for name, row in FAILURES.items()
+        if "page" in row.of
+    ],
+)
+async def test_a_listing_meets_each_failure_of_a_store(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path, failure: str
+) -> None:
+    """At the start nothing is ready; later what is loaded stays; both end by themselves."""
+    url, shelves = place
+    shelves.failure = FAILURES[failure].answer
+    root = "GET", "root/"
+    more: dict[str, Any] = {"model_control_mode": ModelControlMode.POLL}
+    more |= {"remote_stall_seconds": STALL_SECONDS} if "slow" in failure else {}
+    shelves.failing[root] = 1000
+    async with serve(**settings(url, tmp_path, **more)) as server:
+        poll = server.application.control.follower.poll
+        assert 200 != (await ask(str(server.http), "GET", "/v2/health/ready")).status
+        answer = await ask(str(server.http), "GET", f"/v2/models/{MODEL}")
+        assert 503 == answer.status, answer.body
+        assert 0 == await metric(server, STORE)
+
+        shelves.failing.clear()
+        await poll()
+        assert 200 == (await ask(str(server.http), "GET", "/v2/health/ready")).status
+        assert 200 == (await ask(str(server.http), "GET", f"/v2/models/{MODEL}/ready")).status
+        assert 1 == await metric(server, STORE)
+
+        shelves.failing[root] = 1000
+        with capture_logs() as log:
+            await poll()
+            await poll()
+        told = [row for row in log if row["event"].startswith("repository not followed")]
+        assert told
+        assert {url} == {row["path"] for row in told}
+        assert 200 == (await ask(str(server.http), "GET", f"/v2/models/{MODEL}/ready")).status
+        assert 0 == await metric(server, STORE)
+        shelves.failing.clear()
+        shelves.released.set()
+
+
 async def test_a_metric_says_that_a_store_is_away_though_nobody_asks_it(
     serve: Serve, place: tuple[str, Shelves], tmp_path: Path
 ) -> None:
@@ -150,13 +259,13 @@ async def test_a_metric_says_that_a_store_is_away_though_nobody_asks_it(
         with capture_logs() as log:
             await look()
             await look()
-        told = [line for line in log if line["event"] == "store does not answer"]
+        told = [line for line in log if line["event"] == "store unreachable"]
         assert [url] == [line["store"] for line in told]
         assert 0 == await metric(server, STORE)
         shelves.is_away = False
         with capture_logs() as log:
             await look()
-        assert ["store answers again"] == [line["event"] for line in log if "store" in line]
+        assert ["store reachable again"] == [line["event"] for line in log if "store" in line]
         assert 1 == await metric(server, STORE)
 
 

@@ -220,7 +220,7 @@ async def test_what_is_not_obeyed_is_refused_or_named(
 
     assert is_ready
     assert "failed to load 'environment', parameter 'EXECUTION_ENV_PATH'" in text
-    assert "is_ready of code in a process is not called" in capsys.readouterr().out
+    assert "is_ready ignored: a model in a process is ready once loaded" in capsys.readouterr().out
 
 
 READY = {

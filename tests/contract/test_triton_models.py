@@ -327,7 +327,7 @@ FAULTS = {
     ),
     "final": (
         "requests[0].get_response_sender().send(flags=1)\nreturn None",
-        "INTERNAL: model 'final': it sent the final flag alone",
+        "INTERNAL: model 'final': it sent only the final flag",
     ),
 }
 
@@ -349,7 +349,7 @@ async def test_what_code_does_wrong_is_an_error_that_names_the_model(
 
 DROPPED = {
     "drops": ("requests[0].get_response_sender()", "its response sender was dropped"),
-    "takes_none": ("pass", "execute took no response sender"),
+    "takes_none": ("pass", "execute requested no response sender"),
     "returns": ("requests[0].get_response_sender()\nreturn []", "expected None, got list"),
     "raises": ("s = requests[0].get_response_sender()\nraise ValueError('no')", "ValueError: no"),
 }

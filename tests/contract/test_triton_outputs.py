@@ -142,7 +142,7 @@ class TritonPythonModel:
         assert wanted == answer[name].ravel().tolist(), (form, rows, is_strict)
         for other in rest:
             assert (rows or 1) == answer[other].size
-    told = [line for line in log.splitlines() if "output unlike the configuration" in line]
+    told = [line for line in log.splitlines() if "output mismatch with the configuration" in line]
     # Once for each output of a model.
     assert 4 == len(told)
     for line in told:

@@ -142,7 +142,7 @@ CASES = [
     case("a wrong datatype", tensor(datatype="INT32")),
     case("a wrong element", tensor([1, 2, "3", 4])),
     case("a wrong count", tensor([1, 2, 3])),
-    case("a number too large", tensor([1, 2, 3, 1e300])),
+    case("a number out of range", tensor([1, 2, 3, 1e300])),
     case("a wrong parameter", tensor(), parameters={"binary_data_output": 3}),
     case("a reserved parameter", tensor(), parameters={"triton_x": 3}),
     Case("NaN", b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,NaN,3,4]}]}'),
@@ -224,7 +224,7 @@ async def test_both_ways_are_counted_alike(address: str, general: list[bytes]) -
 
 
 async def test_many_connections_are_answered_each_with_its_own(address: str) -> None:
-    """Their requests are put together where they come at once."""
+    """Their requests are batched where they come at once."""
 
     async def ask_often(number: int) -> None:
         async with connect(address) as client:

@@ -70,7 +70,7 @@ async def test_a_mesh_is_shown_with_what_it_counts_and_hostile_ids_are_text(
     assert [loaded.sizeInBytes, limits.capacityInBytes] == told[::2]
     assert [HOSTILE, told[1]] == [cells[0], cells[2]]
     assert 4 == len(cells)
-    assert told[3] == memory[memory.index("Capacity that it was told") + 1]
+    assert told[3] == memory[memory.index("Reported capacity") + 1]
     assert "gone" in events
     assert "Load failed" in events
     assert "undefined" == await page.evaluate("typeof hacked")

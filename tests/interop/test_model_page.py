@@ -173,7 +173,7 @@ async def test_dependents_and_steps_lead_to_one_another(page: Page, server: Serv
     await page.until(f"document.getElementById('model-name').textContent === {ENSEMBLE!r}")
     await page.until("document.querySelector('#model-depends a') !== null")
 
-    assert f"It is made of: {STEP}" in await text(page, "model-depends")
+    assert f"Steps: {STEP}" in await text(page, "model-depends")
     assert f"#/models/{ENSEMBLE}" == await page.evaluate("location.hash")
 
 
@@ -258,7 +258,7 @@ async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> Non
 
     assert not actions
     assert 0 == offered
-    assert "You may not see its configuration." == config
+    assert "You lack permission to see its configuration." == config
     assert [] == complaints
 
 
@@ -363,7 +363,7 @@ async def test_the_overview_looks_back_with_axes_reasons_and_memory(
     assert latency.endswith("p50 at most 2 ms, p99 at most 7 ms")
     assert lag.endswith("mean at most 500 µs, p99 at most 20 ms")
     assert queue.endswith("5 minutes: waiting at most 12")
-    assert "Nothing waits now." == await text(page, "over-waiting")
+    assert "Nothing is queued." == await text(page, "over-waiting")
     assert "Overloaded: 5\nInvalidTensor: 3" == reasons.strip()
     assert any(tile.startswith("simple, ") for tile in tiles)
     assert "#/models/simple" == link
@@ -394,7 +394,7 @@ async def test_events_are_shown_with_who_asked_and_searched(
         shown = await text(page, "events-list")
         assert name in shown
         assert "127.0.0.1" in shown
-        assert "the start of the server" in shown
+        assert "server startup" in shown
     await page.evaluate("document.getElementById('events-failed').click()")
     await page.until(f"[...{rows}].every((row) => row.innerText.includes('Load failed'))")
     await page.evaluate(

@@ -52,7 +52,7 @@ def test_only_the_ends_of_its_own_are_too_much(script: Path) -> None:
     finally:
         limited.close()
 
-    assert [{"over": "it takes more than it may"}] * len(BY_ITSELF) == over
+    assert [{"over": "it exceeds its limits"}] * len(BY_ITSELF) == over
     assert {"text": ""} == good
 
 
@@ -100,7 +100,7 @@ def test_a_fork_that_gives_up_is_not_taken_for_a_killed_one(tmp_path: Path, memo
     finally:
         limited.close()
 
-    assert {"over": "it takes more than it may"} == answer
+    assert {"over": "it exceeds its limits"} == answer
 
 
 class Slow:
@@ -148,7 +148,7 @@ class Forks:
     def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         self.asked += 1
         if self.asked <= self.kills:
-            raise OSError("what computes it was killed (signal 9)")
+            raise OSError("its process was killed (signal 9)")
         return self.then
 
 

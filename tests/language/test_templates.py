@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.hard_templates import ATTACKS, NESTED
 
 from xlaserve.errors.language import MessagesRefused, TemplateFailed
 from xlaserve.language.limited import LimitedProcess, Limits, TookTooMuch
@@ -52,32 +53,16 @@ def test_templates_have_what_those_of_models_use(template: Any) -> None:
 
 
 def test_a_template_may_refuse_messages(template: Any) -> None:
-    with pytest.raises(MessagesRefused, match="its chat template refuses: no system here"):
+    with pytest.raises(
+        MessagesRefused, match="its chat template rejected the request: no system here"
+    ):
         template("{{ raise_exception('no system here') }}").render(MESSAGES)
+    with pytest.raises(MessagesRefused, match=r"its chat template refuses: no \?"):
+        template("{{ raise_exception('no \\ud800') }}").render(MESSAGES)
 
 
-NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-ATTACKS = {
-    "a range without end": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
-    "nested loops": (NESTED, "its process ended"),
-    "a long text": ("{{ 'a' * 10**10 }}", "more memory"),
-    "a text that grows": ("{{ ('a' * 10**6).replace('a', 'b' * 1000) }}", "more memory"),
-    "a wide format": ("{{ '%999999999s' | format('a') }}", "more memory"),
-    "a large number": ("{{ 9 ** (9 ** 9) }}", "its process ended"),
-    "more than it may write": ("{{ 'a' * (2**20 + 1) }}", "it writes more than 1048576 bytes"),
-    "attributes": ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-    "globals": ("{{ namespace.__init__.__globals__ }}", "SecurityError"),
-    "changes": ("{{ messages.append(1) }}", "SecurityError"),
-    "a macro without end": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError"),
-    "deep brackets": (f"{{{{ {'(' * 5000}1{')' * 5000} }}}}", "RecursionError"),
-    "another template": ("{% include '/etc/passwd' %}", "no loader"),
-    "no template": ("{% if %}", "TemplateSyntaxError"),
-    "what is not there": ("{{ a.b }}", "'a' is undefined"),
-}
-
-
-QUICKLY = ("nested loops", "a long text")
-"""Each needs a process; the others are marked slow together."""
+QUICKLY = ("nested loops", "a long text", "half a pair")
+"""Each takes a process; the others are slow together."""
 
 
 @pytest.mark.parametrize(

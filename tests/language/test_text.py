@@ -142,7 +142,7 @@ def test_special_tokens_that_are_looked_for_late_are_text_too(tmp_path: Path) ->
 def test_what_is_no_text_is_refused(text: LanguageText, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotText, match="model 'm': expected text in Unicode"):
         text.encode("a\ud800")
-    with pytest.raises(MessagesRefused, match="they are no JSON"):
+    with pytest.raises(MessagesRefused, match="they are not JSON"):
         text.chat([{"role": "user", "content": "a\ud800"}])
 
     monkeypatch.setattr("xlaserve.language.tokenizing.MOST_CHARACTERS", 8)
@@ -156,7 +156,7 @@ def test_messages_nested_without_end_are_refused(text: LanguageText, kind: type)
     for _ in range(3000):
         nested = [nested] if kind is list else {"x": nested}
 
-    with pytest.raises(MessagesRefused, match="they are no JSON: expected messages and tools"):
+    with pytest.raises(MessagesRefused, match="they are not JSON: expected messages and tools"):
         text.chat([{"role": "user", "content": nested}])
 
 
@@ -230,7 +230,7 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
         ("tokenizer_config.json", b"\xff", "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "expected chat_template as text"),
         ("generation_config.json", b"1", "generation_config.json: expected an object, got int"),
-        ("chat_template.jinja", b"\xff", "chat_template.jinja is not in UTF-8"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8"),
         ("chat_template.jinja", b" " * ((1 << 20) + 1), "chat_template.jinja has more than"),
     ],
 )

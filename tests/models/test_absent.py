@@ -40,11 +40,10 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (Path.mkdir, "the directory 'm' is empty"),
     "versions": (
         lists_versions,
-        "the directory 'm' holds the versions 1, 2, and no files of a model by itself: "
-        "name one of them",
+        "the directory 'm' contains the versions 1, 2 but no model files: name one of these",
     ),
     "above": (is_above, "the model is one level below, in inner: name that directory"),
-    "a link": (leads_elsewhere, "the directory 'm', behind a link, holds no such file"),
+    "a link": (leads_elsewhere, "the directory 'm', the target of a link, has no such file"),
     "others": (lost_its_manifest, "the directory 'm' holds a, b, c, d and 1 more"),
 }
 

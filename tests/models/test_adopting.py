@@ -119,18 +119,19 @@ def _sharded() -> Any:
                 _struct("4"),
                 disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("evil")],
             ),
-            r"f\.jaxexp calls 'evil', which is not among the functions that a model may call",
+            r"f\.jaxexp calls 'evil', which models may not call",
         ),
         (
             lambda d: _file(d, lambda x: x, _struct("4", np.complex64)),
-            "input 'input_0' has dtype complex64, which V2 has no name for: give its real and",
+            "input 'input_0' has dtype complex64, which the V2 protocol does not have: give its"
+            " real and",
         ),
         (
             lambda d: _file(d, lambda x: jax.lax.complex(x, x), _struct("4")),
-            "output 'output_0' has dtype complex64, which V2 has no name for",
+            "output 'output_0' has dtype complex64, which the V2 protocol does not have",
         ),
-        (lambda d: d / "no.jaxexp", r"no\.jaxexp': expected a file \*\.jaxexp that jax"),
-        (lambda d: d, r"expected a file \*\.jaxexp that jax\.export wrote"),
+        (lambda d: d / "no.jaxexp", r"no\.jaxexp': expected a \*\.jaxexp file written by jax"),
+        (lambda d: d, r"expected a \*\.jaxexp file written by jax\.export"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
@@ -145,7 +146,11 @@ def test_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     file = _file(tmp_path, lambda x: x, _struct("4"))
     file.write_bytes(file.read_bytes()[:-200])
 
-    with pytest.raises(InvalidModel, match=r"^f\.jaxexp cannot be read by the jax .* Export it"):
+    with pytest.raises(
+        InvalidModel,
+        match=r"^f\.jaxexp cannot be read by the installed jax .*\. Run `xlaserve repo migrate`"
+        r" with the jax that wrote it, or a newer one; if it is damaged, export it again",
+    ):
         adopting.read(file, Options())
 
 
@@ -162,10 +167,13 @@ def test_command_gives_names_and_sizes(tmp_path: Path, capsys: pytest.CaptureFix
     assert ["image"] == [spec.name for spec in described.inputs]
     assert "input image FP32[-1,-1]\noutput p FP32[-1,-1]\noutput q" in said
     assert "rows are proved" in said
-    with pytest.raises(InvalidModel, match="exists already, .* --overwrite replaces it"):
+    with pytest.raises(
+        InvalidModel,
+        match="already exists: choose another version number, or replace it with --overwrite$",
+    ):
         adopt(file, tmp_path / "m")
     adopt(file, tmp_path / "m", overwrite=True)
-    assert "it loads with sizes for s only: export it with compiled_shapes=" in (
+    assert "it loads only with sizes for s: export it with compiled_shapes=" in (
         capsys.readouterr().out
     )
 

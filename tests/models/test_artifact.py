@@ -123,36 +123,35 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
             {},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (3, 4), its first dimension is not the batch",
+            "input 'x' has the shape (3, 4), and its first dimension is not the batch",
         ),
         (
             {"batch": "n"},
             {},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (n, 4), its first dimension is not the batch",
+            "input 'x' has the shape (n, 4), and its first dimension is not the batch",
         ),
         (
             {},
             {"max_batch_size": 0, "inputs": (TensorSpec("x", DATATYPES["FP32"], (3, 4)),)},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (b, 4), but its first dimension is open, and not that of all "
-            "inputs is",
+            "input 'x' has the shape (b, 4), but only some inputs have an open first dimension",
         ),
         (
             {"size": "n", "fn": lambda leaves, inputs: [inputs[0][:, :2]]},
             {},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (b, n), but only the batch, as the first dimension, may be",
+            "input 'x' has the shape (b, n), but dimensions other than a leading batch",
         ),
         (
             {"fn": _doubling},
             {},
             [ENTRY],
             "cpu",
-            "output 'y' has the shape (2*b, 2), its first dimension is not the batch",
+            "output 'y' has the shape (2*b, 2), and its first dimension is not the batch",
         ),
     ],
 )
@@ -183,9 +182,12 @@ def test_artifact_for_several_devices_is_refused() -> None:
 def test_unreadable_artifact_tells_both_versions_of_jax(data: bytes) -> None:
     with pytest.raises(InvalidModel) as caught:
         artifact.deserialize(bytearray(data), "0.3.1")
-    assert "was written by jax 0.3.1 and cannot be read by the jax " in str(caught.value)
-    assert f"{jax.__version__} that runs here" in str(caught.value)
-    assert "`xlaserve repo migrate` mends it where the jax that wrote it runs" in str(caught.value)
+    assert "was written by jax 0.3.1 and cannot be read by the installed jax " in str(caught.value)
+    assert f" installed jax {jax.__version__}: " in str(caught.value)
+    assert (
+        ". Run `xlaserve repo migrate` with the jax that wrote it, or a newer one; if it is"
+        " damaged, export it again" in str(caught.value)
+    )
 
 
 def _cholesky(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
@@ -224,7 +226,7 @@ def test_functions_of_xla_may_be_called(fn: Callable[..., object]) -> None:
     ],
 )
 def test_other_functions_may_not_be_called(text: str) -> None:
-    with pytest.raises(InvalidModel, match="is not among the functions that a model may call"):
+    with pytest.raises(InvalidModel, match="which models may not call"):
         artifact.check_custom_calls(text)
 
 

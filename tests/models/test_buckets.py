@@ -99,7 +99,7 @@ def test_without_a_batch_there_is_one_bucket() -> None:
         (
             100,
             ModelConfig(parameters={"batch_sizes": ",".join(map(str, range(1, 100)))}),
-            "expected 64 batch sizes at most, got 100",
+            "expected at most 64 batch sizes, got 100",
         ),
     ],
 )

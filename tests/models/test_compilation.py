@@ -76,7 +76,7 @@ def test_a_bucket_is_no_directory_for_programs(tmp_path: Path) -> None:
     settings = Settings(repository=tmp_path, compilation_cache_directory="s3://bucket/cache")
 
     with pytest.raises(
-        InvalidSettings, match="directory; a URL is what compilation_cache_url takes.*s3://bucket"
+        InvalidSettings, match="directory; set URLs in compilation_cache_url.*s3://bucket"
     ):
         compilation.of_settings(settings)
 
@@ -131,7 +131,7 @@ async def test_server_names_settings_without_effect(
     async with serve(tmp_path / "models", gpu_autotune_cache=False):
         printed = "".join(capfd.readouterr())
 
-    assert "settings have no effect" in printed
+    assert "settings without effect" in printed
     assert "settings=['gpu_autotune_cache']" in printed
 
 

@@ -146,7 +146,7 @@ def test_stablehlo_of_the_future_is_told_from_damage(exported: Exported) -> None
 
     with pytest.raises(InvalidModel) as caught:
         artifact.from_computation(described, "2.0")
-    said = f"it is StableHLO 9.99.9, {newest_stablehlo()} is the newest that can be read: "
+    said = f"it is StableHLO 9.99.9, {newest_stablehlo()} is the newest supported: "
     assert f"{said}serve it with jax 2.0 or newer." in str(caught.value)
 
 

@@ -48,13 +48,13 @@ def test_one_model_may_be_several_steps() -> None:
 
 
 def test_tensor_that_nothing_makes_is_refused() -> None:
-    expected = 'tensor "t" of step 0 ("b") is neither an input nor made by a step'
+    expected = 'tensor "t" of step 0 ("b") is neither an input nor an output of a step'
 
     assert expected == _refused([B], ["x"], ["u"])
 
 
 def test_output_that_nothing_makes_is_refused() -> None:
-    expected = 'tensor "z" of the ensemble\'s output is neither an input nor made by a step'
+    expected = 'tensor "z" of the ensemble\'s output is neither an input nor an output of a step'
 
     assert expected == _refused([A], ["x"], ["z"])
 
@@ -64,17 +64,17 @@ def test_output_that_is_an_input_is_refused() -> None:
 
 
 def test_tensor_made_by_two_steps_is_refused() -> None:
-    expected = 'tensor "t" is made by step 1 ("d") and already by step 0 ("a")'
+    expected = 'tensor "t" has two sources: step 0 ("a") and step 1 ("d")'
 
     assert expected == _refused([A, _step("d", "x", "t")], ["x"], ["t"])
 
 
 def test_tensor_made_twice_by_one_step_is_refused() -> None:
-    assert "already by step 0" in _refused([_step("d", "x", "t t")], ["x"], ["t"])
+    assert "has two sources: step 0" in _refused([_step("d", "x", "t t")], ["x"], ["t"])
 
 
 def test_input_made_by_a_step_is_refused() -> None:
-    expected = 'tensor "x" is made by step 0 ("d") and already by an input'
+    expected = 'tensor "x" has two sources: an input and step 0 ("d")'
 
     assert expected == _refused([_step("d", "y", "x")], ["x", "y"], ["x"])
 
@@ -82,8 +82,8 @@ def test_input_made_by_a_step_is_refused() -> None:
 def test_steps_that_wait_for_one_another_are_refused() -> None:
     steps = [_step("a", "x t", "u"), _step("b", "u", "t")]
 
-    assert "the steps wait for one another: step" in _refused(steps, ["x"], ["u"])
+    assert "the steps form a cycle: step" in _refused(steps, ["x"], ["u"])
 
 
 def test_step_that_waits_for_itself_is_refused() -> None:
-    assert "the steps wait for one another" in _refused([_step("a", "t", "t")], ["x"], ["t"])
+    assert "the steps form a cycle" in _refused([_step("a", "t", "t")], ["x"], ["t"])

@@ -79,8 +79,11 @@ def test_a_field_that_would_change_answers_is_refused(text: str, place: str) -> 
 @pytest.mark.parametrize(
     ("text", "because"),
     [
-        ("model_transaction_policy { decoupled: true }", "many answers to a request"),
-        ("sequence_batching { direct {} }", "depend on the requests before"),
+        ("model_transaction_policy { decoupled: true }", "several answers to a request"),
+        (
+            "sequence_batching { direct {} }",
+            "its answers depend on earlier requests (sequence_batching)",
+        ),
     ],
 )
 def test_a_cache_is_refused_where_an_answer_is_not_that_of_one_request(
@@ -214,7 +217,7 @@ def test_a_priority_beyond_its_levels_is_refused(levels: int, default: int) -> N
         ),
         (
             f"{LEVELS} preserve_ordering: true",
-            "priority_levels: expected 1 at most, or none, with preserve_ordering, got 2",
+            "priority_levels: expected at most 1 level with preserve_ordering, got 2",
         ),
         (
             "priority_levels: 4000000000 default_priority_level: 1",

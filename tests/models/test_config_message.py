@@ -75,9 +75,9 @@ def test_version_policy_is_one_of_three(text: str, expected: VersionPolicy) -> N
         ("max_batch_size: -1", "config: max_batch_size: expected 0 or more, got -1"),
         (
             f"input {INPUT} input {INPUT}",
-            'input[1].name: expected a name of its own, got "x" again',
+            'input[1].name: expected a unique name, got "x" again',
         ),
-        (f"output {INPUT} output {INPUT}", "output[1].name: expected a name of its own"),
+        (f"output {INPUT} output {INPUT}", "output[1].name: expected a unique name"),
         ("input { data_type: TYPE_FP32 }", "input[0].name: expected a name, got none"),
         ('input { name: "x" }', "input[0].data_type: expected one of TYPE_BOOL"),
         ('input { name: "x" data_type: TYPE_INVALID }', "input[0].data_type: expected one of"),
@@ -153,7 +153,7 @@ MAPS = 'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" }'
         (
             f"{ENDS} ensemble_scheduling {{ step {{ model_name: 'm' {MAPS} "
             "output_map { key: 'c' value: 'x' } } }",
-            'ensemble_scheduling: tensor "x" is made by step 0 ("m") and already by an input',
+            'ensemble_scheduling: tensor "x" has two sources: an input and step 0 ("m")',
         ),
     ],
 )

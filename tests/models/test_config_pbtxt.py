@@ -186,10 +186,10 @@ def test_string_escapes_are_those_of_c(literal: str, expected: str) -> None:
         (r'"\xff"', "expected a string in UTF-8"),
         (r'"\ud800"', "expected a string in UTF-8"),
         ('"\ud800"', "expected a string in UTF-8"),
-        ('"a', "a string without its end"),
-        ('"a\n"', "a string without its end"),
-        ("\"a'", "a string without its end"),
-        ('"a\\"', "a string without its end"),
+        ('"a', "an unterminated string"),
+        ('"a\n"', "an unterminated string"),
+        ("\"a'", "an unterminated string"),
+        ('"a\\"', "an unterminated string"),
         ("a", 'expected a string, got "a"'),
     ],
 )
@@ -236,7 +236,10 @@ def test_empty_message_is_present() -> None:
     [
         ("name: 'a'\nname: 'a'", "line 2, column 1: name is given twice"),
         ("version_policy {}\nversion_policy {}", "line 2, column 1: version_policy is given"),
-        ("dynamic_batching {}\nensemble_scheduling {}", "line 2, column 1: ensemble_scheduling is"),
+        (
+            "dynamic_batching {}\nensemble_scheduling {}",
+            "line 2, column 1: ensemble_scheduling and dynamic_batching are both given",
+        ),
         ("max_batch_size: 0 max_batch_size: 0", "max_batch_size is given twice"),
         ("inputs {}", 'line 1, column 1: unknown field "inputs", did you mean input?'),
         ("input { names: 'a' }", 'line 1, column 9: unknown field "names", did you mean name?'),

@@ -70,7 +70,7 @@ def test_unknown_field_names_the_nearest() -> None:
 def test_unknown_field_like_no_other_names_all() -> None:
     fields = schema_of(inference.ModelEnsemblingStep).by_name
 
-    with pytest.raises(BadConfig, match="known are input_map, model_name, model_namespace, model"):
+    with pytest.raises(BadConfig, match="expected input_map, model_name, model_namespace, model"):
         find_field(fields, "?")
 
 

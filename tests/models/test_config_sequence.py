@@ -102,7 +102,7 @@ def test_what_is_written_is_read(text: str, expected: SequenceBatching) -> None:
         ("direct { minimum_slot_utilization: 1.5 }", ".direct.minimum_slot_utilization: expected"),
         (
             f"state {{ {STATE} use_growable_memory: true }}",
-            ".state[0].use_same_buffer_for_input_output: expected true beside use_growable_memory",
+            ".state[0].use_same_buffer_for_input_output: expected true with use_growable_memory",
         ),
         ("control_input { }", ".control_input[0].name: expected a name, got none"),
         ('control_input { name: "c" }', ".control_input[0].control: expected one control, got 0"),
@@ -162,7 +162,7 @@ def test_what_is_written_is_read(text: str, expected: SequenceBatching) -> None:
         ),
         (
             f"state {{ {STATE} initial_state {{ {INITIAL.replace(', 3', '')} zero_data: true }} }}",
-            ".state[0].initial_state[0].dims: expected [2, 3] as its state has them",
+            ".state[0].initial_state[0].dims: expected [2, 3] like its state",
         ),
         (
             f"state {{ {STATE} initial_state {{ dims: [ 2, 3 ] zero_data: true }} }}",

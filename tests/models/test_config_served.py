@@ -126,6 +126,6 @@ def test_what_is_proved_of_rows_is_shown() -> None:
 
     assert {
         "p": "q",
-        "batch_rows": "mixed: stablehlo.sort sorts the rows (model.py:7), seen in output 'y'",
+        "batch_rows": "mixed: stablehlo.sort sorts the rows (model.py:7), in output 'y'",
     } == {name: value.string_value for name, value in message.parameters.items()}
     assert "batch_rows" not in served("{}").parameters

@@ -67,7 +67,8 @@ def test_specs_within_a_tree(tmp_path: Path) -> None:
         *(
             (
                 (narrow, [1]),
-                f"input 'x' has dtype {narrow}, which V2 has no name for: make it {wide}, and cast",
+                f"input 'x' has dtype {narrow}, which the V2 protocol does not have: make it"
+                f" {wide}, and cast",
             )
             for narrow, wide in (
                 ("float8_e4m3fn", "FP16 or FP32"),

@@ -19,7 +19,7 @@ from xlaserve.tensors import TensorSpec, datatype_named
 
 PARAMS = {"w": np.ones((3, 2), np.float32)}
 PAIR = "input 'x': expected a datatype and a shape, as ('FP32', [-1, 784])"
-NAMES = "inputs: expected a dict of their names, as {'x': ('FP32', [-1, 784])}"
+NAMES = "inputs: expected a dict by name, as {'x': ('FP32', [-1, 784])}"
 
 
 def predict(params: Any, x: Any) -> Any:

@@ -32,15 +32,20 @@ TPU_IN_USE = "ABORTED: The TPU is already in use by process with pid 7."
 @pytest.mark.parametrize(
     ("device", "said", "expected"),
     [
-        ("cuda", [NO_DRIVER, NOT_REGISTERED], "there is no NVIDIA driver here (libcuda.so.1)"),
+        (
+            "cuda",
+            [NO_DRIVER, NOT_REGISTERED],
+            "the NVIDIA driver (libcuda.so.1) is missing; in a container, install the NVIDIA"
+            " container toolkit",
+        ),
         ("cuda", [TOO_OLD], "the NVIDIA driver is too old"),
         ("cuda", [OLD_RUNTIME], "the NVIDIA driver is too old"),
         ("cuda", [OUTDATED], "the NVIDIA driver is too old"),
-        ("cuda", [IN_USE], "another process has the GPU to itself"),
-        ("cuda", [FULL], "other processes have left the GPU too little memory"),
-        ("cuda", [NONE], "the driver shows no GPU, see CUDA_VISIBLE_DEVICES"),
+        ("cuda", [IN_USE], "another process uses the GPU in exclusive compute mode"),
+        ("cuda", [FULL], "other processes use too much of the GPU's memory"),
+        ("cuda", [NONE], "the driver reports no GPU, check CUDA_VISIBLE_DEVICES"),
         ("tpu", [NO_TPU], "there is no TPU on this machine"),
-        ("tpu", [TPU_IN_USE], "another process has the TPU"),
+        ("tpu", [TPU_IN_USE], "another process uses the TPU, which only one process can"),
     ],
 )
 def test_what_plugins_say_is_told_in_one_line(device: str, said: list[str], expected: str) -> None:

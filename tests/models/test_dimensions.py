@@ -93,7 +93,7 @@ def test_dimensions_of_one_artifact_are_bounded_together() -> None:
     shape = ", ".join(f"a{n} + b{n} + c{n} + d{n}" for n in range(64))
     dimensions.check([shape, "1, 2"])
 
-    with pytest.raises(InvalidModel, match="have 25600 terms together, expected 16384 at most"):
+    with pytest.raises(InvalidModel, match="have 25600 terms in total, expected at most 16384"):
         dimensions.check([shape] * 100)
 
 

@@ -122,7 +122,7 @@ def test_existing_version_is_kept_unless_it_is_to_be_overwritten(tmp_path: Path)
     path = _export(tmp_path)
     before = (path / "model.json").read_bytes()
 
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         _export(tmp_path)
     assert before == (path / "model.json").read_bytes()
 
@@ -365,16 +365,19 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
     [
         ({"inputs": {}}, "a model has at least one input"),
         ({"inputs": {"x": ("FP31", [-1])}}, "input 'x': unknown datatype 'FP31'"),
-        ({"inputs": {"x": ("BYTES", [-1])}}, "input 'x' is BYTES, which JAX has no arrays of"),
+        ({"inputs": {"x": ("BYTES", [-1])}}, "input 'x' is BYTES, which JAX arrays cannot hold"),
         ({"inputs": {"x": ("FP32", [-1, -1])}}, "only the first dimension may be -1"),
         ({"inputs": {"x": ("FP32", [-2])}}, "only the first dimension may be -1"),
         ({"inputs": {"x": ("FP32", [4])}}, "with max_batch_size 3 its first dimension is -1"),
         (
             {"inputs": {"x": ("FP32", [-1]), "y": ("FP32", [2])}, "max_batch_size": 0},
-            "where an input starts with -1, all do",
+            "either all inputs start with -1 or none: give input '",
         ),
         ({"max_batch_size": 65_537}, "max_batch_size is not between 0 and 65536"),
-        ({"outputs": None}, "its outputs need names"),
+        (
+            {"outputs": None},
+            "the function does not return a dict, so name its outputs: outputs=[...]",
+        ),
         ({"outputs": ["a", "b"]}, "the function returns 1 outputs, got the names ['a', 'b']"),
         ({"outputs": ["y", "y"], "fn": lambda p, x: (x, x)}, "returns 2 outputs, got the names ["),
         ({"fn": lambda p, x: {"z": x}}, "the function returns no 'y', it returns ['z']"),
@@ -382,22 +385,26 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
         ({"fn": lambda p, x: None}, "output 'y' is a NoneType, expected an array"),
         (
             {"fn": lambda p, x: jax.lax.complex(x, x)},
-            "output 'y' has dtype complex64, which V2 has no name for",
+            "output 'y' has dtype complex64, which the V2 protocol does not have",
         ),
         ({"fn": lambda p, x: x.sum()}, "output 'y' has the shape (), its first dimension is not"),
         ({"fn": lambda p, x: x.T}, "output 'y' has the shape (4, b), its first dimension is not"),
         ({"fn": lambda p, x: jnp.concatenate([x, x])}, "output 'y' has the shape (2*b, 4)"),
-        ({"fn": lambda p, x: x @ x.T}, "output 'y' has the shape (b, b), but only the batch"),
+        (
+            {"fn": lambda p, x: x @ x.T},
+            "output 'y' has the shape (b, b), but dimensions other than",
+        ),
         (
             {"fn": _mixing, "batch_independent": True},
             "batch_independent: rows are declared independent, but they are not: mixed: "
             "stablehlo.reduce reduces over the rows: output 'y' of a row changes",
         ),
-        ({"fn": _needing_its_size}, "cannot be exported (its batch dimension has no size"),
-        ({"fn": _calling_back}, "cannot be exported: jax.pure_callback calls Python, which no"),
+        ({"fn": _needing_its_size}, "cannot be exported (its batch dimension has no fixed size"),
+        ({"fn": _calling_back}, "cannot be exported: jax.pure_callback calls Python, which an"),
         (
             {"fn": _in_a_loop(lambda x: jax.debug.print("x {}", x))},
-            "cannot be exported: jax.debug.print calls Python, which no artifact holds: leave it",
+            "cannot be exported: jax.debug.print calls Python, which an artifact cannot contain:"
+            " remove",
         ),
         (
             {"fn": _in_a_loop(lambda x: jax.debug.callback(print, x))},
@@ -449,7 +456,7 @@ def test_a_parameter_of_a_dtype_that_no_file_holds_is_refused(tmp_path: Path, dt
     text = _refused(tmp_path, model, params={"w": jnp.ones(2, dtype)})
 
     assert text.startswith(f"parameter 'w' has dtype {jnp.dtype(dtype)}, expected one of bool,")
-    assert text.endswith("keep it in one of these, and convert it in the function")
+    assert text.endswith("store it as one of these and convert it in the function")
 
 
 def test_artifact_that_gives_something_else_is_not_written(
@@ -464,7 +471,7 @@ def test_artifact_that_gives_something_else_is_not_written(
 
     refused = _refused(tmp_path, changing)
 
-    assert "the artifact does not give what the function gives (by up to" in refused
+    assert "the artifact's results differ from the function's (by up to" in refused
 
 
 def test_fixed_shapes_may_mix_rows(tmp_path: Path, load: Load, run: Run) -> None:
@@ -541,11 +548,11 @@ def test_exportable_is_found_in_a_module(tmp_path: Path, monkeypatch: pytest.Mon
         ("{path}", "expected FILE.py:NAME or MODULE:NAME, got"),
         ("{path}:", "expected FILE.py:NAME or MODULE:NAME, got"),
         ("{path}:a b", "expected FILE.py:NAME or MODULE:NAME, got"),
-        ("{path}x.py:ready", "there is no file"),
+        ("{path}x.py:ready", "no such file"),
         ("{path}:absent", "has no 'absent'"),
         ("{path}:number", "is a int, expected an xlaserve.authoring.export.Exportable"),
         ("{path}:failing", "is a int, expected an xlaserve.authoring.export.Exportable"),
-        ("no_such_module:ready", "there is no module 'no_such_module'"),
+        ("no_such_module:ready", "no such module: 'no_such_module'"),
     ],
 )
 def test_reference_to_something_else_is_refused(
@@ -606,7 +613,11 @@ def test_configuration_beats_the_manifest(tmp_path: Path, load: Load) -> None:
 def test_open_dimension_without_sizes_needs_a_configuration(tmp_path: Path, load: Load) -> None:
     directory = _centre(tmp_path)
 
-    with pytest.raises(InvalidModel, match="only the batch, as the first dimension, may be open"):
+    with pytest.raises(
+        InvalidModel,
+        match="but dimensions other than a leading batch need sizes: set compiled_shapes or"
+        " max_on_demand_shapes at export or as parameters of its configuration",
+    ):
         load(directory)
     assert load(directory, ModelConfig(parameters={"compiled_shapes": "5"})).info.buckets
 
@@ -614,7 +625,7 @@ def test_open_dimension_without_sizes_needs_a_configuration(tmp_path: Path, load
 def test_rows_that_depend_on_one_another_are_never_padded(
     tmp_path: Path, load: Load, run: Run
 ) -> None:
-    """Every size is compiled as it is, and no requests are put together."""
+    """Every size is compiled as it is, and no requests are batched."""
     model = load(_export(tmp_path, _mixing, batch_independent=False))
 
     assert [1, 2, 3] == [bucket.rows for bucket in model.info.buckets]
@@ -656,9 +667,12 @@ def test_manifest_says_what_is_particular_to_its_shapes(
     ("fields", "text"),
     [
         ({"inputs": {"x": ("FP32", ["s", 4])}}, "'x': its first dimension has a name"),
-        ({"inputs": {"x": ("FP32", [-1, "b"])}}, "dimension 'b': expected a name, other than 'b'"),
+        ({"inputs": {"x": ("FP32", [-1, "b"])}}, "dimension 'b': expected a name other than 'b'"),
         ({"inputs": {"x": ("FP32", [-1, "2*s"])}}, "dimension '2*s': expected a name"),
-        ({"compiled_shapes": {"s": [1]}}, "expected sizes for none, no dimension is open, got s"),
+        (
+            {"compiled_shapes": {"s": [1]}},
+            "expected sizes for none, since no dimension is open, got s",
+        ),
         (
             {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"t": [1]}},
             "compiled_shapes: expected sizes for s, got t",
@@ -669,7 +683,7 @@ def test_manifest_says_what_is_particular_to_its_shapes(
         ),
         (
             {"fn": _mixing, "batch_independent": False, "max_batch_size": 65},
-            "max_batch_size: expected 64 at most where rows depend on one another, got 65",
+            "max_batch_size: expected at most 64 for rows that depend on one another, got 65",
         ),
     ],
 )
@@ -703,9 +717,9 @@ def test_rows_that_are_mixed_are_exported_unbatched(tmp_path: Path, asked: int |
     )
     assert ": the row [" in notice
     assert notice.endswith(
-        f"there (test_export.py:{line}), seen in output 'y'; no request will be put together with "
-        f"another, max_batch_size is 0 instead of {asked or 64}; give another axis than the first, "
-        "as x.max(axis=-1) for x.max()"
+        f"there (test_export.py:{line}), in output 'y'; requests will not be batched;"
+        f" max_batch_size is 0 instead of {asked or 64}; reduce over another axis than the first:"
+        " x.max(axis=-1) instead of x.max()"
     )
 
 

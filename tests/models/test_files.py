@@ -71,7 +71,7 @@ def _changed(path: Path) -> None:
         (_fifo, "a is not a regular file"),
         (_too_large, "a has 11 bytes, more than the 10 allowed"),
         (_cut, "a has 4 bytes, the manifest says 5"),
-        (_changed, "a was changed after the export: its sha256 is "),
+        (_changed, "a changed after the export: its sha256 is "),
     ],
 )
 def test_other_file_is_refused_by_name(

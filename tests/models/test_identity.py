@@ -85,11 +85,11 @@ def test_there_is_nothing_to_compute(tmp_path: Path, load: Load) -> None:
         ),
         (
             (_tensor("y", "FP64"),),
-            "output 'y': expected FP32[-1] as its input 'x' has it, got FP64[-1]",
+            "output 'y': expected FP32[-1] like its input 'x', got FP64[-1]",
         ),
         (
             (_tensor("y", dims=(4,)),),
-            "output 'y': expected FP32[-1] as its input 'x' has it, got FP32[4]",
+            "output 'y': expected FP32[-1] like its input 'x', got FP32[4]",
         ),
     ],
 )

@@ -369,7 +369,7 @@ def test_nothing_is_left_of_a_load_that_fails(
             jax.errors.JaxRuntimeError("INTERNAL: a call failed: RESOURCE_EXHAUSTED: no room\nat"),
             "model 'm': out of memory, INTERNAL: a call failed: RESOURCE_EXHAUSTED: no room",
         ),
-        (MemoryError(), "model 'm': out of memory, the host has no memory left"),
+        (MemoryError(), "model 'm': out of memory, the host is out of memory"),
     ],
 )
 def test_exhausted_memory_is_an_error_of_its_own(error: Exception, expected: str) -> None:

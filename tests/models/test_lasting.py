@@ -161,9 +161,7 @@ def test_a_refusal_names_the_jax_that_reads_it(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidModel) as caught:
         artifact.deserialize(bytearray(data))
 
-    text = (
-        "StableHLO 1.18.0, 1.17.0 is the newest that can be read: serve it with jax 0.11.2 or newer"
-    )
+    text = "StableHLO 1.18.0, 1.17.0 is the newest supported: serve it with jax 0.11.2 or newer"
     assert text in str(caught.value)
 
 

@@ -272,7 +272,7 @@ def test_a_model_for_the_cpu_beside_gpus_is_booked_there(affine_directory: Path)
 def test_a_device_that_is_not_there_is_refused_before_a_load(affine_directory: Path) -> None:
     config = ModelConfig(parameters={"devices": "0,2"})
 
-    with pytest.raises(InvalidModel, match="device 2 is asked for, this server has 2 of cpu"):
+    with pytest.raises(InvalidModel, match="device 2 does not exist: this server has 2 of cpu"):
         loaders.predict_size(affine_directory, config, Devices("cpu", 2))
 
 

@@ -85,8 +85,8 @@ def _set_durable(**fields: object) -> Change:
         (_set_durable(surprise=1), "unknown field `surprise`"),
         (_set_durable(arguments=["float32[3]"]), "durable has 1 arguments, expected 4"),
         (_set_durable(results=[]), "durable has 0 results, expected 1"),
-        (_set_durable(unused=[4]), "durable has an unused argument that is none"),
-        (_set_durable(unused=[-1]), "durable has an unused argument that is none"),
+        (_set_durable(unused=[4]), "durable lists an unused argument that does not exist"),
+        (_set_durable(unused=[-1]), "durable lists an unused argument that does not exist"),
         (_set_durable(is_open=1), "Expected `bool`, got `int`"),
         (
             lambda document: document["files"].pop(STABLEHLO),
@@ -161,16 +161,16 @@ def _rename_file(document: dict[str, Any]) -> None:
         (_set(max_batch_size=65537), "max_batch_size is not between 0 and 65536"),
         (_set(inputs=[]), "it has no inputs"),
         (_set(outputs=[]), "it has no outputs"),
-        (_set_input(name="a b"), "input 'a b' is there twice"),
+        (_set_input(name="a b"), "input 'a b' is duplicated"),
         (_set_input(name=""), "one input has a name of 0 characters"),
         (_set_input(name="n" * 1025), "one input has a name of 1025 characters"),
         (_set_input(datatype="FP31"), "input 'z' has an unknown datatype 'FP31'"),
-        (_set_input(shape=[-1, -2]), "input 'z' has a shape that no tensor has"),
-        (_set_input(shape=[-1, 1 << 31]), "input 'z' has a shape that no tensor has"),
-        (_set_input(shape=[-1] * 33), "input 'z' has a shape that no tensor has"),
-        (_set_input(shape=[4]), "'z' is FP32[4], but a batch has -1 as first dimension"),
-        (_set_input(shape=[]), "'z' is FP32[], but a batch has -1 as first dimension"),
-        (_set(parameters=["w", "w"]), "parameter 'w' is there twice"),
+        (_set_input(shape=[-1, -2]), "input 'z' has an invalid shape"),
+        (_set_input(shape=[-1, 1 << 31]), "input 'z' has an invalid shape"),
+        (_set_input(shape=[-1] * 33), "input 'z' has an invalid shape"),
+        (_set_input(shape=[4]), "'z' is FP32[4], but with batches the first dimension must be -1"),
+        (_set_input(shape=[]), "'z' is FP32[], but with batches the first dimension must be -1"),
+        (_set(parameters=["w", "w"]), "parameter 'w' is duplicated"),
         (_set(parameters_bytes=-1), "parameters_bytes is negative"),
         (_rename_file, "expected the files ['model.jaxexp', 'params.safetensors'], got"),
     ],
@@ -263,9 +263,9 @@ def test_reading_gives_what_was_written_of_rows(
         ({"h100": _sizes(parameters_bytes=23, programs_bytes=0)}, "sizes for 'h100' are none"),
         ({"h100": _sizes(scratch_bytes=-1)}, "sizes for 'h100' are none of 24"),
         ({"h100": _sizes(scratch_bytes=(1 << 50) + 1)}, "sizes for 'h100' are none of 24"),
-        ({"": _sizes()}, "a name that no target has"),
-        ({"h" * 33: _sizes()}, "a name that no target has"),
-        ({"a\nb": _sizes()}, "a name that no target has"),
+        ({"": _sizes()}, "it has sizes for a target with an invalid name"),
+        ({"h" * 33: _sizes()}, "it has sizes for a target with an invalid name"),
+        ({"a\nb": _sizes()}, "it has sizes for a target with an invalid name"),
         ({f"h{index}": _sizes() for index in range(33)}, "for 33 targets, expected 32 at most"),
     ],
 )
@@ -285,8 +285,11 @@ def test_sizes_that_no_model_has_are_refused(
         ({"independence": "certain"}, "Invalid enum value 'certain'"),
         ({}, "missing required field `independence`"),
         ({"independence": "mixed", "surprise": 1}, "unknown field `surprise`"),
-        ({"independence": "mixed", "reason": "a\nb"}, "its verdict has a text that is no line"),
-        ({"independence": "mixed", "output": "y" * 1025}, "its verdict has a text that is no line"),
+        ({"independence": "mixed", "reason": "a\nb"}, "a text of its verdict is not a single line"),
+        (
+            {"independence": "mixed", "output": "y" * 1025},
+            "a text of its verdict is not a single line",
+        ),
     ],
 )
 def test_bad_verdict_is_refused(tmp_path: Path, verdict: dict[str, Any], expected: str) -> None:
@@ -304,5 +307,5 @@ def test_inputs_are_all_open_or_none_is(tmp_path: Path) -> None:
     document["outputs"][0]["shape"] = [3, 2]
     (tmp_path / FILE_NAME).write_text(json.dumps(document))
 
-    with pytest.raises(InvalidModel, match="a batch has -1 as first dimension"):
+    with pytest.raises(InvalidModel, match="but with batches the first dimension must be -1"):
         manifest.read(tmp_path)

@@ -41,7 +41,7 @@ def test_programs_that_would_exceed_the_limit_are_refused(system: System) -> Non
     system.use(750)
     mappings.admit("m")
     system.use(790)
-    with pytest.raises(OutOfMappings, match=r"790 are in use of 800 .*1000, sysctl vm.max_map_c"):
+    with pytest.raises(OutOfMappings, match=r"790 of 800 are in use .*1000, sysctl vm.max_map_c"):
         mappings.admit("m")
     system.use(300)
     mappings.admit("m")

@@ -109,8 +109,9 @@ def test_file_of_jax_alone_answers_as_it_did_or_is_from_the_future(
         load(path)
     for text in (
         f"plain.jaxexp was written by jax {version} ",
-        f" cannot be read by the jax {jax.__version__} that runs here: it is StableHLO ",
-        "`xlaserve repo migrate` mends it where the jax that wrote it runs, or a newer one",
+        f"cannot be read by the installed jax {jax.__version__}: it is StableHLO ",
+        ". Run `xlaserve repo migrate` with the jax that wrote it, or a newer one; if it is"
+        " damaged, export it again",
     ):
         assert text in str(caught.value)
 

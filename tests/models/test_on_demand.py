@@ -190,8 +190,12 @@ def test_a_size_of_nothing_is_refused(centring: Path, load: Load) -> None:
     [
         ("many", "'max_on_demand_shapes': expected a number of shapes, got 'many'"),
         ("-1", "expected a number of shapes, got '-1'"),
-        ("9", "expected 8 at most, which is the server's max_on_demand_shapes, got 9"),
-        ("0", "only the batch, as the first dimension, may be open"),
+        ("9", "at most expected 8, the server's max_on_demand_shapes, got 9"),
+        (
+            "0",
+            "but dimensions other than a leading batch need sizes: set compiled_shapes or"
+            " max_on_demand_shapes at export or as parameters of its configuration",
+        ),
     ],
 )
 def test_what_is_not_allowed_fails_the_load(centring: Path, limit: str, text: str) -> None:

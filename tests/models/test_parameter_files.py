@@ -91,7 +91,7 @@ def test_tied_leaves_and_those_that_are_no_arrays_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "expected"),
     [
-        ({"b": B}, "parameter 'layers/0/w': expected float32[4,2], SOURCE has none of this path, "),
+        ({"b": B}, "parameter 'layers/0/w': expected float32[4,2], SOURCE has no such path, "),
         (
             {"layers/0/w": W.T, "b": B},
             "parameter 'layers/0/w': expected float32[4,2], got float32[2,4] from SOURCE",
@@ -102,11 +102,11 @@ def test_tied_leaves_and_those_that_are_no_arrays_stay(tmp_path: Path) -> None:
         ),
         (
             {"layers/0/w": W, "b": B, "more": W},
-            "--params: SOURCE has 'more', for which the model has no parameter",
+            "--params: SOURCE has 'more', which are not parameters of the model",
         ),
         (
             {"layers/0/w": W, "layers.0.w": W, "b": B},
-            "--params: SOURCE has two arrays of the path 'layers/0/w'",
+            "--params: SOURCE has two arrays with the path 'layers/0/w'",
         ),
     ],
 )
@@ -125,10 +125,16 @@ def test_mismatch_names_the_leaf(tmp_path: Path, arrays: dict[str, Any], expecte
         ("weights.bin", "expected one of npz:FILE, safetensors:FILE, orbax:DIR, got 'weights.bin'"),
         ("npz:", "expected one of npz:FILE"),
         ("npz:no.npz", "'no.npz' is missing"),
-        ("npz:text", "'text' is no npz of arrays"),
-        ("npz:objects.npz", "'objects.npz' is no npz of arrays: Object arrays cannot be loaded"),
+        ("npz:text", "'text' is not an .npz file of arrays"),
+        (
+            "npz:objects.npz",
+            "'objects.npz' is not an .npz file of arrays: Object arrays cannot be loaded",
+        ),
         ("safetensors:text", "text is cut off|text has a header"),
-        ("orbax:empty", "'empty' is no checkpoint that orbax can restore .expected the directory"),
+        (
+            "orbax:empty",
+            "'empty' is not a checkpoint that orbax can restore .expected the directory",
+        ),
     ],
 )
 def test_source_that_cannot_be_read_is_refused(
@@ -169,5 +175,5 @@ def test_command_takes_them_from_a_file(tmp_path: Path) -> None:
 
 def test_shapes_alone_are_no_parameters(tmp_path: Path) -> None:
     (tmp_path / "author.py").write_text(SOURCE)
-    with pytest.raises(InvalidModel, match="parameter 'w' is a shape without values: --params"):
+    with pytest.raises(InvalidModel, match="parameter 'w' has a shape but no values: read"):
         export(f"{tmp_path}/author.py:model", tmp_path / "m")

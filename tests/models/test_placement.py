@@ -89,7 +89,7 @@ def test_devices_are_listed_in_one_place() -> None:
         )
     )
 
-    with pytest.raises(InvalidModel, match="'devices': expected devices in one place"):
+    with pytest.raises(InvalidModel, match="'devices': expected devices in only one of the two"):
         placement.read(config, "cuda")
 
 

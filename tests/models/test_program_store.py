@@ -175,9 +175,9 @@ def test_program_for_a_gpu_may_have_been_made_without_one() -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda data: data[:-1], "its program is not the one that was written"),
-        (lambda data: data + b"x", "its program is not the one that was written"),
-        (lambda data: data[:-1] + b"f", "its program is not the one that was written"),
+        (lambda data: data[:-1], "its program differs from the one written"),
+        (lambda data: data + b"x", "its program differs from the one written"),
+        (lambda data: data[:-1] + b"f", "its program differs from the one written"),
         (lambda data: b"", "it cannot be read"),
         (lambda data: b"\n" + data, "it cannot be read"),
         (lambda data: data.replace(b"\n", b""), "it cannot be read"),
@@ -244,7 +244,7 @@ def test_store_that_hangs_is_waited_for_once(
     assert [None] * 5 == found
     assert 2 == asked, "with that of the writer"
     printed = "".join(capfd.readouterr())
-    assert 1 == printed.count("the store of programs is not asked for a while")
+    assert 1 == printed.count("program store paused")
     assert "no answer within 0.05 seconds (compilation_cache_url_seconds)" in printed
 
 
@@ -288,7 +288,7 @@ def test_denied_program_is_no_reason_to_ask_for_no_other(
 
     assert [None, None] == first
     assert ENTRY == store.find(TARGET, [NAME])
-    assert 1 == "".join(capfd.readouterr()).count("a program of the store is not read")
+    assert 1 == "".join(capfd.readouterr()).count("stored program not read")
 
 
 def test_store_that_cannot_be_opened_is_away(make: Make) -> None:
@@ -324,7 +324,7 @@ def test_write_that_is_refused_is_logged_once(
     printed = "".join(capfd.readouterr())
 
     assert (3, 1) == (store.counts.failures, store.counts.written)
-    assert 1 == printed.count("programs are not put into the store")
+    assert 1 == printed.count("programs not uploaded")
     assert "secret" not in printed
 
 
@@ -418,7 +418,7 @@ def test_end_of_a_server_does_not_wait_for_a_store_that_hangs(
 
     assert store.flush(60)
     assert [OBJECT] == shelf.writes, "the one that was being written"
-    assert "compiled programs are not in the store" in "".join(capfd.readouterr())
+    assert "compiled programs not stored" in "".join(capfd.readouterr())
 
 
 def test_writer_that_was_idle_is_started_again(

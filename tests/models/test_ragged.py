@@ -109,7 +109,11 @@ def test_what_fits_leaves_a_place_for_what_is_left(sizes: list[int], count: int)
     ("inputs", "text"),
     [
         (x(2, 5), "expected at most 9 elements, got"),
-        ({"x": np.zeros((2, 1, 1), np.float32)}, "expected one row"),
+        (
+            {"x": np.zeros((2, 1, 1), np.float32)},
+            "expected 1 among batch_sizes and no max_on_demand_shapes, since no shape is compiled"
+            " on demand",
+        ),
     ],
 )
 def test_a_request_that_has_no_room_is_refused(inputs: Any, text: str) -> None:
@@ -120,7 +124,7 @@ def test_a_request_that_has_no_room_is_refused(inputs: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("computation", "text"),
     [
-        (Computation(rows=3), "expected as many requests everywhere"),
+        (Computation(rows=3), "expected the same number of requests in all tensors"),
         (Computation(scattered=11), "batch_output 'z': expected the shape of input 'x'"),
         (Computation(rows=-1), "expected fixed shapes"),
     ],

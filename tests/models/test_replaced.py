@@ -101,7 +101,7 @@ def test_a_load_of_something_else_removes_nothing(tmp_path: Path) -> None:
     replaced.forget(path)
     (found,) = undo(tmp_path)
 
-    assert (Result.SKIPPED, "was written by something else since, and stays") == (
+    assert (Result.SKIPPED, "was rewritten since and is kept") == (
         found.result,
         found.detail,
     )
@@ -135,7 +135,7 @@ def test_what_cannot_come_back_is_said(tmp_path: Path) -> None:
 
     assert Result.DUE is done.result
     for name in ("decode.jaxexp", "chunk.jaxexp"):
-        said = f"no migration brings back {name} as jax {jax.__version__} wrote it"
+        said = f"a migration cannot restore {name} as jax {jax.__version__} wrote it"
         assert said in done.notes
     assert not list(tmp_path.rglob(replaced.DIRECTORY))
 

@@ -105,11 +105,11 @@ def test_python_models_reshape_in_their_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dims", "reshape", "problem"),
     [
-        ([6], [2, 2], r"reshape: expected as many elements as in dims \[6\]"),
-        ([2], [], r"reshape: expected as many elements as in dims \[2\]"),
-        ([-1], [2, 3], "before, between and behind the open sizes"),
-        ([2, -1], [-1, 2], "before, between and behind the open sizes"),
-        ([4], [-1, 2], "before, between and behind the open sizes"),
+        ([6], [2, 2], r"reshape: expected the number of elements of dims \[6\]"),
+        ([2], [], r"reshape: expected the number of elements of dims \[2\]"),
+        ([-1], [2, 3], ", also before, between and after the open sizes"),
+        ([2, -1], [-1, 2], ", also before, between and after the open sizes"),
+        ([4], [-1, 2], ", also before, between and after the open sizes"),
         ([4], [0], r"reshape.shape\[0\]: expected a size above 0, or -1 for any, got 0"),
         ([4], [-2], r"reshape.shape\[0\]: expected a size above 0"),
     ],
@@ -130,7 +130,7 @@ def test_the_same_shape_is_no_reshape() -> None:
 
 def test_sequences_are_not_reshaped() -> None:
     config = {"input": [tensor("x", [1], [])], "sequence_batching": {}}
-    with pytest.raises(InvalidModel, match="not implemented together with sequence_batching"):
+    with pytest.raises(InvalidModel, match="cannot be combined with sequence_batching"):
         parse_json(json.dumps(config))
 
 

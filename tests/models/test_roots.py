@@ -23,7 +23,7 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.devices.placement import ONE_CPU
 from xlaserve.runtime.load_context import LoadContext
 
-OUTSIDE = "neither in the model repository nor in a model_root"
+OUTSIDE = "is outside the model repository and every model_root"
 
 
 @pytest.fixture

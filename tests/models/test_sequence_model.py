@@ -405,7 +405,10 @@ def test_an_execution_that_fails_behind_its_dispatch_loses_the_states_once(
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"strategy": "oldest { max_candidate_sequences: 70000 }"}, "70000 sequences at a time"),
+        (
+            {"strategy": "oldest { max_candidate_sequences: 70000 }"},
+            "70000 concurrent sequences requested",
+        ),
         (
             {"more": 'parameters { key: "batch_sizes" value { string_value: "1,4" } }', "wrong": 1},
             "'missing' is not in the model, it has 'x', 'START'",

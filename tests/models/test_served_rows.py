@@ -18,8 +18,8 @@ MIXED = Verdict(Independence.MIXED, "y", "stablehlo.reduce", "reduces over the r
 UNKNOWN = Verdict(Independence.UNKNOWN, "y", "stablehlo.rng", "has no rule")
 
 MIXED_NOTICE = (
-    "rows are mixed: stablehlo.reduce reduces over the rows, seen in output 'y'; give another axis "
-    "than the first, as x.max(axis=-1) for x.max()"
+    "rows are mixed: stablehlo.reduce reduces over the rows, in output 'y'; reduce over another "
+    "axis than the first: x.max(axis=-1) instead of x.max()"
 )
 
 TRUE, FALSE = ({"batch_independent": text} for text in ("true", "false"))
@@ -103,8 +103,8 @@ def test_nothing_is_tried_where_nobody_declares_anything() -> None:
         (
             UNKNOWN,
             '{"dynamic_batching": {}}',
-            "rows are unknown: stablehlo.rng has no rule, seen in output 'y'; write the function "
-            "of one row and jax.vmap it; parameter 'batch_independent' \"true\" declares them "
+            "rows are unknown: stablehlo.rng has no rule, in output 'y'; write the function for "
+            "one row and apply jax.vmap; parameter 'batch_independent' \"true\" declares them "
             "independent; dynamic_batching has no effect",
         ),
     ],
@@ -128,8 +128,8 @@ def test_log_is_told_why_rows_that_are_proved_are_not_put_together(
 ) -> None:
     """Manifests of older versions have 0 where rows were not proved for some other platform."""
     expected = (
-        "rows are proved, and the model was written with max_batch_size 0; one in its "
-        "configuration lets requests be put together"
+        "rows are proved independent, but max_batch_size is 0: set it in the configuration to "
+        "batch requests"
     )
 
     assert (expected if says else "") == decide(PROVED, config, exported=0).notice

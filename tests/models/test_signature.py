@@ -87,14 +87,14 @@ def test_order_of_the_configuration_does_not_matter() -> None:
         (
             BATCHED,
             ModelConfig(inputs=_input((4,))),
-            "the configuration lists 1 inputs, expected the 2 of the artifact or none, "
-            "it lacks 'n'",
+            "the configuration lists 1 inputs, expected none or the 2 of the artifact; missing:"
+            " 'n'",
         ),
         (
             replace(BATCHED, outputs=(*BATCHED.outputs, TensorSpec("z", FP32, (-1,)))),
             ModelConfig(outputs=_input((2,), "y")),
-            "the configuration lists 1 outputs, expected the 2 of the artifact or none, "
-            "it lacks 'z'",
+            "the configuration lists 1 outputs, expected none or the 2 of the artifact; missing:"
+            " 'z'",
         ),
         (
             BATCHED,

@@ -34,8 +34,8 @@ FP32 = DATATYPES["FP32"]
 W = np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000
 SMALL = ModelConfig(max_batch_size=3)
 WITHOUT_SIZES = (
-    "may be open without sizes: give them by compiled_shapes or max_on_demand_shapes, with the "
-    "export or as parameters of its configuration"
+    "but dimensions other than a leading batch need sizes: set compiled_shapes or "
+    "max_on_demand_shapes at export or as parameters of its configuration"
 )
 
 
@@ -119,44 +119,42 @@ def test_symbolic_first_dimension_is_a_batch(shape: str, expected: int) -> None:
         (
             lambda x, y: x,
             ["b, 4", "3, 4"],
-            "input 'input_1' has the shape (3, 4), its first dimension is not the batch",
+            "input 'input_1' has the shape (3, 4), and its first dimension is not the batch",
         ),
         (
             lambda x, y: y,
             ["3, 4", "b, 4"],
-            "input 'input_0' has the shape (3, 4), its first dimension is not the batch",
+            "input 'input_0' has the shape (3, 4), and its first dimension is not the batch",
         ),
         (
             lambda x, y: x,
             ["a, 4", "b, 4"],
-            "input 'input_1' has the shape (b, 4), its first dimension is not the batch",
+            "input 'input_1' has the shape (b, 4), and its first dimension is not the batch",
         ),
         (
             lambda x: x,
             ["2*b, 4"],
-            "input 'input_0' has the shape (2*b, 4), its first dimension is not the batch",
+            "input 'input_0' has the shape (2*b, 4), and its first dimension is not the batch",
         ),
         (
             lambda x: x,
             ["b, n"],
-            "input 'input_0' has the shape (b, n), but only the batch, as the first dimension, "
-            + WITHOUT_SIZES,
+            "input 'input_0' has the shape (b, n), " + WITHOUT_SIZES,
         ),
         (
             lambda x: x,
             ["3, n"],
-            "input 'input_0' has the shape (3, n), but only the batch, as the first dimension, "
-            + WITHOUT_SIZES,
+            "input 'input_0' has the shape (3, n), " + WITHOUT_SIZES,
         ),
         (
             lambda x: x.sum(),
             ["b, 4"],
-            "output 'output_0' has the shape (), its first dimension is not the batch",
+            "output 'output_0' has the shape (), and its first dimension is not the batch",
         ),
         (
             lambda x: jnp.concatenate([x, x]),
             ["b, 4"],
-            "output 'output_0' has the shape (2*b, 4), its first dimension is not the batch",
+            "output 'output_0' has the shape (2*b, 4), and its first dimension is not the batch",
         ),
     ],
 )
@@ -173,12 +171,12 @@ def test_other_open_dimensions_are_refused_by_tensor(
     [
         (
             lambda x: x.astype(jnp.float8_e4m3fn),
-            "output 'output_0' has dtype float8_e4m3fn, which V2 has no name for: make it FP16 or "
-            "FP32, and cast in the function",
+            "output 'output_0' has dtype float8_e4m3fn, which the V2 protocol does not have: make "
+            "it FP16 or FP32, and cast in the function",
         ),
         (
             lambda x: {"key": jax.random.key(0)},
-            "output 'key' has dtype key<fry>, which V2 has no name for",
+            "output 'key' has dtype key<fry>, which the V2 protocol does not have",
         ),
     ],
 )
@@ -230,14 +228,12 @@ def _planted(tree: Any, leaf: object) -> Any:
         (
             lambda d: d["a"],
             {"a": {"b": "x"}, "c.d": "x"},
-            "input 'c.d': a key of nested inputs is joined with others by '.', expected one that "
-            "is not empty and has none; rename it",
+            "input 'c.d': expected a non-empty key without '.', which joins nested keys; rename it",
         ),
         (
             lambda x: {"a": {"": x}},
             "x",
-            "output '': a key of nested outputs is joined with others by '.', expected one that "
-            "is not empty and has none; rename it",
+            "output '': expected a non-empty key without '.', which joins nested keys; rename it",
         ),
     ],
 )
@@ -282,7 +278,7 @@ def test_names_beside_it_are_those_of_its_arrays() -> None:
         [spec.name for spec in found.outputs],
     )
     for names, expected in (
-        (Names(["one"]), "m: expected the names of 2 inputs, a, b in their order, got one"),
+        (Names(["one"]), "m: expected the names of 2 inputs, a, b in this order, got one"),
         (Names(["one", "one"]), "m: two inputs have the name 'one'; rename a key of their tree"),
     ):
         with pytest.raises(InvalidModel) as caught:
@@ -468,7 +464,9 @@ def test_cut_file_is_refused(affine: Path) -> None:
     content = affine.read_bytes()
     end = len(content) - len("_affine") - 8
     for size in {*range(0, end, 97), end}:
-        with pytest.raises(InvalidModel, match=r"^affine\.jaxexp cannot be read by the jax "):
+        with pytest.raises(
+            InvalidModel, match=r"^affine\.jaxexp cannot be read by the installed jax "
+        ):
             artifact.deserialize(bytearray(content[:size]), name=affine.name)
 
 
@@ -477,7 +475,9 @@ def test_file_that_is_no_artifact_is_refused(tmp_path: Path, load: Load, content
     path = tmp_path / "m.jaxexp"
     path.write_bytes(content)
 
-    with pytest.raises(InvalidModel, match=r"^m\.jaxexp cannot be read by the jax .* Export it"):
+    with pytest.raises(
+        InvalidModel, match=r"^m\.jaxexp cannot be read by the installed jax .* export it again"
+    ):
         load(path)
 
 
@@ -493,8 +493,8 @@ def test_file_with_another_suffix_is_no_model(
 ) -> None:
     (tmp_path / name).write_bytes(b"")
     expected = (
-        f"'{name}' is no model: one that is a single file is an artifact of jax.export, *.jaxexp, "
-        "an ONNX model, *.onnx, or a program of torch.export, *.pt2"
+        f"'{name}' is not a model: a single-file model is a jax.export artifact, *.jaxexp, "
+        "an ONNX model, *.onnx, or a torch.export program, *.pt2"
     )
 
     for ask in (load, loaders.predict_size):
@@ -507,7 +507,7 @@ def test_artifact_of_a_version_directory_is_no_model_alone(tmp_path: Path, load:
     inputs = {"x": ("FP32", [-1, 4])}
     directory = export_model(lambda p, x: x @ p, W, inputs, tmp_path / "1", outputs=["y"])
 
-    with pytest.raises(InvalidModel, match="its parameters are in other files: copy the whole"):
+    with pytest.raises(InvalidModel, match="its parameters in other files: copy the whole"):
         load(directory / "model.jaxexp")
 
 
@@ -523,7 +523,9 @@ def test_artifact_that_calls_foreign_code_is_refused(tmp_path: Path, load: Load)
     (x,) = _arrays("3")
     exported = _export(lambda x: jax.ffi.ffi_call("evil", x)(x), x, disabled_checks=[check])
 
-    with pytest.raises(InvalidModel, match=r"^affine\.jaxexp calls 'evil', which is not among"):
+    with pytest.raises(
+        InvalidModel, match=r"^affine\.jaxexp calls 'evil', which models may not call"
+    ):
         load(_write(tmp_path, exported))
 
 

@@ -57,7 +57,7 @@ def test_replica_goes_to_each_device(
 @pytest.mark.parametrize("index", [-1, 2])
 def test_device_that_is_not_there_is_refused(index: int) -> None:
     with pytest.raises(
-        InvalidModel, match=f"device {index} is asked for, this server has 2 of cpu"
+        InvalidModel, match=f"device {index} does not exist: this server has 2 of cpu"
     ):
         sites.layout(Placement("cpu", (Group((index,)),)))
 
@@ -95,10 +95,10 @@ def test_batch_is_split_over_the_data_axis() -> None:
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ({"v*": ["model"]}, "partition rule 'v*' fits no parameter, there are: w1, w2, b"),
+        ({"v*": ["model"]}, "partition rule 'v*' matches no parameter of: w1, w2, b"),
         ({"w1": ["data"]}, "partition rule 'w1': no axis 'data', the mesh has 'model'"),
         ({"w1": ["model", "model"]}, "partition rule 'w1' has axis 'model' twice"),
-        ({"b": [None, "model"]}, "parameter 'b' has 1 dimensions, its partition rule 2"),
+        ({"b": [None, "model"]}, "parameter 'b' has 1 dimensions, its partition rule has 2"),
     ],
 )
 def test_rule_that_fits_nothing_is_refused(rules: dict[str, Any], text: str) -> None:

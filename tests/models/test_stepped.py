@@ -115,7 +115,7 @@ def test_clients_know_nothing_of_its_state(model: SteppedModel) -> None:
 def test_a_model_that_is_not_done_in_time_fails(directory: Path, model: SteppedModel) -> None:
     answers = model.generate(asked(0, 7), {})
     assert 6 == len(list(islice(answers, 6)))
-    with pytest.raises(TooManyAnswers, match=r"'counter' was not done after 6 answers"):
+    with pytest.raises(TooManyAnswers, match=r"'counter' did not finish within 6 answers"):
         next(answers)
     fewer = load(directory, max_steps="2")
     answers = fewer.generate(asked(0, 3), {})
@@ -169,8 +169,14 @@ def _answering(outputs: Any = None, done: Any = None) -> Callable[..., Any]:
     ("fields", "expected"),
     [
         ({"max_steps": 0}, "max_steps: expected 1 or more, got 0"),
-        ({"inputs": {"start": ("INT32", [-1])}}, "takes one request at a time"),
-        ({"inputs": {"start": ("INT32", [1, "s"])}}, "takes one request at a time"),
+        (
+            {"inputs": {"start": ("INT32", [-1])}},
+            ", but a stepped model executes one request at a time and needs fixed sizes",
+        ),
+        (
+            {"inputs": {"start": ("INT32", [1, "s"])}},
+            ", but a stepped model executes one request at a time and needs fixed sizes",
+        ),
         ({"inputs": {"stream.x": ("INT32", [1])}}, "input 'stream.x': names that start with"),
         ({"begin": lambda params, start, count: {}}, "at least one array, got none"),
         ({"begin": lambda params, start: 0}, "begin cannot be traced"),
@@ -183,7 +189,10 @@ def _answering(outputs: Any = None, done: Any = None) -> Callable[..., Any]:
             {"step": _changed(left=lambda x: x.astype(float))},
             r"expected 'stream.state.1' .* float\d\d\[\]",
         ),
-        ({"step": _changed(left=lambda x: (x, x))}, "step: expected the state of begin"),
+        (
+            {"step": _changed(left=lambda x: (x, x))},
+            "step: expected a state with the tree that begin returned",
+        ),
         (
             {"step": _answering(done=jnp.zeros(1, bool))},
             r"expected done as bool\[\], got bool\[1\]",
@@ -217,9 +226,9 @@ def test_python_s_booleans_and_numbers_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"steps": {"state": 0, "max_steps": 1}}, "its steps are none"),
-        ({"steps": {"state": 1 << 40, "max_steps": 1}}, "its steps are none"),
-        ({"steps": {"state": 4, "max_steps": 0}}, "its steps are none"),
+        ({"steps": {"state": 0, "max_steps": 1}}, "its description of steps is invalid"),
+        ({"steps": {"state": 1 << 40, "max_steps": 1}}, "its description of steps is invalid"),
+        ({"steps": {"state": 4, "max_steps": 0}}, "its description of steps is invalid"),
         ({"max_batch_size": 4}, "not valid"),
         ({"steps": {"state": 3, "max_steps": 1}}, "its last inputs are not those"),
         ({"steps": {"state": 6, "max_steps": 1}}, "no inputs or no outputs"),
@@ -245,9 +254,9 @@ def test_a_manifest_with_other_steps_is_not_loaded(
         ("inputs", 2, "datatype", "INT32", r"'stream.first' is INT32\[\], expected BOOL"),
         ("outputs", 3, "shape", [1], r"'stream.done' is BOOL\[1\], expected BOOL"),
         ("inputs", 3, "datatype", "FP32", "'stream.state.0' is .* as input, .* as output"),
-        ("inputs", 3, "name", "other", "its last inputs are not those of its steps"),
-        ("outputs", 3, "name", "other", "its last outputs are not those of its steps"),
-        ("inputs", 0, "shape", [-1], "has an input of open size"),
+        ("inputs", 3, "name", "other", "its last inputs are not the stepping inputs"),
+        ("outputs", 3, "name", "other", "its last outputs are not the stepping outputs"),
+        ("inputs", 0, "shape", [-1], "a stepped model has an input with an open dimension"),
     ],
 )
 def test_tensors_of_steps_are_what_they_should_be(

@@ -276,7 +276,7 @@ def test_what_is_not_proved_is_exported_without_a_batch(
     described = manifest.read(path)
 
     assert (0, [1]) == (described.max_batch_size, list(described.inputs[0].shape))
-    assert "no request will be put together with another" in notices[0]
+    assert "; requests will not be batched" in notices[0]
 
 
 @pytest.mark.parametrize("most", [-1, 1 << 20])

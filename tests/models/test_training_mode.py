@@ -15,8 +15,8 @@ from xlaserve.artifact.training_layers import LAYERS
 from xlaserve.errors import InvalidModel
 
 INPUTS = {"x": ("FP32", [-1, 4])}
-STATISTICS = "normalises with the statistics of the batch"
-DROPS = "drops elements, the same ones in every request"
+STATISTICS = "normalizes with batch statistics"
+DROPS = "drops elements, the same in every request"
 
 
 class Normed(nnx.Module):
@@ -83,10 +83,10 @@ def of_equinox(trains: bool) -> Made:
 
 
 KINDS: Mapping[str, tuple[Callable[[bool], Made], str]] = {
-    "flax.nnx.BatchNorm": (of_nnx(Normed), f"{STATISTICS}; call model.eval() before"),
-    "flax.nnx.Dropout": (of_nnx(Dropped), f"{DROPS}; call model.eval() before"),
-    "flax.linen.BatchNorm": (of_linen("norm"), f"{STATISTICS}; apply it as in inference"),
-    "flax.linen.Dropout": (of_linen("dropout"), f"{DROPS}; apply it as in inference"),
+    "flax.nnx.BatchNorm": (of_nnx(Normed), f"{STATISTICS}; call model.eval() first"),
+    "flax.nnx.Dropout": (of_nnx(Dropped), f"{DROPS}; call model.eval() first"),
+    "flax.linen.BatchNorm": (of_linen("norm"), f"{STATISTICS}; apply it in inference mode"),
+    "flax.linen.Dropout": (of_linen("dropout"), f"{DROPS}; apply it in inference mode"),
     "equinox.nn.Dropout": (of_equinox, f"{DROPS}; export equinox.nn.inference_mode(model)"),
 }
 

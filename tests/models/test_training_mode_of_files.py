@@ -30,8 +30,8 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import compile_plan
 
-STATISTICS = "normalises with the statistics of the batch"
-DROPS = "drops elements, the same ones in every request"
+STATISTICS = "normalizes with batch statistics"
+DROPS = "drops elements, the same in every request"
 EVENT = "a layer of the model may be in training mode"
 
 
@@ -93,21 +93,21 @@ def layers(x: Any) -> Any:
 KINDS: Mapping[str, tuple[Any, str]] = {
     "nnx": (
         lambda trains: of_nnx(Net(), trains=trains),
-        f"flax.nnx.BatchNorm {STATISTICS}; export it again: call model.eval() before",
+        f"flax.nnx.BatchNorm {STATISTICS}; export it again: call model.eval() first",
     ),
     "nnx-dropout": (
         lambda trains: of_nnx(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), trains=trains),
-        f"flax.nnx.Dropout {DROPS}; export it again: call model.eval() before",
+        f"flax.nnx.Dropout {DROPS}; export it again: call model.eval() first",
     ),
     "linen-norm": (
         lambda trains: linen_norm(trains=trains),
-        f"flax.linen.BatchNorm {STATISTICS}; export it again: apply it as in inference: "
-        "train=False, or whatever sets use_running_average=True",
+        f"flax.linen.BatchNorm {STATISTICS}; export it again: apply it in inference mode: "
+        "train=False, or the argument that sets use_running_average=True",
     ),
     "linen-dropout": (
         lambda trains: linen_dropout(trains=trains),
-        f"flax.linen.Dropout {DROPS}; export it again: apply it as in inference: train=False, or "
-        "whatever sets deterministic=True",
+        f"flax.linen.Dropout {DROPS}; export it again: apply it in inference mode: train=False, "
+        "or the argument that sets deterministic=True",
     ),
     "equinox": (
         lambda trains: of_equinox(trains=trains),
@@ -115,8 +115,8 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     ),
     "own": (
         lambda trains: own(trains=trains),
-        "jax.random.bernoulli draws the same numbers in every request, as dropout does; export it "
-        "again: as in inference, or with a seed among its inputs",
+        "jax.random.bernoulli draws the same numbers in every request, as dropout does; export it"
+        " again in inference mode, or with a seed among its inputs",
     ),
 }
 
@@ -272,5 +272,5 @@ def test_it_is_not_adopted(kind: str, tmp_path: Path) -> None:
 
     begin, _, _ = told.partition("; export it again")
     assert f"model.jaxexp looks like training mode: {begin}; " in str(raised.value)
-    assert "adopt it as it is with --training-mode" in str(raised.value)
+    assert "and write it again, or adopt it unchanged with --training-mode" in str(raised.value)
     adopting.read(path, Options(training_mode=True))

@@ -48,11 +48,11 @@ def test_names_of_outputs_are_those_in_front(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        ({"a": {"b.c": ROW}}, "input 'b.c': a key of nested inputs is joined with others by '.'"),
+        ({"a": {"b.c": ROW}}, "input 'b.c': expected a non-empty key without '.'"),
         ({"a.b": ROW, "a": {"b": ROW}}, "two inputs have the name 'a.b'; rename a key"),
-        ({"a.c": ROW, "a": {"b": ROW}}, "input 'a.c': a key of nested inputs is joined"),
-        ({"a": {1: ROW, "1": ROW}}, "input 'a' is no tree that JAX can flatten: Comparator"),
-        ({"a": {"": ROW}}, "input '': a key of nested inputs"),
+        ({"a.c": ROW, "a": {"b": ROW}}, "input 'a.c': expected a non-empty key without"),
+        ({"a": {1: ROW, "1": ROW}}, "input 'a' is not a pytree that JAX can flatten: Comparator"),
+        ({"a": {"": ROW}}, "input '': expected a non-empty key"),
         ({"a": {}}, "input 'a' has no array"),
     ],
 )
@@ -65,7 +65,7 @@ def test_trees_without_plain_names_are_refused(tmp_path: Path, inputs: Any, expe
     ("outputs", "expected"),
     [
         ({"a.b": 1, "a": {"b": 2}}, "two outputs have the name 'a.b'"),
-        ({"a.c": 1, "a": [2]}, "output 'a.c': a key of nested outputs"),
+        ({"a.c": 1, "a": [2]}, "output 'a.c': expected a non-empty key"),
         ({}, "expected at least one output, got a tree without arrays"),
     ],
 )

@@ -105,7 +105,7 @@ def test_export_returns_for_a_loop_that_does_not_end_at_infinity(
 
     assert 4 == manifest.read(directory).max_batch_size
     assert [
-        "its rows were not tried to the end: it did not end in 2 seconds of the processor "
+        "the trial of its rows did not finish: it did not end in 2 seconds of the processor "
         "(a batch of 4, before rows of infinity)"
     ] == notices
 
@@ -130,7 +130,7 @@ def test_rows_that_are_declared_are_served_though_their_trial_does_not_end(
         model = loaded(directory, Compilation(processes=processes))
     x = np.array([[8, 1, 3, 0.5], [1, 2, 4, 16]], np.float32)
 
-    (said,) = [line for line in logs if "not tried to the end" in line["event"]]
+    (said,) = [line for line in logs if "not fully tested" in line["event"]]
     assert ("warning", "m") == (said["log_level"], said["model"])
     assert "(a batch of 4, before rows of infinity)" in said["reason"]
     assert 4 == model.info.max_batch_size
@@ -177,7 +177,7 @@ def test_loops_are_tried_by_a_process_of_their_own_where_none_compiles(
         loaded(directory, of_settings(settings)).close()
 
     assert [3.0] == asked
-    assert [] == [line for line in logs if "not tried to the end" in line["event"]]
+    assert [] == [line for line in logs if "not fully tested" in line["event"]]
 
 
 def test_declared_rows_are_tried_for_trial_seconds_where_no_process_compiles(
@@ -270,7 +270,7 @@ def test_parameters_beyond_the_memory_of_a_process_are_not_sent(tmp_path: Path) 
 
     outcome = trials.tried(subject, small, is_thorough=True)
 
-    assert "its parameters have 65 bytes, more than a process that tries it takes (64)" == (
+    assert "its parameters have 65 bytes, more than a trial process may use (64)" == (
         outcome.unfinished
     )
 

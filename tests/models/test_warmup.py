@@ -241,7 +241,12 @@ def test_a_huge_file_is_not_read(version: Path) -> None:
 def test_a_link_out_of_the_repository_is_refused(version: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(8))
     (version.parent / "warmup/raw").symlink_to(tmp_path / "secret")
-    refused(version, "neither in the model repository nor in a model_root", of_file())
+    refused(
+        version,
+        "is outside the model repository and every model_root (--model-root), or a link that"
+        " leads outside",
+        of_file(),
+    )
 
 
 def test_a_directory_is_no_sample(version: Path) -> None:

@@ -129,8 +129,8 @@ async def test_what_clients_changed_is_there_in_each_successor(
     assert [1.0, 2.0] == before["answer"][0]["data"]
     assert before == once
     assert before == twice
-    # Two loads, two unloads, the log settings and the region.
-    assert [6, 6] == [one["changes"] for one in records(server, "changes of clients taken over")]
+    # Loaded twice, unloaded twice, the log and the region.
+    assert [6, 6] == [one["changes"] for one in records(server, "client changes taken over")]
 
 
 def versions(root: Path, name: str, policy: str, **more: Any) -> str:
@@ -171,7 +171,8 @@ def with_step(root: Path) -> None:
 GONE = {
     "deleted": "it is not in the model repository",
     "begun": "Request for unknown model: 'begun' is not in the model repository",
-    "emptied": "no version directory is there",
+    "emptied": "no version directory matches its version_policy: change the policy, or add a"
+    " version to",
     "labelled": "label_filename of output 'y': labels.txt is missing",
     "whole": "its step failed: Request for unknown model: 'deleted'",
     "beside": "Request for unknown model: 'beside' is not in the model repository",
@@ -250,8 +251,8 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     told = {one["model"]: one["reason"] for one in records(server, "model not taken over")}
     assert GONE.keys() == told.keys()
     assert {} == {name: told[name] for name, reason in GONE.items() if reason not in told[name]}
-    (left,) = records(server, "versions of a model not taken over")
+    (left,) = records(server, "model versions not taken over")
     assert ("versions", ["2"], ["1"]) == (left["model"], left["versions"], left["instead"])
     assert {str(other)} == {one["path"] for one in records(server, "model repository not served")}
     lost = records(server, "not handed over")
-    assert {"files"} == {one["model"] for one in lost if one["what"] == "load of a client"}
+    assert {"files"} == {one["model"] for one in lost if one["what"] == "client load"}

@@ -49,7 +49,7 @@ async def test_an_end_that_is_gone_with_messages_unread_is_told_once(
     channel.send(Ready())
     await channel._writer.drain()
     other.close()
-    with pytest.raises(ChannelError, match="the other end is gone") as raised:
+    with pytest.raises(ChannelError, match="the other end closed the channel") as raised:
         await channel.receive()
     closed: Any = channel._writer._protocol._closed  # type: ignore[attr-defined]
 

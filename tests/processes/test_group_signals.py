@@ -95,7 +95,7 @@ async def test_a_signal_to_all_while_a_model_compiles_is_a_plain_stop(
         loading = asyncio.ensure_future(load(server.http))
         async with asyncio.timeout(STOP_SECONDS):
             children = await compiling(server)
-            await server.until("a process compiles")
+            await server.until("compiler process started")
             for child in children:
                 os.kill(child, number)
             async with aiohttp.ClientSession() as session:
@@ -107,5 +107,7 @@ async def test_a_signal_to_all_while_a_model_compiles_is_a_plain_stop(
 
     assert [] == loud(server.log)
     assert (0, 503) == (status, answer[0]), answer
-    workers = [one.get("worker") for one in server.log if one["event"] == "a process compiles"]
+    workers = [
+        one.get("worker") for one in server.log if one["event"] == "compiler process started"
+    ]
     assert len(workers) == len(set(workers)) >= 1, "each has its first one"

@@ -124,4 +124,4 @@ async def test_a_server_that_ends_takes_its_unready_replacement_along(tmp_path: 
             await several.is_gone(new)
 
     assert (0, server.process.pid) == (status, mine)
-    assert f"process {new} is about to replace it" == server.event("server not replaced")["reason"]
+    assert f"process {new} is already replacing it" == server.event("server not replaced")["reason"]

@@ -215,5 +215,8 @@ async def test_a_replacement_that_no_engine_answers_for_takes_nothing_over(tmp_p
 
     systemd = cast(Systemd, SimpleNamespace(predecessor=Predecessor(tmp_path, ["a"])))
     settings = Settings.read({}, repository=tmp_path, model_control_mode="explicit")
-    with pytest.raises(ChangesNotTaken, match="no process that loads models answers"):
+    with pytest.raises(
+        ChangesNotTaken,
+        match="no model-loading process responds: it died, is starting or is silent",
+    ):
         await replacing.take_changes(systemd, settings, Dead())

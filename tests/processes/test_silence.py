@@ -94,7 +94,7 @@ async def hang(harmed: Harmed) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
-    [(stop, "it was stopped for"), (hang, "it gave no sign of life for")],
+    [(stop, "it was stopped for"), (hang, "it did not respond for")],
 )
 async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
     tmp_path: Path,

@@ -105,7 +105,7 @@ async def test_a_storm_of_sighup_reads_all_again_and_fails_no_request(tmp_path: 
 
 @pytest.mark.parametrize(
     "moment",
-    ["replacement started", "listening", "changes of clients handed over", "server replaced"],
+    ["replacement started", "listening", "client changes handed over", "server replaced"],
 )
 async def test_sigterm_during_a_handover_ends_all_of_it(tmp_path: Path, moment: str) -> None:
     models = several.repository(tmp_path / "models")

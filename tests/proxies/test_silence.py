@@ -141,14 +141,14 @@ async def kept_channel(place: Place, silence: Silence) -> None:
 
 
 REST: Mapping[str, Check] = {
-    "a kept connection, idle for 80 s": kept_client,
-    "events behind 80 s of silence": silent_events,
+    "a kept-alive connection, idle for 80 s": kept_client,
+    "events after 80 s of silence": silent_events,
 }
 GRPC: Mapping[str, Check] = {
-    "a stream behind 80 s of silence": silent_stream,
-    "answers behind 80 s of silence": silent_answers,
-    "a watch that is silent for 80 s": silent_watch,
-    "a channel that was idle for 80 s": kept_channel,
+    "a stream after 80 s of silence": silent_stream,
+    "answers after 80 s of silence": silent_answers,
+    "a watch, silent for 80 s": silent_watch,
+    "a channel, idle for 80 s": kept_channel,
 }
 
 
@@ -214,7 +214,7 @@ async def chat_events(place: Place) -> None:
     assert len([delta for delta in deltas if delta]) > 1
 
 
-CHATS = {"a chat": chat, "a chat as events": chat_events}
+CHATS = {"a chat": chat, "a streamed chat": chat_events}
 
 
 async def test_every_chat_is_as_the_page_says(placed: Placed, tmp_path: Path) -> None:

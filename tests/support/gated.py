@@ -10,7 +10,7 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -486,6 +486,10 @@ def _model(name: str) -> str:
     return name.replace(",", "").replace(" ", "_")
 
 
+def _parameter(name: str, value: str) -> Mapping[str, Any]:
+    return {name: {"string_value": value}}
+
+
 class Station:
     """A row's model, loaded in a running server."""
 
@@ -515,9 +519,14 @@ class Station:
         return self.server.application.registry.version(self.model, "1").statistics
 
     async def load(
-        self, directory: Path, max_batch_size: int = 1, copies: int = 1, **batching: Any
+        self,
+        directory: Path,
+        max_batch_size: int = 1,
+        copies: int = 1,
+        devices: Sequence[int] = (),
+        **batching: Any,
     ) -> None:
-        """Load it with a dynamic_batching."""
+        """Load it with a dynamic_batching; on devices where they are given, once on each."""
         row = self.of
         name = _model(row.name)
         config: dict[str, Any] = {**row.config}
@@ -529,6 +538,9 @@ class Station:
             config["dynamic_batching"] = {**row.batching, **batching}
         if copies > 1:
             config["instance_group"] = [{"count": copies, "kind": "KIND_CPU"}]
+        if devices:
+            listed = ",".join(map(str, devices))
+            config["parameters"] = {**config.get("parameters", {}), **_parameter("devices", listed)}
         version = directory / name / "1"
         if not version.exists():
             if row.export is not None:

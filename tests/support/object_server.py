@@ -29,7 +29,9 @@ class Shelves:
     pages_left: threading.Semaphore | None = None
     """Counts the pages of directories that may still be answered; None for any."""
     failing: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many more requests of a method and a path are answered with 503."""
+    """How many more requests of a method and a path fail."""
+    failure: "Callable[[Handler], object]" = lambda handler: handler.head("", 0, 503)
+    """How those fail."""
     turns: threading.Semaphore | None = None
     """Taken by each HEAD, where a test says when these may be answered."""
     heads_at_once: list[int] = field(default_factory=lambda: [0, 0])
@@ -112,6 +114,15 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.end_headers()
 
+    def content(self, path: str) -> bytes:
+        """Return an object, or the page of a directory; empty if there is neither."""
+        if path in self.shelves.objects:
+            return self.shelves.objects[path]
+        below = {name.removeprefix(path) for name in self.shelves.objects if name.startswith(path)}
+        entries = {re.sub(r"/.*", "/", name) for name in below}
+        made = "".join(f'<a href="{quote(entry)}">x</a>' for entry in sorted(entries))
+        return self.shelves.pages.get(path, made.encode())
+
     @property
     def name(self) -> str:
         """Return the path that is asked for."""
@@ -124,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
         is_away = self.shelves.is_away and path in self.shelves.objects
         if is_away or left:
             self.shelves.failing[self.command, path] = max(0, left - 1)
-            self.head(path, 0, 503)
+            self.shelves.failure(self)
         elif path in self.shelves.objects:
             return path
         else:
@@ -138,10 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.shelves.is_away:
             self.head(path, 0, 503)
             return
-        below = {name.removeprefix(path) for name in self.shelves.objects if name.startswith(path)}
-        entries = {re.sub(r"/.*", "/", name) for name in below}
-        made = "".join(f'<a href="{quote(entry)}">x</a>' for entry in sorted(entries))
-        page = self.shelves.pages.get(path, made.encode() if entries else b"")
+        page = self.content(path)
         self.head("", len(page), 200 if page else 404)
         if self.command == "GET":
             self.wfile.write(page)

@@ -35,12 +35,13 @@ _OPEN = "a shape that depends on the data"
 
 REASONS = (
     ("datatype ", "a datatype that the V2 protocol does not have"),
-    ("are texts, which JAX", "texts"),
-    ("is no tensor", "sequences and optionals"),
+    ("are strings, which JAX", "texts"),
+    ("is not a tensor", "sequences and optionals"),
     ("is a sequence", "sequences and optionals"),
-    ("of a kind that is not implemented", "sequences and optionals"),
+    ("has a kind that is not implemented", "sequences and optionals"),
     ("training_mode is on", "training"),
-    ("depends on the data", _OPEN),
+    ("on data", _OPEN),
+    ("data-dependent", _OPEN),
     ("sequence_lens is not implemented", "sequences of different length"),
     ("a Scan of opset 8 is not", "Scan as before opset 9"),
     ("attribute 'ratio' is not implemented", "Dropout as before opset 12"),
@@ -129,7 +130,7 @@ def _parsed(model: onnx.ModelProto) -> Graph:
     try:
         return reading.parse(model.SerializeToString()).graph
     except InvalidModel as error:
-        if "cannot bring it" not in str(error):
+        if ", which onnx cannot convert to" not in str(error):
             raise
     return reading.parse(_within_opsets(model)).graph
 

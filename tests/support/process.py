@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ServerProcess:
 
     process: asyncio.subprocess.Process
     log: list[dict[str, Any]]
+    plain: list[bytes] = field(default_factory=list)
+    """Lines that are no records: the server prints none once it has read its settings."""
 
     def event(self, name: str) -> dict[str, Any]:
         """Return the log record of an event that has happened."""
@@ -60,8 +62,10 @@ class ServerProcess:
         return bool(line)
 
     def _note(self, line: bytes) -> None:
-        with suppress(ValueError):
+        try:
             self.log.append(json.loads(line))
+        except ValueError:
+            self.plain += [line] if line.strip() else []
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status; the log is whole then."""
@@ -90,6 +94,7 @@ async def served(
     *flags: str,
     programs: str = "",
     until: str = "started",
+    group: str = "",
     **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
@@ -97,7 +102,7 @@ async def served(
     Or from another event of its log on, such as `listening`.
 
     Where a directory of programs is given, what it compiles is kept there. `variables` are of its
-    environment.
+    environment. With `group="new"` it leads a process group, which can be sent signals.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -110,6 +115,7 @@ async def served(
         "cpu",
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | ENVIRONMENT | variables,
+        process_group=0 if group else None,
     )
     server = ServerProcess(process, [])
     try:

@@ -178,7 +178,7 @@ def test_a_handshake_has_its_time_from_the_accept_on(
         client.close()
         acceptor.stop()
         assert not make.made
-        assert [("no connection", "here", "127.0.0.1")] == [
+        assert [("connection not accepted", "here", "127.0.0.1")] == [
             (record["event"], record["listener"], record["peer"]) for record in log
         ]
 

@@ -94,7 +94,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     listener = on_unix(path)
-    with pytest.raises(InvalidSettings, match="no other process"):
+    with pytest.raises(InvalidSettings, match="not in use by another process"):
         on_unix(path)
 
     assert path.exists()
@@ -112,7 +112,7 @@ def test_a_socket_whose_accept_queue_is_full_is_left_alone(tmp_path: Path) -> No
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             client.connect_ex(str(path))
-        with pytest.raises(InvalidSettings, match="no other process"):
+        with pytest.raises(InvalidSettings, match="not in use by another process"):
             on_unix(path)
 
     assert path.exists()
@@ -122,7 +122,7 @@ def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         datagrams.bind(str(path))
-        with pytest.raises(InvalidSettings, match="no other process"):
+        with pytest.raises(InvalidSettings, match="not in use by another process"):
             on_unix(path)
 
     assert path.exists()
@@ -146,7 +146,7 @@ def test_the_socket_of_the_next_server_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
-    with pytest.raises(InvalidSettings, match="a path without a file"):
+    with pytest.raises(InvalidSettings, match="a path that does not exist"):
         on_unix(path)
 
     assert "precious" == path.read_text()

@@ -110,7 +110,7 @@ def test_a_key_that_needs_a_password_is_an_error_and_no_question(
 @pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
 def test_a_key_needs_its_certificate(tmp_path: Path, name: str) -> None:
     settings: dict[str, Any] = {name: "key.pem"}
-    with pytest.raises(InvalidSettings, match=f"tls_certificate: expected a file, as {name}"):
+    with pytest.raises(InvalidSettings, match=f"tls_certificate: expected a file, since {name}"):
         server_tls(Settings(repository=tmp_path, **settings))
 
 

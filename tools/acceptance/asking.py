@@ -1,7 +1,7 @@
-"""Clients that ask for everything a server answers, and compare each answer with the right one."""
+"""Clients that exercise every API of a server and verify each answer."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import asyncio
 import itertools
@@ -23,16 +23,16 @@ from tritonclient.grpc import service_pb2_grpc
 from acceptance.subjects import PLUS, WIDTH
 
 SECONDS = 30.0
-"""Longest wait for an answer; then it counts as lost."""
+"""Timeout for an answer; a request without one by then counts as lost."""
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 Ask: TypeAlias = Callable[[Random], Awaitable[str]]
-"""Sends one request; returns a description of a wrong answer, or an empty text."""
+"""Sends one request; returns a description of a wrong answer, or an empty string."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Requests of all clients, and the faults in their answers."""
+    """Counts the requests of all clients, and the faults in the answers."""
 
     asked: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ def floats(raw: bytes) -> "np.ndarray[Any, Any]":
 
 
 class GrpcClient:
-    """Asks over gRPC, on a connection of its own."""
+    """Sends requests over gRPC, on its own connection."""
 
     def __init__(self, channel: Any, seconds: float = SECONDS) -> None:
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -71,14 +71,14 @@ class GrpcClient:
         )
 
     async def echo(self, random: Random) -> str:
-        """Send inputs that must come back unchanged."""
+        """Send inputs to a model that must return them unchanged."""
         sent = np.array([random.random() for _ in range(random.randint(1, WIDTH))], np.float32)
         answer = await self.stub.ModelInfer(infer_message("echo", sent), timeout=self._seconds)
         found = floats(answer.raw_output_contents[0])
         return "" if np.array_equal(found, sent) else f"echo of {sent} was {found}"
 
     async def texts(self, random: Random) -> str:
-        """Ask for texts."""
+        """Send a request for BYTES tensors."""
         texts = [random.randbytes(random.randint(0, 20)) for _ in range(random.randint(1, 4))]
         request = pb.ModelInferRequest(model_name="texts")
         tensor = request.inputs.add(name="x", datatype="BYTES", shape=[len(texts)])
@@ -96,13 +96,13 @@ class GrpcClient:
         return "" if np.array_equal(found, sent.ravel() + PLUS) else f"plus of {sent} was {found}"
 
     async def metadata(self, random: Random) -> str:
-        """Ask who a model is."""
+        """Request the metadata of a model."""
         request = pb.ModelMetadataRequest(name="plus")
         answer = await self.stub.ModelMetadata(request, timeout=self._seconds)
         return "" if answer.name == "plus" else f"metadata of plus were of {answer.name!r}"
 
     async def refused(self, random: Random) -> str:
-        """Ask for what there is not."""
+        """Send a tensor of the wrong shape; the server must refuse it."""
         try:
             request = infer_message("plus", np.zeros((1, WIDTH + 1), np.float32))
             await self.stub.ModelInfer(request, timeout=self._seconds)
@@ -114,7 +114,7 @@ class GrpcClient:
 
 
 class HttpClient:
-    """Asks over HTTP, on a connection of its own."""
+    """Sends requests over HTTP, on its own connection."""
 
     def __init__(self, connection: Connection, seconds: float = SECONDS) -> None:
         self._connection = connection
@@ -140,19 +140,19 @@ class HttpClient:
         return answer.json["outputs"][0]["data"]
 
     async def json(self, random: Random) -> str:
-        """Send inputs that must come back unchanged."""
+        """Send inputs as JSON to a model that must return them unchanged."""
         data = [random.randrange(1000) for _ in range(random.randint(1, WIDTH))]
         found = await self._infer("echo", data, [len(data)])
         return "" if found == data else f"echo of {data} was {found}"
 
     async def plus(self, random: Random) -> str:
-        """Ask for a sum."""
+        """Request a sum."""
         value = random.randrange(1000)
         found = await self._infer("plus", [value] * WIDTH, [1, WIDTH])
         return "" if found == [value + PLUS] * WIDTH else f"plus of {value} was {found}"
 
     async def binary(self, random: Random) -> str:
-        """Ask in binary, and for binary."""
+        """Send and request binary tensors."""
         sent = np.array([random.random() for _ in range(random.randint(1, WIDTH))], np.float32)
         size = {"binary_data_size": sent.nbytes}
         tensor = {"name": "x", "datatype": "FP32", "shape": [len(sent)], "parameters": size}
@@ -174,9 +174,9 @@ class HttpClient:
         return ""
 
     async def refused(self, random: Random) -> str:
-        """Ask for what there is not."""
+        """Request a missing model; the server must refuse."""
         answer = await self._ask("POST", "/v2/models/absent/infer", body=b'{"inputs": []}')
-        if answer.status == 503:  # a server that starts does not know yet what there is
+        if answer.status == 503:  # 503: a starting server does not know its models yet
             raise LookupError(f"absent: {answer.status}")
         return "" if answer.status == 404 else f"a model that is not there: {answer.status}"
 
@@ -188,7 +188,7 @@ Client: TypeAlias = GrpcClient | HttpClient
 async def clients(
     grpc_url: str, http_url: str, count: int, seconds: float = SECONDS
 ) -> AsyncIterator[list[Client]]:
-    """Connect so many clients, half of them over HTTP, for the length of a block."""
+    """Open `count` connections, every other one over HTTP, for the duration of a block."""
     async with AsyncExitStack() as stack:
         found: list[Client] = []
         for number in range(count):
@@ -202,7 +202,7 @@ async def clients(
 
 
 async def ask_once(client: Client, tally: Tally, random: Random) -> None:
-    """Send one request of any kind, and note what became of it."""
+    """Send one random request and record its outcome."""
     kind, ask = random.choice(client.kinds)
     began = time.monotonic()
     try:
@@ -222,9 +222,9 @@ async def ask_once(client: Client, tally: Tally, random: Random) -> None:
 async def ask_many(
     found: Sequence[Client], count: int, tally: Tally, *, depth: int = 4, seed: int = 0
 ) -> None:
-    """Send so many requests of all kinds over all connections, several at a time over gRPC.
+    """Send `count` requests of all kinds over all connections, `depth` at a time over gRPC.
 
-    Stops where nearly nothing is answered.
+    Stops after 100 lost requests.
     """
     numbers = itertools.count()
 
@@ -234,6 +234,6 @@ async def ask_many(
 
     async with asyncio.TaskGroup() as group:
         for number, client in enumerate(found):
-            # HTTP/1.1 has one request at a time.
+            # An HTTP/1.1 connection carries one request at a time.
             for lane in range(depth if isinstance(client, GrpcClient) else 1):
                 group.create_task(work(client, Random(seed * 1000 + number * 10 + lane)))

@@ -1,4 +1,4 @@
-"""What the clients of one kind have counted, and how the server's counters compare with it."""
+"""Request counts of one kind of clients, compared with the server's counters."""
 
 import re
 from collections import Counter
@@ -16,12 +16,12 @@ Counts = Counter[tuple[str, "Fate"]]
 
 
 class Fate(StrEnum):
-    """What became of a request for a model, a load or an unload."""
+    """Outcome of an inference request, a load or an unload."""
 
     ANSWERED = "answered"
     FAILED = "failed"
     UNSURE = "answered or failed"
-    """The client has not heard: it left, or gave up."""
+    """The outcome is unknown: the client disconnected or timed out."""
     LOADED = "loaded"
     NOT_LOADED = "not loaded"
     UNLOADED = "unloaded"
@@ -36,34 +36,34 @@ COUNTERS: Mapping[Fate, str] = MappingProxyType(
         Fate.UNLOADED: "xlaserve_model_unloads_total",
     }
 )
-"""The counter of the server for each fate; of one that a client is unsure of there is none."""
+"""The server's counter for each outcome; there is none for UNSURE."""
 
 
 @dataclass(slots=True)
 class Books:
-    """Everything that the clients of one kind saw."""
+    """All observations of the clients of one kind."""
 
     models: tuple[str, ...]
     turns: int = 0
     counts: Counts = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Turns that got no answer, or an unexpected error."""
+    """Turns without an answer, or with an unexpected error."""
     known: dict[str, Any] = field(default_factory=dict)
-    """The first answer to each question that has one answer only."""
+    """The first answer to each question whose answer must never change."""
 
     def note(self, model: str, fate: Fate, times: int = 1) -> None:
-        """Count what became of requests for a model of this kind."""
+        """Add to the count of an outcome for a model."""
         assert model in self.models, model
         self.counts[model, fate] += times
 
     def expect(self, holds: bool, text: str) -> None:
-        """Note a wrong answer unless something holds."""
+        """Record a wrong answer unless `holds`."""
         if not holds:
             self.wrong.append(text[:300])
 
     def same(self, question: str, answer: Any) -> None:
-        """Note a wrong answer where the first one to this question was another."""
+        """Record a wrong answer if it differs from the first answer to this question."""
         first = self.known.setdefault(question, answer)
         self.expect(first == answer, f"{question} was {first}, then {answer}")
 
@@ -81,7 +81,7 @@ def read(metrics: str) -> Counts:
 
 
 def differences(kinds: Mapping[str, Books], before: Counts, after: Counts) -> list[str]:
-    """Name the kinds whose counts differ between server and clients."""
+    """Describe every model and outcome where the counts of clients and server differ."""
     return [text for kind, books in kinds.items() for text in _of(kind, books, before, after)]
 
 

@@ -1,10 +1,10 @@
-"""Clients in a process of their own that ask while there is chaos, and say what they saw.
+"""Clients in a separate process that send requests during chaos and report their observations.
 
     python tools/acceptance/bystanders.py GRPC HTTP
 
-They ask until standard input ends, connect again where a connection breaks, and then print as JSON
-how many requests there were, the wrong answers, those that failed with their times, and a sample of
-the latencies.
+They send requests until standard input ends, and reconnect if a connection breaks. Then they print
+JSON: the number of requests, the wrong answers, the failed requests with their times, and a sample
+of the latencies.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ _AGAIN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class Sight:
-    """Observations of all clients, in wall-clock time."""
+    """Observations of all clients, with wall-clock times."""
 
     asked: int = 0
     wrong: list[str] = field(default_factory=list)
     failed: list[tuple[float, float, str]] = field(default_factory=list)
-    """Begin, end and error of each request that was not answered."""
+    """Start, end and error of each failed request."""
     latencies: list[tuple[float, float]] = field(default_factory=list)
-    """Begin and seconds, of as many as are kept."""
+    """Start time and duration in seconds of the sampled requests."""
 
 
 @contextmanager
 def bystanders(grpc_url: str, http_url: str) -> Iterator[Sight]:
-    """Run clients for the duration of a block; their observations are complete afterwards."""
+    """Run clients for the duration of a block; their observations are complete once it ends."""
     sight = Sight()
     process = subprocess.Popen(
         [sys.executable, __file__, grpc_url, http_url],
@@ -66,7 +66,7 @@ async def _watch(grpc_url: str, http_url: str) -> Sight:
         random = Random(number)
         while not is_over.is_set():
             try:
-                # The second of two asks over HTTP.
+                # The second client of a pair uses HTTP.
                 async with clients(grpc_url, http_url, 2, _PATIENCE_SECONDS) as pair:
                     client = pair[number % 2]
                     while not is_over.is_set():
@@ -85,7 +85,7 @@ async def _watch(grpc_url: str, http_url: str) -> Sight:
                                 sight.latencies.append((began, tally.seconds[0]))
                         await asyncio.sleep(_PACE_SECONDS)
             except OSError:
-                pass  # nobody listens while the server is started again
+                pass  # the server is restarting: nobody listens
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async with asyncio.TaskGroup() as group:
@@ -97,7 +97,7 @@ async def _watch(grpc_url: str, http_url: str) -> Sight:
 
 
 def main() -> None:
-    """Ask until standard input ends."""
+    """Send requests until standard input ends."""
     sys.path[0] = str(_TOOLS)
     sys.path.append(str(_TOOLS.parent / "tests"))
     sight = asyncio.run(_watch(sys.argv[1], sys.argv[2]))

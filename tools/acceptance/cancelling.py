@@ -1,4 +1,4 @@
-"""D7: clients that stop wanting an answer at each of six points, and what is left of them."""
+"""D7: clients that cancel requests at each of six points, and the resources left afterwards."""
 
 import time
 import urllib.request
@@ -28,11 +28,11 @@ POINTS = {
     "while the answer waits for a window": (_WIDE, True, True),
     "at a deadline of 1 ms": (_ECHO, True, False),
 }
-"""The part of a request that is sent, whether it ends there, and whether the client waits then."""
+"""For each point: the bytes sent, whether they end the stream, and whether the window is closed."""
 
 
 def cancel(folder: Path, *, count: int = 1000) -> Outcome:
-    """Cancel so many requests at each point, half of them by a reset and half by leaving."""
+    """Cancel `count` requests at each point, half by RST_STREAM and half by disconnecting."""
     export_models(folder / "models")
     outcome = Outcome()
     with serving(folder, max_stream_resets=10_000) as subject:
@@ -41,7 +41,7 @@ def cancel(folder: Path, *, count: int = 1000) -> Outcome:
         for point in POINTS:
             _cancel_at(subject, point, count)
             outcome.none(f"{point}: slots that are not free", _left(subject))
-        # Memory of long messages is kept for the next ones for some seconds.
+        # The server keeps buffers of long messages for some seconds, for reuse.
         end = time.monotonic() + _SETTLE_SECONDS
         while subject.held_bytes() - before > 64 * MIB and time.monotonic() < end:
             time.sleep(0.2)

@@ -1,7 +1,7 @@
-"""M2 and D2: everything at once, and a server that is killed again and again."""
+"""M2 and D2: all disturbances at once, and a server that is killed repeatedly."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import hashlib
 import json
@@ -32,19 +32,19 @@ from acceptance.subjects import WIDTH, Launch, Subject, export_models, export_pl
 _QUIET_SECONDS = 8.0
 _SETTLE_SECONDS = 20.0
 _BEHIND_SECONDS = 1.0
-"""Seconds after a start within which a failure still counts as caused by the outage: clients may
-have connected before.
+"""Seconds after a restart within which a failed request still counts as caused by the outage: the
+client may have connected before it.
 """
 _DISK_BYTES = 4 * MIB
 _EXPECTED = frozenset({"NOT_FOUND", "UNAVAILABLE", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"})
-"""Expected failures of loads and unloads, which race with each other and with a full disk."""
+"""Statuses expected of loads and unloads, which race with each other and a full disk."""
 _PAUSE_SECONDS = 0.05
 _FLOODS = ("PING", "requests that are cancelled at once", "empty DATA", "SETTINGS", "PRIORITY")
 
 
 @dataclass
 class _Stage:
-    """The state that all that makes chaos shares."""
+    """State shared by all sources of chaos."""
 
     launch: Launch
     subject: Subject
@@ -58,23 +58,24 @@ class _Stage:
     """Wall-clock time from each SIGKILL until the server had restarted."""
 
     def count(self, what: str) -> None:
-        """Count something."""
+        """Increment a counter, from any thread."""
         with self.lock:
             self.counts[what] += 1
 
     def outlived(self, began: float) -> bool:
-        """Tell whether the server has run since then."""
+        """Tell whether the server has run without a restart since then."""
         return not self.is_down.is_set() and not any(end >= began for _, end in self.outages)
 
 
 def chaos(
     folder: Path, *, seconds: float = 3600, kill_every: float = 60, timed: bool = True
 ) -> Outcome:
-    """Load, reload, flood, read slowly, leave, fill the disk, and kill the server once a minute.
+    """Load, reload, flood, read slowly, disconnect, fill the disk, and kill the server once a
+    minute.
 
-    Clients in a process of their own ask meanwhile; `timed` judges how long they wait, beside
-    others that ask a second server, without chaos, at the same time: a machine that is busy is so
-    for both.
+    Bystanders in a separate process send requests meanwhile. With `timed` their latency is compared
+    with that of clients of a second, undisturbed server, which runs at the same time because a busy
+    machine slows both.
     """
     export_models(folder / "models")
     export_models(folder / "calm" / "models")
@@ -94,7 +95,7 @@ def chaos(
                 began = time.time()
                 _make(stage, seconds, kill_every)
                 ended = time.time()
-                # Without chaos again: what was in flight ends.
+                # Without chaos: let the requests in flight finish.
                 time.sleep(1)
             outcome.note("disk", f"of {_DISK_BYTES / MIB:g} MiB" if is_small else "not limited")
             _judge(stage, (sight, others), (began, ended), outcome, timed=timed)
@@ -109,7 +110,7 @@ def chaos(
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[bool]:
-    """Mount a file system that is soon full, where that is allowed; tell whether it was."""
+    """Mount a small file system where permitted; yield whether it was mounted."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "none", str(path)]
     is_small = subprocess.run(mount, capture_output=True, check=False).returncode == 0
@@ -178,7 +179,7 @@ def _repeat(stage: _Stage, maker: Callable[[_Stage, Random], None], random: Rand
         stage.is_over.wait(random.uniform(0.05, 0.5))
 
 
-# --- what makes it -----------------------------------------------------------------------------
+# --- Sources of chaos --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -197,14 +198,14 @@ def _load(stage: _Stage, random: Random) -> None:
 
 
 def _reload(stage: _Stage, random: Random) -> None:
-    """Load what serves the bystanders once more."""
+    """Reload the models that serve the bystanders."""
     name = random.choice(("plus", "echo", "texts"))
     with _stub(stage) as stub:
         stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=60)
 
 
 def _fill_disk(stage: _Stage, random: Random) -> None:
-    """Send more files with a load than the disk holds."""
+    """Send more files with a load than the disk can hold."""
     request = pb.RepositoryModelLoadRequest(model_name="sent")
     request.parameters["config"].string_param = json.dumps({"backend": "onnxruntime"})
     request.parameters["file:1/model.onnx"].bytes_param = bytes(2 * _DISK_BYTES)
@@ -233,7 +234,7 @@ def _cancel(stage: _Stage, random: Random) -> None:
 
 
 def _vanish(stage: _Stage, random: Random) -> None:
-    """Leave within a message, at any octet of it."""
+    """Disconnect at a random byte of a message."""
     whole = hoarders.grpc_opening(1 << 20)
     whole += hoarders.grpc_requests(infer_request("echo", WIDTH), range(1, 41, 2))
     http = hoarders.http_request("echo", 1000) + bytes(1000)
@@ -244,7 +245,7 @@ def _vanish(stage: _Stage, random: Random) -> None:
 
 
 def _read_slowly(stage: _Stage, random: Random) -> None:
-    """Ask for 30 MiB, and take nothing of it."""
+    """Request 30 MiB and read none of it."""
     octets = hoarders.grpc_opening(0)
     octets += hoarders.grpc_requests(infer_request("wide", 1), range(1, 7, 2))
     hoarder = Hoarder(stage.subject.grpc, octets)
@@ -258,7 +259,7 @@ def _flood(stage: _Stage, random: Random) -> None:
     stage.is_over.wait(random.uniform(1, 3))
 
 
-# --- what is left of it ------------------------------------------------------------------------
+# --- Judgement ---------------------------------------------------------------------------------
 
 
 def _judge(
@@ -302,7 +303,7 @@ def _judge(
 
 
 def _judge_end(stage: _Stage, outcome: Outcome) -> None:
-    """Everything that was begun has ended, and its memory is free."""
+    """Require that no request is in progress after a grace period and that the server runs."""
     subject = stage.subject
     end = time.monotonic() + _SETTLE_SECONDS
     while (left := _left(subject)) and time.monotonic() < end:
@@ -323,7 +324,7 @@ def _left(subject: Subject) -> list[str]:
     ]
 
 
-# --- D2 ----------------------------------------------------------------------------------------
+# --- D2: repeated kills ------------------------------------------------------------------------
 
 
 def kills(folder: Path, *, count: int = 100) -> Outcome:
@@ -373,7 +374,7 @@ def _begun(stage: _Stage) -> float:
 
 
 def _override(stage: _Stage, random: Random) -> None:
-    """Load a model whose files come with the request."""
+    """Load a model whose files are part of the request."""
     source = stage.launch.folder / "models" / "changing" / "1"
     request = pb.RepositoryModelLoadRequest(model_name="sent")
     request.parameters["config"].string_param = json.dumps({"max_batch_size": 1})

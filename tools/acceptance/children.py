@@ -1,7 +1,7 @@
-"""D9: SIGSTOP and SIGKILL of each kind of child of a server, in the middle of its work."""
+"""D9: SIGSTOP and SIGKILL of each kind of child process while it works."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import json
 import os
@@ -30,10 +30,10 @@ from acceptance.subjects import export_plus
 REPLACED_SECONDS = 15.0
 DRAIN_SECONDS = 6
 _ENDING_SECONDS = 5.0
-"""What a server may take to end beside its grace."""
+"""Seconds a server may take to exit, in addition to its grace period."""
 _LOOK_SECONDS = 0.005
 _BUSY_SECONDS = 0.02
-"""Time of the processor by which a process is seen to work."""
+"""CPU seconds after which a process counts as working."""
 _CONFIG = several.CONFIG + "\nparameters { key: 'execution' value { string_value: 'process' } }"
 _SPINS = """
 import os, time
@@ -52,18 +52,18 @@ SIGNALS = {"SIGSTOP": signal.SIGSTOP, "SIGKILL": signal.SIGKILL}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of child, and what has it work for a moment."""
+    """A kind of child process, and the request that keeps it busy."""
 
     place: str
-    """What starts it in the code of the server."""
+    """Module and function of the server that start it."""
     module: str
-    """What is in its command line."""
+    """Part of its command line."""
     work: Callable[[Stage, int], None]
-    """Has it work, differently for each number; raises OSError or RpcError where that fails."""
+    """Makes it work, differently for each number; raises OSError or RpcError on failure."""
     among: Callable[[psutil.Process], Sequence[psutil.Process]] = lambda process: (process,)
-    """Those of it, of a process of that command line."""
+    """Returns the victims for a process with this command line; the process itself by default."""
     ends: str = ""
-    """What the request says that waits for it; empty where another child does the same."""
+    """Error that the waiting request gets; empty if another child redoes the work."""
 
 
 def _post(stage: Stage, path: str, body: Mapping[str, Any]) -> None:
@@ -90,19 +90,20 @@ def _chat(stage: Stage, number: int, **more: Any) -> None:
 
 
 def _follow(stage: Stage, number: int) -> None:
-    # A state for each remainder; another grammar each time, as verdicts are kept. Coprime with 10.
+    # The grammar needs a state per remainder. Verdicts on grammars are cached, so use a new modulus
+    # each time; all are coprime with 10.
     schema = {"type": "integer", "multipleOf": 40_001 + 10 * number}
     said = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     _chat(stage, number, response_format=said)
 
 
 def _tokenize(stage: Stage, number: int) -> None:
-    # Each letter is tried as a beginning, up to the end.
+    # From every letter, the slow regular expression backtracks to the end of the text.
     body = {"model": "slow", "prompt": "ab" * 7_500 + " 0", "max_tokens": 1}
     try:
         _post(stage, "/v1/completions", body)
     except OSError as error:
-        # More tokens than the model has positions for, which it takes the tokenizer to know.
+        # An error about too many tokens is expected: the server counted them after tokenizing.
         if "positions" not in str(error):
             raise
 
@@ -112,7 +113,7 @@ def _load(stage: Stage, number: int) -> None:
     with grpc.insecure_channel(stage.grpc, options) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = pb.RepositoryModelLoadRequest(model_name="sent")
-        # One that was not compiled before.
+        # A configuration that has not been compiled before.
         config = {"max_batch_size": 4, "parameters": {"batch_sizes": {"string_value": "1,2,4"}}}
         request.parameters["config"].string_param = json.dumps(config)
         for path in (stage.launch.folder / "plus" / "1").iterdir():
@@ -131,7 +132,7 @@ def _forks(process: psutil.Process) -> Sequence[psutil.Process]:
 
 
 def _session(process: psutil.Process) -> Sequence[psutil.Process]:
-    """Return what looks for the end of a session, which is nobody's child."""
+    """Return the process that watches for the end of a session; the server is not its parent."""
     found = []
     for one in psutil.process_iter():
         with suppress(OSError):
@@ -163,7 +164,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "trial load": Kind("runtime/trial.py: _run", "xlaserve.runtime.trial", _load),
 }
-"""Every kind of child; one of the server's code that has no row here fails a test."""
+"""Every kind of child process; a test fails if the server starts one that has no row here."""
 
 
 def end_each(
@@ -174,9 +175,9 @@ def end_each(
     signals: Sequence[str] = tuple(SIGNALS),
     timed: bool = True,
 ) -> Outcome:
-    """Stop and kill a child of each kind so many times, every other time under a watchdog.
+    """Stop and kill a child of each kind several times, every other time under a watchdog.
 
-    `timed` judges how long it takes: a machine that is busy may take longer to start a process.
+    `timed` enables the time limits; a busy machine may take longer to start a process.
     """
     outcome = Outcome()
     seen = {(name, number): _Seen() for name in kinds for number in signals}
@@ -215,17 +216,17 @@ def _served(
     slow = scripted_language.export(models / "slow", **how)
     _make_slow(slow / "1" / "tokenizer.json")
     export_plus(folder, "plus", 1)
-    # What takes long is stopped in the middle, and not refused.
+    # High limits, so that long work is stopped halfway rather than rejected.
     flags = dict.fromkeys(("template_seconds", "tokenizer_seconds", "grammar_seconds"), 60)
     flags |= {"compile_processes": 1, "drain_seconds": DRAIN_SECONDS}
-    # It bounds a stop: a request whose child was stopped is done again by another meanwhile.
+    # Limits a stop: if a child was stopped, another one redoes its request meanwhile.
     flags["grace_seconds"] = DRAIN_SECONDS
     variables = {"TMPDIR": str(temporary)}
     with served(folder, flags, has_watchdog=has_watchdog, variables=variables) as stage:
         files, held = _files(models), _held(stage)
         for turn in range(turns):
             for place, ((name, number), one) in enumerate(seen.items()):
-                # No two alike: verdicts of grammars are kept.
+                # Verdicts on grammars are cached, so every turn has another number.
                 _turn(stage, KINDS[name], SIGNALS[number], turn * len(seen) + place, one)
         _returns(outcome, "bytes on the ledger as at the start", lambda: held == _held(stage))
         _stopped(stage, [KINDS[name] for name, _ in seen], outcome, timed=timed)
@@ -247,7 +248,8 @@ def _turn(stage: Stage, kind: Kind, number: int, turn: int, seen: _Seen) -> None
             known = {*before, victim.pid}
             victim.send_signal(number)
             if kind.among is _session:
-                # Nothing waits for it; without it, the end of the leader is the end of all.
+                # No request waits for this process; with it gone, killing the session leader ends
+                # the whole session.
                 os.kill(os.getsid(victim.pid), signal.SIGKILL)
             until(lambda: bool(_times(stage, kind).keys() - known) or not working.is_alive())
             seen.replaced.append(time.monotonic() - began)
@@ -267,7 +269,7 @@ def _turn(stage: Stage, kind: Kind, number: int, turn: int, seen: _Seen) -> None
 
 
 def _worked(stage: Stage, kind: Kind, turn: int, said: list[str]) -> str:
-    """Have a child work; return, and say, what failed."""
+    """Have a child work; record and return the error text, empty on success."""
     try:
         kind.work(stage, turn)
     except (OSError, HTTPException) as error:
@@ -280,7 +282,7 @@ def _worked(stage: Stage, kind: Kind, turn: int, said: list[str]) -> str:
 def _victim(
     stage: Stage, kind: Kind, before: Mapping[int, float], working: threading.Thread
 ) -> psutil.Process:
-    """Return a child once it works, or what has forked one that does."""
+    """Return a child, or the process that forked it, as soon as it uses CPU time."""
     end = time.monotonic() + MOST_SECONDS
     while time.monotonic() < end and working.is_alive():
         for process in _processes(stage, kind):
@@ -298,13 +300,13 @@ def _processes(stage: Stage, kind: Kind) -> Iterator[psutil.Process]:
     for pid in stage.descendants(kind.module):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            # A fork has the command line of what has forked it.
+            # A forked process has the command line of its parent.
             if kind.module not in " ".join(psutil.Process(process.ppid()).cmdline()):
                 yield process
 
 
 def _times(stage: Stage, kind: Kind) -> Mapping[int, float]:
-    """Return what children have taken of the processor."""
+    """Return the CPU seconds used by each child, by process id."""
     found = {}
     for process in _processes(stage, kind):
         with suppress(psutil.Error):
@@ -319,12 +321,12 @@ def _spent(process: psutil.Process) -> float:
 
 
 def _is_there(process: psutil.Process) -> bool:
-    """Tell whether anything is left of a process, be it a zombie."""
+    """Tell whether a process still exists, even as a zombie."""
     return bool(process.is_running())
 
 
 def _stopped(stage: Stage, kinds: Sequence[Kind], outcome: Outcome, *, timed: bool) -> None:
-    """Have the server stop while all of its children are stopped, in the middle of their work."""
+    """Stop the server while all of its children are suspended in the middle of their work."""
     assert stage.launch.process is not None
     works = [partial(_worked, stage, kind, _LAST_TURN, []) for kind in dict.fromkeys(kinds)]
     before = [_times(stage, kind) for kind in kinds]
@@ -345,7 +347,7 @@ def _stopped(stage: Stage, kinds: Sequence[Kind], outcome: Outcome, *, timed: bo
     began = time.monotonic()
     status = stage.launch.stop()
     seconds = time.monotonic() - began
-    most = DRAIN_SECONDS + _ENDING_SECONDS  # its grace is as long
+    most = DRAIN_SECONDS + _ENDING_SECONDS  # the children have the same grace period
     if timed:
         outcome.at_most("a stop beside stopped children", round(seconds, 2), most, " s")
     else:
@@ -396,7 +398,7 @@ def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool)
 
 
 def _make_slow(path: Path) -> None:
-    """Give a tokenizer a regular expression that may go back and forth."""
+    """Give a tokenizer a regular expression that may backtrack."""
     found = json.loads(path.read_text())
     pattern = {"type": "Split", "pattern": {"Regex": "(?:a|b)+[cx]"}, "behavior": "Isolated"}
     parts = [pattern | {"invert": False}, found["pre_tokenizer"]]

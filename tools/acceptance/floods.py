@@ -1,4 +1,4 @@
-"""H1 to H4: attacks, beside each a client that must not notice them."""
+"""H1 to H4: attacks on a server while a client measures that it is not affected."""
 
 import asyncio
 import gzip
@@ -23,12 +23,12 @@ from acceptance.victim_process import Seen, victim
 from xlaserve.settings import Settings
 
 _TRIES = 3
-"""Disturbances of a shared machine make a latency longer: the shortest of so many counts."""
+"""Attempts per attack; the shortest latency counts, as other load only adds to it."""
 _BACK_SECONDS = 10.0
-"""How long to wait for memory to return: buffers of long messages are kept for 5 s."""
+"""How long to wait for memory to be freed: buffers of long messages are kept for 5 s."""
 _SETTLE_SECONDS = 0.5
 _LATE_SECONDS = 0.5
-"""How late a client may see its connection close, on a busy machine."""
+"""Tolerance for noticing a closed connection on a busy machine."""
 _MOST_MIB = 64
 _HOLDING = frozenset(
     {
@@ -40,7 +40,7 @@ _HOLDING = frozenset(
         "1 GB in 1 MB of gzip",
     }
 )
-"""Floods that make a server hold as much as it may."""
+"""Floods that make a server hold as much memory as it may."""
 _CHUNKED = ("Transfer-Encoding", "chunked")
 
 
@@ -50,11 +50,10 @@ def _server(folder: Path, **flags: object) -> Launch:
 
 
 def flood(folder: Path, *, names: tuple[str, ...] = tuple(ATTACKS), timed: bool = True) -> Outcome:
-    """Attack a server once with each attack; `timed` judges latencies.
+    """Run each attack against a server; `timed` judges latencies.
 
-    What clients may make a server hold is a setting, 1 GiB by default, which is above the
-    criterion: the first server holds less. The second has the defaults, and what it holds is
-    judged by them.
+    How much memory clients may occupy is a setting; its default of 1 GiB exceeds the criterion, so
+    the first server has a lower limit. A second server with the default is judged by that limit.
     """
     limits = {"max_message_bytes": 16 * MIB, "max_held_bytes": 40 * MIB}
     outcome = Outcome()
@@ -70,7 +69,7 @@ def _flood(launch: Launch, names: Iterable[str], outcome: Outcome, bounds: "_Bou
     try:
         subject = launch.start()
         with victim(subject.grpc):
-            time.sleep(_SETTLE_SECONDS)  # every path has been taken once, and has its memory
+            time.sleep(_SETTLE_SECONDS)  # warm up every path, including its buffers
         for name in names:
             _judge(subject, name, outcome, bounds)
         what = f"{bounds.called}server"
@@ -112,12 +111,12 @@ class _Bounds:
 
     called: str
     most_mib: float
-    """Most memory of a flood."""
+    """Limit on memory during a flood."""
     timed: bool
 
 
 class _Try:
-    """One attack, and its effects."""
+    """One run of an attack, and its effects."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -126,7 +125,7 @@ class _Try:
 
     @property
     def worst_ms(self) -> float:
-        """Return the longest call of the victim."""
+        """Return the latency of the victim's slowest call."""
         return self.seen.worst_seconds * 1e3
 
 
@@ -146,11 +145,11 @@ def _attack(subject: Subject, attack: Attack) -> _Try:
     return one
 
 
-# --- H2 ----------------------------------------------------------------------------------------
+# --- H2: oversized bodies ----------------------------------------------------------------------
 
 
 def oversized(folder: Path) -> Outcome:
-    """Announce 4 GiB, send 65 MiB, and send gzip that becomes 1 GiB."""
+    """Announce a body of 4 GiB, send 65 MiB, and send gzip that expands to 1 GiB."""
     outcome, launch = Outcome(), _server(folder)
     announced = bytes(1) + (2**32 - 1).to_bytes(4, "big")
     real = bytes(1) + (65 * MIB).to_bytes(4, "big") + bytes(65 * MIB)
@@ -191,11 +190,11 @@ def _status(subject: Subject, body: bytes, *lines: tuple[str, str]) -> set[str]:
         attacker.close()
 
 
-# --- H3 ----------------------------------------------------------------------------------------
+# --- H3: silent connections --------------------------------------------------------------------
 
 
 def silent(folder: Path, *, count: int = 2000) -> Outcome:
-    """Connect two thousand times, and say nothing, to a server with default limits."""
+    """Open `count` connections to a server with default limits and send nothing."""
     seconds = Settings(repository=folder).preface_seconds
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 4000), hard))
@@ -209,11 +208,11 @@ def silent(folder: Path, *, count: int = 2000) -> Outcome:
             for _ in range(count):
                 attackers.append(Attacker(subject.grpc, greets=False))
                 stack.callback(attackers[-1].close)
-            # From the accept on: each is sent the SETTINGS of the server then.
+            # Wait until each is accepted: the server then sends its SETTINGS.
             for attacker in attackers:
                 attacker.read(partial(_is_greeted, attacker))
             connected = time.monotonic()
-            # The slots are taken until the first are dropped; then there are slots for others.
+            # Connections beyond the limit are accepted only once the first ones are dropped.
             while not all(attacker.ended for attacker in attackers):
                 for attacker in attackers:
                     attacker.look()
@@ -240,11 +239,11 @@ def _is_greeted(attacker: Attacker) -> bool:
     return bool(attacker.came)
 
 
-# --- H4 ----------------------------------------------------------------------------------------
+# --- H4: many chunks ---------------------------------------------------------------------------
 
 
 def chunks(folder: Path, *, times: int = 100, count: int = 1_000_000) -> Outcome:
-    """Send bodies of more chunks than there may be."""
+    """Send bodies with more chunks than the server allows."""
     outcome, launch = Outcome(), _server(folder)
     try:
         subject = launch.start()

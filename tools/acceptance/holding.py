@@ -1,7 +1,7 @@
-"""F1: for how long one message holds the event loop, which reads it in one piece.
+"""F1: how long reading a single message blocks the event loop.
 
-Times are CPU times of the thread, so that what else the machine does is not counted. What seems to
-take long is read again: a cache miss of a shared processor is not there twice.
+Times are the thread's CPU time, so other load on the machine does not count. The slowest messages
+are read again, to rule out cache misses caused by other processes.
 """
 
 import gc
@@ -26,12 +26,12 @@ from xlaserve.settings import Settings
 from xlaserve_proto.inference import ModelInferRequest
 
 Read: TypeAlias = Callable[[bytes], str]
-"""Reads a message, and returns how reading ended."""
+"""Reads a message and returns the outcome."""
 
 _MOST_MS = 50.0
 _MOST_BYTES = 1 << 20
 _AGAIN = 20
-"""So many of the slowest are read again, each so often as follows."""
+"""Number of the slowest messages that are read again, `_TIMES` times each."""
 _TIMES = 5
 _MUTATIONS = 25
 _SHOWN = 16
@@ -43,13 +43,13 @@ _COMPARED = (
 
 
 def _tensor(datatype: bytes, dimensions: bytes, *others: bytes) -> bytes:
-    """Write an input of a request whose model is named."""
+    """Encode an input tensor of a request that names a model."""
     fields = (sized(1, b"x"), sized(2, datatype), sized(3, dimensions), *others)
     return sized(1, b"m") + sized(5, b"".join(fields))
 
 
 _FILLED = _MOST_BYTES - 200
-"""Octets of the repeated part in a request of one mebibyte."""
+"""Bytes of the repeated part in a request of one mebibyte."""
 _IN_MEMORY = sized(4, sized(1, b"shared_memory_region") + sized(2, sized(3, b"r")))
 
 LATER = {
@@ -74,11 +74,11 @@ LATER = {
     "outputs": sized(1, b"m") + b"".join(sized(6, sized(1, b"%07d" % at)) for at in range(9000)),
     "a long datatype": _tensor(b"F" * _FILLED, b"\1"),
 }
-"""Requests that decode quickly, but are expensive to check afterwards."""
+"""Requests that decode quickly but are expensive to check afterwards."""
 
 
 def protobuf(folder: Path, *, messages: int = 200_000, tests: int, note: str) -> Outcome:
-    """Compare the codecs with google's over so many messages, and time others."""
+    """Compare the codecs with google's on many messages, and measure others."""
     outcome = run_tests(folder, tests=_COMPARED, note=note, codec_messages=tests)
     outcome.figures += hold(folder, messages=messages).figures
     return outcome
@@ -91,10 +91,10 @@ def hold(
     read: Read | None = None,
     shapes: Mapping[str, bytes] = MappingProxyType(BOMBS | LATER),
 ) -> Outcome:
-    """Read mutated requests, and requests of a mebibyte of whatever is slow to read."""
+    """Read mutated requests and, of each shape that is slow to read, one of a mebibyte."""
     random, reading = Random("hold"), read or _reader()
     slowest: list[tuple[float, int, str, bytes]] = []
-    # As a server does once it has started: what lives for good is not searched for garbage.
+    # As a started server does: exclude long-lived objects from garbage collection.
     gc.collect()
     gc.freeze()
     for number, (name, data) in enumerate(_messages(random, messages, shapes)):
@@ -123,7 +123,7 @@ def _ms(read: Read, data: bytes) -> float:
 
 
 def _reader() -> Read:
-    """Read as a server with default settings does: the structure, and then the tensors."""
+    """Return a reader with the server's default settings, for structure and tensors."""
     defaults = Settings(repository=Path())
     codec = InferCodec(max_fields=defaults.max_message_fields, max_depth=defaults.max_message_depth)
 
@@ -142,7 +142,8 @@ def _messages(
 ) -> Iterator[tuple[str, bytes]]:
     for name, data in shapes.items():
         yield name, data
-        # As much of it as is just read, and goes on to what looks at each tensor.
+        # Prefixes too: a shorter message may stay within the codec's limits and so reach the tensor
+        # checks.
         for part in (2, 4, 8, 16):
             yield f"{name}, 1 part of {part}", data[: len(data) // part]
     google: Any = Google()(ModelInferRequest)

@@ -1,7 +1,7 @@
-"""L1, L2 and L3: models that are loaded and unloaded without end."""
+"""L1, L2 and L3: repeated loading and unloading of models."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf generates the classes of service_pb2 at import time, so type checkers do not see them.
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ from acceptance.figures import Outcome, level, slope
 from acceptance.subjects import WIDTH, Subject, export_plus, serving, write_leaking_load
 
 _ALLOWED = re.compile(r"(FAILED_PRECONDITION|UNAVAILABLE|NOT_FOUND): model 'plus'")
-"""The refusals that races between loads and unloads may end with."""
+"""Statuses that races between loads and unloads may cause."""
 _LOAD_SECONDS = 300.0
 _MANY_CYCLES = 1000
-"""Cycles in which every pool has all its threads before the half."""
+"""With at least this many cycles, every pool has started all its threads before the half."""
 _TAIL = 0.5
-"""The part at the end of the cycles in which growth is looked for."""
+"""Fraction of the cycles, at the end, in which growth is measured."""
 
 
 def _stub(channel: Any) -> Any:
@@ -45,7 +45,7 @@ async def _unload(stub: Any, name: str) -> None:
     )
 
 
-# --- L1 ----------------------------------------------------------------------------------------
+# --- L1: concurrent loads and unloads ----------------------------------------------------------
 
 
 def races(folder: Path, *, clients: int = 32, rounds: int = 1024) -> Outcome:
@@ -91,12 +91,12 @@ async def _is_right(stub: Any, outcome: Outcome) -> None:
     outcome.add("an inference behind it", "right" if right else "wrong", "right", holds=right)
 
 
-# --- L2 ----------------------------------------------------------------------------------------
+# --- L2: reloads under traffic -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Quantities of the run."""
+    """Size of the run."""
 
     reloads: int
     requests: int
@@ -110,16 +110,16 @@ class _Traffic:
     answered: int = 0
     failed: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
-    """Answers that are of no whole version."""
+    """Answers that mix versions or match none."""
     versions: Counter[str] = field(default_factory=Counter)
     reloaded: bool = False
-    """Whether there was the last reload."""
+    """Whether the last reload has finished."""
 
 
 def reloads(
     folder: Path, *, count: int = 1000, requests: int = 100_000, clients: int = 16
 ) -> Outcome:
-    """Reload a model with two versions in turns while clients ask for it."""
+    """Reload a model alternately with two versions while clients send requests."""
     models = folder / "models"
     for version in ("1", "2"):
         export_plus(models, "plus", float(version), version)
@@ -182,11 +182,11 @@ async def _ask_whole(stub: Any, traffic: _Traffic, value: int) -> None:
         traffic.torn.append(f"{value} and version {answer.model_version}: {found}")
 
 
-# --- L3 ----------------------------------------------------------------------------------------
+# --- L3: repeated loads and unloads ------------------------------------------------------------
 
 
 def cycles(folder: Path, *, count: int = 2000, most_kib: float = 1, leaks: bool = False) -> Outcome:
-    """Load and unload one model, one time after the other. With `leaks` each load keeps 100 kB."""
+    """Load and unload one model repeatedly. With `leaks` each load keeps 100 kB."""
     if leaks:
         write_leaking_load(folder / "models", "plus")
     else:
@@ -212,14 +212,16 @@ async def _cycle(subject: Subject, count: int, most_kib: float, outcome: Outcome
     per_cycle = growth_per_cycle(tail)
     outcome.at_most("memory per cycle", round(per_cycle / 1024, 3), most_kib, " KiB")
     outcome.at_most("open files", subject.open_files() - files, 0)
-    # A pool starts another of its few threads where none is idle yet, by chance and seldom.
+    # A pool starts another of its few threads when none is idle, which in short runs may come late.
     late = 0 if count >= _MANY_CYCLES else 2
     outcome.at_most("threads", subject.threads() - threads, late)
 
 
 def growth_per_cycle(resident: list[float]) -> float:
-    """Return by how many bytes a cycle lets memory grow: by a line through all of them, or by the
-    medians of its ends where one step of the allocator has tilted that."""
+    """Return the memory growth in bytes per cycle: the smaller of the slope of a line through all
+    samples and the difference between the medians of both ends, as one allocator step tilts the
+    line.
+    """
     part = max(1, len(resident) // 5)
     between = max(1, len(resident) - part)
     by_ends = (level(resident[-part:]) - level(resident[:part])) / between

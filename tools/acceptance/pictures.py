@@ -1,4 +1,4 @@
-"""S2: what images cost that would become huge, and those that are cut off."""
+"""S2: the cost of images that would decode to huge sizes, and of truncated ones."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _png(width: int, height: int, raw: bytes, *others: bytes) -> bytes:
-    """Write an 8-bit greyscale PNG, even with truncated pixels."""
+    """Encode an 8-bit greyscale PNG; `raw` may hold too few pixels."""
     size = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return _PNG + size + b"".join(others) + _chunk(b"IDAT", zlib.compress(raw, 9))
 
@@ -39,7 +39,7 @@ def _jpeg(side: int = 512) -> bytes:
 
 
 def hostile() -> Mapping[str, bytes]:
-    """Return images that have to be refused."""
+    """Return images that the decoder must refuse."""
     jpeg = _jpeg()
     scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     return {
@@ -61,7 +61,7 @@ def _resized(jpeg: bytes) -> bytes:
 
 
 def judge(images: Mapping[str, bytes], decode: Callable[[bytes], object]) -> Outcome:
-    """Decode images, and judge whether they were refused, and what that has cost."""
+    """Decode images, and judge whether they were refused and at what cost."""
     outcome, process = Outcome(), Resident(psutil.Process())
     for name, data in images.items():
         before, began = process.resident_bytes(), time.thread_time()
@@ -80,7 +80,7 @@ def judge(images: Mapping[str, bytes], decode: Callable[[bytes], object]) -> Out
 
 
 def huge(folder: Path) -> Outcome:
-    """Decode hostile images as a server with default settings does."""
+    """Decode hostile images with the server's default settings."""
     return judge(hostile(), _decode)
 
 

@@ -1,4 +1,4 @@
-"""M1 and M3: requests without end, and answers that nobody waits for."""
+"""M1 and M3: long series of requests, and aborted answers."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ _BACK_SECONDS = 5.0
 def mixed(
     folder: Path, *, count: int = 100_000, spoiled: str = "", seconds: float = SECONDS
 ) -> Outcome:
-    """Send requests of all kinds over eight connections, and compare every answer.
+    """Send requests of all kinds over eight connections, and check every answer.
 
-    `spoiled` says what a model does that the check has to find.
+    `spoiled` names a defect to build into a model, which the check must detect.
     """
     export_models(folder / "models")
     if spoiled:
@@ -54,7 +54,7 @@ async def _mixed(subject: Subject, count: int, seconds: float, outcome: Outcome)
 
 
 def aborted(folder: Path, *, count: int = 1000, keeps: bool = False) -> Outcome:
-    """Ask for answers of 10 MiB with a window of nothing, and leave; `keeps` stays instead."""
+    """Request answers of 10 MiB with a closed window, then disconnect; `keeps` stays connected."""
     export_models(folder / "models")
     outcome, message = Outcome(), infer_request("wide", 1)
     opening = hoarders.grpc_opening(0)
@@ -81,7 +81,7 @@ def aborted(folder: Path, *, count: int = 1000, keeps: bool = False) -> Outcome:
 def _abort_some(subject: Subject, opening: bytes, asking: bytes, connections: int) -> None:
     with hoarding(lambda: Hoarder(subject.grpc, opening, asking), connections) as some:
         push(some)
-        # So that answers are there when their clients leave.
+        # Let the answers be ready before their clients disconnect.
         time.sleep(0.3)
 
 

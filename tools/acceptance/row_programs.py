@@ -1,6 +1,6 @@
-"""R1 and R2: random programs of a batch; what is proved of one holds when it runs.
+"""R1 and R2: random batched programs; what is proved of one must hold when it runs.
 
-Results are kept, one line of JSON for each program, and a run goes on where another one stopped.
+Results are stored as one line of JSON per program; an interrupted run can be continued.
 """
 
 import json
@@ -18,13 +18,14 @@ from acceptance.figures import Outcome
 
 _PROCESS = Path(__file__).with_name("row_programs_process.py")
 _OF_ONE_PROCESS = 120
-"""Programs; by then it has some hundred megabytes."""
+"""Programs per process; after so many it occupies some hundred megabytes."""
 _PATIENCE_SECONDS = 900.0
-"""For a line of a process, which ends by itself much sooner."""
+"""Timeout for one line of a process's output; each program has a much lower limit of its own."""
 
 Line: TypeAlias = Mapping[str, Any]
-"""The result of one program: of each output whether it is proved, why not, and what it was seen to
-depend on."""
+"""Result of one program: for each output whether it is proved, why not, and which other rows it was
+observed to depend on.
+"""
 
 
 def judge(
@@ -37,17 +38,18 @@ def judge(
     most_percent: float = 10.0,
     results: Path | None = None,
 ) -> Outcome:
-    """Prove the outputs of so many programs, from a seed on, and try each of them.
+    """Prove the outputs of `programs` random programs, starting at seed `first`, and try each
+    program.
 
-    Of moves numpy tells what is so; of others the reference interpreter of StableHLO, which
-    computes a row in the same way at every batch size, and of one in ten XLA. With `results` a
-    folder that stays.
+    The trial of `moves` uses numpy. Others use the reference interpreter of StableHLO, which
+    computes a row in the same way at every batch size, and one in ten XLA. `results` names a
+    directory that keeps the results.
     """
     kept = results or folder
     kept.mkdir(parents=True, exist_ok=True)
     path = kept / f"{family}.jsonl"
     if path.exists() and not path.read_text().endswith("\n"):
-        # What was cut off stays a line of its own.
+        # End a truncated line, so that the next result starts a new one.
         with path.open("a") as file:
             file.write("\n")
     seeds = range(first, first + programs)
@@ -84,7 +86,7 @@ def _judge(
 
 
 def _read(path: Path) -> dict[int, Line]:
-    """Return the results of a run before; its last line may be cut off."""
+    """Return the results of an earlier run; a truncated last line is skipped."""
     found: dict[int, Line] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -118,14 +120,15 @@ def _conclude(lines: Sequence[Line], most_percent: float, outcome: Outcome) -> N
 
 
 def _lines(family: str, seeds: Sequence[int]) -> Iterator[Line]:
-    """Yield the result of each program, from as many processes as it takes."""
+    """Yield the result of each program, starting a new process after a crash."""
     left = list(seeds)
     is_compiled = False
     while left:
         done = 0
         for line in _of_process(family, left, is_compiled=is_compiled):
             if "outputs" not in line and "unexported" not in line and not is_compiled:
-                # Once more, without the interpreter, whose way of refusing is to end the process.
+                # Try again with XLA: the interpreter aborts its process on an unsupported
+                # operation.
                 is_compiled = True
                 break
             yield line

@@ -1,12 +1,12 @@
-"""Judges random programs of a batch, in a process of its own.
+"""Judges random batched programs in a separate process.
 
     python row_programs_process.py moves|broad interpreted|compiled SEED...
 
-It prints one line of JSON for each. Each program leaves something behind in JAX, and the
-interpreter refuses what it cannot compute by ending its process.
+It prints one line of JSON per program. Each program leaves memory behind in JAX, and the
+interpreter aborts its process on an unsupported operation.
 """
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import json
@@ -21,19 +21,20 @@ from typing import Any
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 MOST_SECONDS = 30
-"""Of a processor, for one program: whoever else is busy ends none."""
+"""CPU seconds for one program, so that other load on the machine does not count."""
 _SHOWN = 160
 
 
 def main() -> None:
-    """Judge programs of a family by their seeds."""
+    """Judge the programs of a family with the given seeds."""
     sys.path.append(str(_TESTS))
     family, how, *seeds = sys.argv[1:]
     judge = _FAMILIES[family]
     with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
         for seed in map(int, seeds):
             began = time.process_time()
-            # Nothing catches it: in the interpreter, Python does not run.
+            # Without a handler, SIGPROF kills the process: a Python handler would not run in the
+            # interpreter.
             signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
             try:
                 found = judge(seed, is_compiled=how == "compiled")
@@ -55,7 +56,7 @@ def _move(seed: int, *, is_compiled: bool) -> dict[str, Any]:
     try:
         artifact = exported(lambda *x: program(jnp, *x), INPUTS)
         findings = findings_of(artifact)
-    # What JAX cannot say of an open batch, or would broadcast otherwise.
+    # JAX cannot trace or export it with a symbolic batch size.
     except Exception as error:
         return {"unexported": f"{type(error).__name__}: {error}"[:_SHOWN]}
     return {"outputs": _outputs(findings, leaks(program, seed)), "steps": program.taken}
@@ -79,10 +80,10 @@ def _broad(seed: int, *, is_compiled: bool) -> dict[str, Any]:
         refinery = refining.Refinery(artifact, {}, "b")
         try:
             findings = findings_in(refinery, artifact)
-        # A shape that stays open when the batch size is known is not served either.
+        # The server rejects programs whose shapes stay symbolic once the batch size is known, too.
         except jax.errors.JaxRuntimeError as error:
             return {"unexported": f"{type(error).__name__}: {error}"[:_SHOWN]}
-        # XLA has the last word on one in ten: what is served is what it makes.
+        # Try one in ten with XLA, whose programs are what the server executes.
         seen, is_compiled = dependences(
             refinery,
             INPUTS,

@@ -1,4 +1,4 @@
-"""The table: every row with what is done, its criterion, its environment, and how it is checked."""
+"""The acceptance table: each row with its action, criterion, environment and check."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,18 +27,18 @@ from acceptance.figures import Outcome
 
 SOAK, FLOOD, FUZZ, CHAOS, TESTS = "soak", "flood", "fuzz", "chaos", "tests"
 ENVIRONMENTS = (SOAK, FLOOD, FUZZ, CHAOS)
-"""Those of tox that print figures; `tests` are rows that the suite holds alone."""
+"""The tox environments that print figures; rows of `tests` are covered by the test suite alone."""
 
 
 class Size(StrEnum):
-    """Quantities of the run."""
+    """Sizes of a run."""
 
     SHORT = "short"
-    """Some seconds, as the suite runs it."""
+    """A few seconds per row, as in the test suite."""
     WHOLE = "whole"
-    """The numbers of the criterion."""
+    """The numbers in the criterion."""
     LONG = "long"
-    """More, on demand."""
+    """More than the criterion asks for, on demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class Row:
     what: str
     criterion: str
     check: Callable[..., Outcome] | None = None
-    """Takes a folder, and sizes by keyword."""
+    """Takes a directory, and sizes as keyword arguments."""
     sizes: Mapping[Size, Mapping[str, Any]] = field(default_factory=dict)
-    """The keywords of each size; those that are left out are the defaults of the check."""
+    """Keyword arguments of each size; omitted ones have the check's defaults."""
     tests: tuple[str, ...] = ()
-    """Tests that hold the row, or parts of it: files, or `file::name`."""
+    """Tests that cover the row or parts of it: files, or `file::name`."""
     takes: tuple[str, ...] = ()
-    """Keywords of the check that the command line may give: `seconds`, `without`, `programs`..."""
+    """Keyword arguments that the command line may set: `seconds`, `without`, `programs`..."""
 
     def run(self, folder: Path, size: Size = Size.WHOLE, **said: Any) -> Outcome:
-        """Check it; blocks. What was said goes before what the size has, where the row takes it."""
+        """Run the check; blocks. Options in `takes` override those of the size."""
         assert self.check is not None
         own = {name: value for name, value in said.items() if value and name in self.takes}
         return self.check(folder, **{**self.sizes.get(size, {}), **own})
@@ -89,7 +89,7 @@ ROWS = (
         "2 000 loads and unloads",
         "memory < 1 KiB a cycle, files and threads + 0",
         loads.cycles,
-        # So few say nothing of a kilobyte.
+        # Too few cycles to resolve a kilobyte per cycle.
         {Size.SHORT: {"count": 100, "most_kib": 40}},
         ("tests/interop/test_stress.py::test_memory_comes_back_after_each_unload",),
     ),
@@ -118,7 +118,7 @@ ROWS = (
         "< 1 % or 10 MiB in the second half, besides the 16 MiB that it keeps before it trims; no "
         "trial load left; models book what they have; files + 3, threads + 2, ledger back",
         everything.everything,
-        # It still warms up in so few.
+        # The server is still warming up in so short a run.
         {Size.SHORT: {"seconds": 30, "most_mib": 400}},
         takes=("seconds", "without"),
     ),

@@ -1,4 +1,4 @@
-"""A server whose processes are stopped and killed, and clients that none of it may concern."""
+"""A server whose processes are stopped and killed, and clients that must not be affected."""
 
 import json
 import os
@@ -24,18 +24,16 @@ _WATCHDOG_SECONDS = 6.0
 
 @dataclass
 class Stage:
-    """A server, and connections that stay with one of its processes each."""
+    """A server, and connections to each of its processes."""
 
     launch: Launch
     http: str = ""
     grpc: str = ""
     connections: dict[int, list[HTTPConnection]] = field(default_factory=dict)
-    """Connections for readiness checks and concurrent requests, by the process that answers on
-    them.
-    """
+    """Connections for readiness checks and concurrent requests, by the process that serves them."""
 
     def started(self) -> list[tuple[int, int]]:
-        """Return the numbers and ids of all workers that were started, in order."""
+        """Return number and process id of every worker started so far, in order."""
         found = []
         for line in self.launch.log.read_text().splitlines():
             with suppress(ValueError):
@@ -63,7 +61,7 @@ class Stage:
         return HTTPConnection(self.http, timeout=MOST_SECONDS)
 
     def connect_all(self, count: int) -> None:
-        """Have two connections to each of so many processes."""
+        """Open two connections to each of `count` processes."""
         for pid in [pid for pid in self.connections if not psutil.pid_exists(pid)]:
             self.leave(pid)
         while sum(len(found) for found in self.connections.values()) < 2 * count:
@@ -102,18 +100,18 @@ class Stage:
 
     @property
     def looking(self) -> HTTPConnection:
-        """Return a connection to one that is not stopped, to look."""
+        """Return a connection to a running process, for readiness checks."""
         return next(iter(self.connections.values()))[0]
 
     def says(self, connection: HTTPConnection, path: str) -> bool:
-        """Tell whether something is ready."""
+        """Tell whether a readiness check succeeds."""
         connection.request("GET", path)
         answer = connection.getresponse()
         answer.read()
         return answer.status == 200
 
     def descendants(self, module: str) -> list[int]:
-        """Return the processes below the server that run a module, or script."""
+        """Return the ids of descendants whose command line contains a module or script."""
         assert self.launch.process is not None
         found = []
         for one in psutil.Process(self.launch.process.pid).children(recursive=True):
@@ -132,7 +130,7 @@ class Bystanders:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Return once something holds; raises TimeoutError."""
+    """Return once the condition holds; raises TimeoutError."""
     end = time.monotonic() + MOST_SECONDS
     while time.monotonic() < end:
         with suppress(OSError, HTTPException):
@@ -149,7 +147,7 @@ def asked(
     seen: Bystanders,
     ask: Callable[[Stage, HTTPConnection], object] = Stage.ask,
 ) -> Iterator[None]:
-    """Have requests sent for the length of a block; None is a new connection for each."""
+    """Send requests for the duration of a block; None opens a new connection for each."""
     is_over = threading.Event()
 
     def send(connection: HTTPConnection | None) -> None:
@@ -185,7 +183,7 @@ def served(
     has_watchdog: bool,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stage]:
-    """Serve `models` of a folder and `who`, as under systemd's watchdog or by itself."""
+    """Serve the directory's `models` and `who`, optionally under systemd's watchdog."""
     python_models.write_function(folder / "models", "who", several.WHO, several.CONFIG)
     with ExitStack() as stack:
         watched = stack.enter_context(manager(folder / "notify")) if has_watchdog else {}
@@ -204,9 +202,9 @@ def served(
 
 @contextmanager
 def manager(path: Path) -> Iterator[Mapping[str, str]]:
-    """Listen as systemd would, and yield a watched service's notifications."""
+    """Listen as systemd does on a socket; yield the environment of a watched service."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        # The path of a socket has few characters.
+        # Socket paths are limited to about 100 characters, so use an abstract name.
         name = f"\0xlaserve-{os.getpid()}-{path.parent.name}"
         listening.bind(name)
         listening.settimeout(0.2)

@@ -1,4 +1,4 @@
-"""D8: SIGSTOP of each kind of process that serves, with and without a watchdog."""
+"""D8: SIGSTOP of each kind of serving process, with and without a watchdog."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from acceptance.stage import Bystanders, Stage, asked, served, until
 UNREADY_SECONDS = 3.0
 REPLACED_SECONDS = 15.0
 _TURN_SECONDS = 16.0
-"""Interval of crashes: five within a minute would end the server."""
+"""Interval between crashes: five within a minute would end the server."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Kind:
 
 @dataclass
 class Stopped:
-    """A stopped process: when it stopped, what fails meanwhile, and how it ends."""
+    """A stopped process, the check that fails meanwhile, and how to wait for recovery."""
 
     pid: int
     unready: str
-    """Path of the readiness check that fails meanwhile; empty where none does."""
+    """Path of the readiness check that fails meanwhile, or empty if none does."""
     wait: Callable[[], None]
     """Returns once the replacement works; raises if it failed."""
     began: float = field(default_factory=time.monotonic)
     asks: Callable[[Stage, HTTPConnection], object] = Stage.ask
     """Sends requests of other clients meanwhile; raises OSError."""
     is_kept: bool = False
-    """Whether it goes on rather than being replaced: nobody else may do its work."""
+    """Whether it is continued rather than replaced, because no other process may do its work."""
 
 
 def _stopped(pid: int) -> int:
@@ -58,7 +58,7 @@ def _of_server(number: int) -> Callable[[Stage], Stopped]:
             is_new = stage.worker(number) != victim
             return is_new and stage.says(seen, "/v2/health/ready")
 
-        # All inferences of front ends are the engine's: what they answer alone is asked.
+        # With process roles, the engine runs all inferences: send what front ends answer alone.
         asks = _live if number == 0 and "process_roles" in stage.launch.flags else Stage.ask
         return Stopped(victim, "/v2/health/ready", lambda: until(is_replaced), asks=asks)
 
@@ -99,9 +99,9 @@ _LAYOUTS: Mapping[str, tuple[int, Mapping[str, object]]] = {
 
 
 def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = True) -> Outcome:
-    """Stop a process of each kind so many times, every other time under a watchdog.
+    """Stop a process of each kind several times, every other time under a watchdog.
 
-    `timed` judges how long it takes: a machine that is busy may take longer to start a process.
+    `timed` enables the time limits; a busy machine may take longer to start a process.
     """
     wanted = {name: kind for name, kind in KINDS.items() if not kinds or name in kinds.split(",")}
     outcome, seen = Outcome(), {name: _Seen() for name in wanted}
@@ -150,7 +150,7 @@ def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool)
 def _turn(stage: Stage, layout: str, kind: Kind, seen: _Seen) -> None:
     stage.connect_all(_LAYOUTS[layout][0])
     stopped = kind.stop(stage)
-    # Where the parent is stopped, which accepts them, new ones wait.
+    # A stopped parent accepts no connections, so new ones have to wait.
     own: list[HTTPConnection | None] = [None] if not stopped.is_kept else []
     kept = [found[1] for found in stage.connections.values()]
     with asked([*own, *kept], stage, seen.others, stopped.asks):

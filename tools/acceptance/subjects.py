@@ -1,4 +1,4 @@
-"""The servers that are checked, each in a process of its own, and the models that they serve."""
+"""Servers under test, each in a separate process, and their models."""
 
 import json
 import os
@@ -18,15 +18,16 @@ from support.resident import Resident
 import xlaserve
 
 WIDTH = 16
-"""Elements of a row of the models."""
+"""Elements per row of the models' tensors."""
 PLUS = 1.0
 """The number that `plus` adds."""
 WIDE_BYTES = 10 << 20
 
 
 def export_models(root: Path) -> None:
-    """Write `echo` and `texts`, which answer what they are asked; `plus`, a program of XLA; and
-    `wide`, which answers a number with 10 MiB."""
+    """Write `echo` and `texts`, which return their inputs; `plus`, an XLA program; and `wide`,
+    which expands a number to 10 MiB.
+    """
     identity_models.write(root, "echo", "FP32")
     identity_models.write(root, "texts", "BYTES")
     export_plus(root, "plus", PLUS)
@@ -39,7 +40,7 @@ def export_models(root: Path) -> None:
 
 
 def export_plus(root: Path, name: str, amount: float, version: str = "1", rows: int = 4) -> None:
-    """Write a version of a model that adds a number, which is a parameter, to each element."""
+    """Write a version of a model that adds a number, stored as a parameter, to each element."""
     xlaserve.export_model(
         lambda params, x: {"y": x + params["amount"]},
         {"amount": np.full((1, WIDTH), amount, np.float32)},
@@ -59,13 +60,13 @@ SPOILERS = {
 
 
 def spoil(root: Path, how: str) -> None:
-    """Replace `echo` by a defective model."""
+    """Replace `echo` with a defective model."""
     (root / "echo" / "config.json").unlink()
     python_models.write_function(root, "echo", SPOILERS[how])
 
 
 def write_leaking_load(root: Path, name: str) -> None:
-    """Write a model that keeps 100 kB for each of its loads."""
+    """Write a model that leaks 100 kB per load."""
     code = """
     import builtins
 
@@ -82,7 +83,7 @@ def write_leaking_load(root: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class Subject(Resident):
-    """A server under test, in a process of its own."""
+    """A server under test, in a separate process."""
 
     grpc: str
     http: str
@@ -100,22 +101,22 @@ class Subject(Resident):
         """Return each child's memory, by the module it runs."""
         found: dict[str, list[int]] = {}
         for child in self.process.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has exited meanwhile
                 held = int(child.memory_info().rss)
                 found.setdefault(_module(child.cmdline()), []).append(held)
         return found
 
     def open_files(self) -> int:
-        """Return how many descriptors it has."""
+        """Return the number of open file descriptors."""
         return int(self.process.num_fds())
 
     def threads(self) -> int:
-        """Return how many threads it has."""
+        """Return the number of threads."""
         return int(self.process.num_threads())
 
 
 def _module(arguments: Sequence[str]) -> str:
-    """Return what a Python runs: the module behind `-m`, else the name of the script."""
+    """Return what a Python command runs: the argument of `-m`, or the name of the script."""
     if "-m" in arguments[:-1]:
         return arguments[arguments.index("-m") + 1]
     scripts = (Path(one).stem for one in arguments if one.endswith(".py"))
@@ -124,29 +125,29 @@ def _module(arguments: Sequence[str]) -> str:
 
 @dataclass
 class Launch:
-    """A server that can be started, killed, and started again at the same addresses."""
+    """A server that can be started, killed, and restarted at the same addresses."""
 
     folder: Path
-    """Has `models`; the log is written beside them, each start behind the last."""
+    """Contains `models` and the log, to which each start appends."""
     flags: Mapping[str, object]
     process: "subprocess.Popen[bytes] | None" = None
     addresses: Mapping[str, str] | None = None
     starts: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its environment."""
+    """Additional environment variables."""
 
     @property
     def log(self) -> Path:
-        """Return the file of its log."""
+        """Return the path of the log."""
         return self.folder / f"log-{self.starts}"
 
     def start(self) -> Subject:
-        """Start it, and return once its models are loaded."""
+        """Start the server, and return once its models are loaded."""
         self.begin()
         return self.started()
 
     def begin(self) -> None:
-        """Start its process, and do not wait for it."""
+        """Start the process without waiting for it."""
         self.starts += 1
         given = {"model_control_mode": "explicit", "load_model": "*"} | dict(self.flags)
         flags = [flag for name, value in given.items() for flag in _flag(name, value)]
@@ -162,7 +163,7 @@ class Launch:
             )
 
     def started(self) -> Subject:
-        """Return once its models are loaded; raises AssertionError where they never are."""
+        """Return once the models are loaded; raises AssertionError if they fail to."""
         assert self.process is not None
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
@@ -175,24 +176,24 @@ class Launch:
         raise AssertionError(f"the server did not start: {self.log.read_text()[-2000:]}")
 
     def events(self) -> dict[str, dict[str, str]]:
-        """Return the last record of each event of the log of this start."""
+        """Return the last log record of each event since this start."""
         found: dict[str, dict[str, str]] = {}
         for line in self.log.read_text().splitlines():
             with suppress(ValueError):
                 record = json.loads(line)
-                # An engine listens to no client.
+                # An engine does not listen to clients.
                 if record.get("event") != "listening" or record.get("http"):
                     found[str(record.get("event"))] = record
         return found
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill the server with SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """End it with SIGTERM, and return its status."""
+        """Stop the server with SIGTERM and return its exit status."""
         assert self.process is not None
         self.process.terminate()
         try:
@@ -212,7 +213,7 @@ def _flag(name: str, value: object) -> list[str]:
 
 @contextmanager
 def serving(folder: Path, **flags: object) -> Iterator[Subject]:
-    """Serve the models in `folder/models` for the length of a block; clients load and unload."""
+    """Serve `folder/models` for the duration of a block; clients may load and unload."""
     has_code = any((folder / "models").glob("*/*/model.py"))
     launch = Launch(folder, ({"allow_python_models": True} if has_code else {}) | flags)
     try:

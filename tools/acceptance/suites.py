@@ -1,4 +1,4 @@
-"""Rows that are held by tests of the suite, in sizes that it has no time for."""
+"""Rows covered by the test suite, run in sizes too large for the suite itself."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _LONGEST_SECONDS = 10_800
 def run_tests(
     folder: Path, *, tests: Sequence[str], note: str = "", **environment: object
 ) -> Outcome:
-    """Run tests with so many messages, sequences and seconds as the environment says."""
+    """Run tests, with the number of messages, sequences and seconds set through the environment."""
     given = {name.upper(): str(value) for name, value in environment.items()}
     limits = ["--timeout", str(_LONGEST_SECONDS), "-o", "faulthandler_timeout=0"]
     ended = subprocess.run(
@@ -38,7 +38,7 @@ def run_tests(
     failed = counts.get("failed", 0) + counts.get("error", 0)
     outcome.at_most("tests that failed", failed, 0)
     outcome.note("tests that were skipped", counts.get("skipped", 0))
-    # A run that was cut off has neither.
+    # A run that was cut off has no counts.
     outcome.add("status of pytest", ended.returncode, "0", holds=ended.returncode == 0)
     if ended.returncode:
         print(ended.stdout[-4000:], flush=True)

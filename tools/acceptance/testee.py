@@ -1,9 +1,9 @@
-"""The testee of protobuf's conformance runner: messages that the server's codec reads and writes.
+"""Testee of protobuf's conformance runner: reads and writes messages with the server's codec.
 
     python tools/acceptance/testee.py FOLDER
 
-FOLDER has a package `messages`: the classes of the runner's own messages. Its requests and our
-answers are messages with their size in front, in four bytes of little endian.
+FOLDER contains a package `messages` with the classes of the runner's messages. Requests and answers
+are prefixed with their size in four bytes, little-endian.
 """
 
 import sys
@@ -27,7 +27,7 @@ def serve(read: BinaryIO, written: BinaryIO, answer: Callable[[bytes], bytes]) -
 
 
 def answerer() -> Callable[[bytes], bytes]:
-    """Return what answers one request of the runner."""
+    """Return a function that answers one request of the runner."""
     import betterproto
 
     from xlaserve.errors.message import MalformedMessage

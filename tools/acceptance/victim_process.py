@@ -1,8 +1,8 @@
-"""A client that must not suffer, in a process of its own: no attacker holds its interpreter.
+"""A client that must not suffer, in a separate process so that attackers cannot hold its GIL.
 
     python victim_process.py HOST:PORT
 
-It asks until its standard input ends, and then prints what it saw as JSON.
+It sends requests until standard input ends, and then prints its observations as JSON.
 """
 
 import json
@@ -19,7 +19,7 @@ _TESTS = Path(__file__).resolve().parents[2] / "tests"
 
 @dataclass(slots=True)
 class Seen:
-    """The calls of a victim."""
+    """Observations of a victim."""
 
     calls: int = 0
     worst_seconds: float = 0.0
@@ -35,7 +35,7 @@ def victim(url: str) -> Iterator[Seen]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdout.readline()  # it has been served once
+    process.stdout.readline()  # return after its first call
     try:
         yield seen
     finally:
@@ -46,7 +46,7 @@ def victim(url: str) -> Iterator[Seen]:
 
 
 def main() -> None:
-    """Ask until standard input ends."""
+    """Send requests until standard input ends."""
     sys.path.append(str(_TESTS))
     from support.victim import Victim
 
@@ -54,7 +54,7 @@ def main() -> None:
     with running:
         while not running.calls:
             first.wait(0.01)
-        # The first call made the connection.
+        # Forget the first call, which opened the connection.
         running.worst_seconds = 0.0
         print("served", flush=True)
         sys.stdin.read()

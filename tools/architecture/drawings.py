@@ -1,4 +1,4 @@
-"""State machines, each drawn from its table: sections of docs/architecture.md."""
+"""State machines drawn from their tables: sections of docs/architecture.md."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Drawing:
 
     title: str
     source: str
-    """The file that has the table."""
+    """The file that contains the table."""
     introduction: str
     start: str
     rows: Iterable[tuple[str, str, str]]
@@ -34,7 +34,7 @@ class Drawing:
 
 
 def _http_rows() -> Iterable[tuple[str, str, str]]:
-    """One arrow for each pair of states; the two ends, which all states have, are left out."""
+    """Yield one arrow per pair of states; LOST and CLOSE, possible in every state, are left out."""
     for before, row in http.TRANSITIONS.items():
         arrows: dict[http.State, list[str]] = {}
         for happening, after in row.items():
@@ -46,7 +46,7 @@ def _http_rows() -> Iterable[tuple[str, str, str]]:
 
 
 def _stream_rows() -> Iterable[tuple[str, str, str]]:
-    """One arrow for each pair of states."""
+    """Yield one arrow per pair of states."""
     for before, row in http2.TRANSITIONS.items():
         arrows: dict[http2.State, list[str]] = {}
         for happening, after in row.items():
@@ -57,7 +57,7 @@ def _stream_rows() -> Iterable[tuple[str, str, str]]:
 
 
 def _stream_reactions() -> str:
-    """Return the table of reactions that lead to no other state."""
+    """Return the table of inputs that do not change the state."""
     columns = [happening for happening in http2.Input if happening is not http2.Input.SEND_END]
     lines = [
         "| in state | " + " | ".join(happening.name for happening in columns) + " |",

@@ -1,4 +1,4 @@
-"""Every limit of the server: its setting, and what the composition root gives it to."""
+"""All limits of the server: each setting, and the class that the composition root passes it to."""
 
 import ast
 import dataclasses
@@ -15,7 +15,7 @@ _ENDINGS = ("_bytes", "_seconds", "_threads", "_backlog", "_per_pass", "_per_mod
 
 
 def limits() -> list[str]:
-    """Return the names of the settings that bound something, in their order."""
+    """Return the names of the settings that limit something, in their order."""
     names = [one.name for one in dataclasses.fields(Settings)]
     return [n for n in names if n.startswith(_BEGINNINGS) or n.endswith(_ENDINGS)]
 
@@ -50,7 +50,7 @@ def _given(call: ast.Call, module: ModuleType) -> Iterator[tuple[str, str]]:
 
 def _settings_in(node: ast.expr) -> Iterator[str]:
     if isinstance(node, ast.Call):
-        return  # the inner call is looked at by itself
+        return  # the walk reaches the inner call by itself
     for child in ast.walk(node):
         if isinstance(child, ast.Attribute) and ast.unparse(child.value).endswith("settings"):
             yield child.attr

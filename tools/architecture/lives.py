@@ -1,6 +1,6 @@
-"""The lives of a request, a stream, a batch and a load, step by step, each step a name in the code.
+"""The lives of a request, a stream, a batch and a load, as steps that name code.
 
-A step whose name is not there any more is an error: the page cannot outlive the code.
+A step whose name no longer exists in the code is an error, which keeps the page up to date.
 """
 
 import ast
@@ -11,23 +11,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a life."""
+    """One step in the life of a request, a stream, a batch or a load."""
 
     name: str
-    """The place, as `serving/gates.py: Gates.admit`."""
+    """Module and name, such as `serving/gates.py: Gates.admit`."""
     does: str
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """All that happens to one thing, in order."""
+    """All steps of one life, in order."""
 
     title: str
     steps: tuple[Step, ...]
 
 
 def missing(lives: tuple[Life, ...], server: Path) -> list[str]:
-    """Report steps that name nothing."""
+    """Report the steps whose names are not in the code."""
     return [
         f"'{life.title}' names {step.name}, which is not there"
         for life in lives

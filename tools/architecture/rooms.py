@@ -1,4 +1,4 @@
-"""The packages of the server, what each is for, and which imports which."""
+"""The packages of the server, their purpose, and their imports of one another."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -41,12 +41,12 @@ _DRAWN = (
     "xlaserve.tensors",
     "xlaserve.errors",
 )
-"""The rooms in the drawing; a module belongs to the first whose name is a prefix of its own."""
+"""The packages in the drawing; a module belongs to the first whose name is its prefix."""
 
 
 @dataclass(slots=True)
 class Room:
-    """One package, without the rooms inside it."""
+    """One drawn package, without the drawn packages inside it."""
 
     name: str
     caption: str = ""
@@ -82,16 +82,16 @@ def rooms(server: Path) -> list[Room]:
 
 
 def room_of(module: str) -> str | None:
-    """Return the room that a module belongs to; None for what is not drawn."""
+    """Return the drawn package of a module, or None if there is none."""
     return next((name for name in _DRAWN if module == name or module.startswith(f"{name}.")), None)
 
 
 def arrows(found: list[Room]) -> Iterator[tuple[str, str]]:
-    """List who imports whom, without the arrows that follow from others."""
+    """Yield the imports between packages, without those implied by others."""
     direct = {room.name: room.imports for room in found}
     for room in found:
         for target in sorted(room.imports):
-            # Of rooms that import one another in a circle no arrow follows from the other.
+            # Arrows within an import cycle imply each other, so none of them is left out.
             back = _reached(direct, target, room.name)
             others = room.imports - {target} - back
             if not any(target in _reached(direct, other, room.name) for other in others):
@@ -99,7 +99,7 @@ def arrows(found: list[Room]) -> Iterator[tuple[str, str]]:
 
 
 def _reached(direct: Mapping[str, set[str]], start: str, without: str) -> set[str]:
-    """Return what a room imports, directly or not, on ways that lead not through another one."""
+    """Return the direct and indirect imports of a package, on paths that avoid `without`."""
     reached: set[str] = set()
     left = [start]
     while left:

@@ -1,4 +1,4 @@
-"""The architecture in the words of people; every name in it is looked up in the code."""
+"""The architecture in prose; every name in it is checked against the code."""
 
 from architecture.lives import Life, Step
 from architecture.workers import Worker
@@ -545,6 +545,20 @@ WORKERS: tuple[Worker, ...] = (
         "computes texts of clients within limits of time and memory, grammars and tokens in a fork",
         "texts of the request; no file, no socket, nothing of the server",
         "the text, on its pipe; it is killed when it takes too much",
+    ),
+    Worker(
+        "process/output.py: _started",
+        "a process for each server, unless stderr is a terminal",
+        "reads what native code and child processes print on stdout and stderr",
+        "a socket that stands for both, and the original stderr",
+        "log records; it outlives a server that crashes",
+    ),
+    Worker(
+        "process/output.py: _have_read",
+        "`output`, a thread for that process",
+        "restarts the process when it ends",
+        "its exit status",
+        "a log record",
     ),
     Worker(
         "runtime/programs/compilers/pool.py: CompilerProcesses._enqueue",

@@ -1,6 +1,6 @@
-"""Every thread, pool, process and event loop that the server starts, with what it may touch.
+"""All threads, pools, processes and event loops of the server, and what each may touch.
 
-The places are found in the code: one without a row, and a row without a place, is an error.
+They are found in the code: a starter without a row, or a row without a starter, is an error.
 """
 
 import ast
@@ -25,7 +25,7 @@ STARTERS = frozenset(
         "asyncio.run",
     )
 )
-"""Calls that start something which runs beside the event loop, or the loop itself."""
+"""Calls that start a thread, a pool, a process or an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Worker:
 
 
 def places(server: Path, starters: frozenset[str] = STARTERS) -> Iterator[str]:
-    """List the functions of the server that start something, as `package/module.py: name`."""
+    """Yield the functions of the server that start a worker, as `package/module.py: name`."""
     for file in sorted((server / "xlaserve").rglob("*.py")):
         shown = file.relative_to(server / "xlaserve").as_posix()
         text = file.read_text()
@@ -66,7 +66,7 @@ def _calls(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
 
 
 def unmatched(found: set[str], rows: tuple[Worker, ...]) -> list[str]:
-    """Report places without a row, and rows without a place."""
+    """Report starting functions without a row, and rows without a starting function."""
     known = {row.place for row in rows}
     return [f"{place} starts something and has no row" for place in sorted(found - known)] + [
         f"nothing is started at {place} any more" for place in sorted(known - found)

@@ -1,4 +1,4 @@
-"""Count the Python calls of a warm request of each kind: they do not depend on the machine.
+"""Count the Python calls of a warm request, which do not depend on the machine.
 
     python tools/benchmarks/calls.py                     a table of all kinds
     python tools/benchmarks/calls.py --list grpc-fast    the own calls of one request, in order
@@ -7,9 +7,9 @@
     python tools/benchmarks/calls.py --json              for the check in tests/tools/test_calls.py
 
 A server runs in a thread of this process, and a client on plain sockets sends one request after the
-other. A profiler sees each function that the server's threads enter: own calls are those of this
-package, library calls all others, in Python or C. Of each function the least of all requests
-counts, so that timers and sweeps do not: on a busy machine the counts are the same.
+other. A profiler records each function that the server's threads enter: own calls are those of this
+package, library calls all others, in Python or C. For each function the minimum over all requests
+counts, which excludes timers and sweeps: on a busy machine the counts are the same.
 
 Allocations are the calls of Python's allocators (all three domains), counted by a few lines of C
 that `cc` compiles; without a compiler the column is empty.
@@ -61,7 +61,7 @@ from xlaserve_proto import inference as pb
 OWN = str(Path(xlaserve.__file__).parent)
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "measurements" / "calls.md"
 WARM, COUNTED = 60, 40
-"""Requests before the count, and of it."""
+"""Number of requests before counting starts, and of counted ones."""
 CONNECTIONS, IN_FLIGHT, ROUNDS = 4, 16, 100
 FRAME_BYTES = 1 << 14
 SERVICE = "/inference.GRPCInferenceService/"
@@ -69,7 +69,7 @@ SHAPE = (1, 16)
 TENSOR_BYTES = 64
 REGION = f"/xlaserve_calls_{os.getpid()}"
 _SECONDS = 60
-"""Longest wait for an answer."""
+"""Timeout for an answer."""
 
 IDENTITY = {
     "backend": "identity",
@@ -92,8 +92,8 @@ def same(params: None, x: Any) -> Any:
 
 
 def write_models(root: Path) -> None:
-    """Write a model that answers its input, the same compiled by XLA, and as Python code."""
-    # Of one row, so that it is executed on the event loop, whatever the warm-up measured.
+    """Write an identity model, and the same as an XLA program and as Python code."""
+    # A batch size of one, so that it is executed on the event loop, whatever the warm-up measured.
     compiled = Exportable(same, None, {"x": ("FP32", [-1, SHAPE[1]])}, ["y"], 1)
     compiled.write(root / "compiled" / "1")
     wide = json.loads(json.dumps(IDENTITY).replace("[16]", "[-1]"))
@@ -104,19 +104,19 @@ def write_models(root: Path) -> None:
     (root / "code" / "1" / "model.py").write_text(CODE)
 
 
-# --- the server, in a thread -------------------------------------------------------------------
+# --- Server in a thread ------------------------------------------------------------------------
 
 
 @dataclass
 class Server:
-    """A server whose threads are watched."""
+    """A server whose threads are profiled."""
 
     grpc: int
     http: int
     loop: asyncio.AbstractEventLoop
 
     def settle(self) -> None:
-        """Return once the event loop has done what was ready."""
+        """Return once the event loop has run all pending callbacks."""
         for _ in range(3):
             passed = threading.Event()
             self.loop.call_soon_threadsafe(passed.set)
@@ -125,7 +125,7 @@ class Server:
 
 @contextmanager
 def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Server]:
-    """Run a server in a thread, each thread of it with a profiler."""
+    """Run a server in a thread, with a profiler in each of its threads."""
     started: list[Server] = []
     ready = threading.Event()
     stop = asyncio.Event()
@@ -176,21 +176,21 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
 
 
 class Profiler:
-    """Counts the functions that threads enter, while it is on."""
+    """Counts the functions that threads enter, while enabled."""
 
     def __init__(self) -> None:
         self.is_on = False
         self.own: Counter[CodeType] = Counter()
         self.library: Counter[object] = Counter()
         self.order: list[tuple[int, CodeType]] = []
-        """Own calls in their order, each with how many own calls it is within."""
+        """Own calls in order, each with its depth in own calls."""
 
     def hook(self, frame: FrameType, event: str, argument: object) -> None:
-        """Take an event of `sys.setprofile`."""
+        """Handle an event of `sys.setprofile`."""
         if not self.is_on:
             return
         if event == "c_call":
-            # By name: a bound method of C is a new object each time.
+            # Key by name: every bound C method is a new object.
             self.library[getattr(argument, "__qualname__", "")] += 1
         elif event == "call":
             code = frame.f_code
@@ -201,7 +201,7 @@ class Profiler:
             self.order.append((_depth(frame), code))
 
     def begin(self) -> None:
-        """Count from zero."""
+        """Reset the counts and enable the profiler."""
         self.own.clear()
         self.library.clear()
         self.order.clear()
@@ -217,12 +217,12 @@ def _depth(frame: FrameType | None) -> int:
 
 
 def of_each(counts: Sequence[Counter[Any]]) -> int:
-    """Return the calls of one request, without those that not every one makes."""
+    """Return the calls of one request: for each function the minimum over all requests."""
     functions = set[Any]().union(*counts)
     return sum(min(one[function] for one in counts) for function in functions)
 
 
-# --- clients on plain sockets ------------------------------------------------------------------
+# --- Clients on plain sockets ------------------------------------------------------------------
 
 
 class Http2:
@@ -239,7 +239,7 @@ class Http2:
         )
 
     def headers(self, method: str) -> tuple[int, bytes]:
-        """Open a stream; return its number and the frame."""
+        """Open a stream; return its id and the frame."""
         fields = [(":method", "POST"), (":scheme", "http"), (":path", SERVICE + method)]
         fields += [(":authority", "localhost"), ("te", "trailers")]
         fields += [("content-type", "application/grpc"), ("user-agent", "calls")]
@@ -248,7 +248,7 @@ class Http2:
         return self._stream, frame_header(len(block), HEADERS, END_HEADERS, self._stream) + block
 
     def data(self, stream: int, data: bytes, *, end: bool = True) -> bytes:
-        """Return a frame of DATA."""
+        """Return a DATA frame."""
         return frame_header(len(data), DATA, END_STREAM if end else 0, stream) + data
 
     def send(self, data: bytes) -> None:
@@ -256,7 +256,7 @@ class Http2:
         self._socket.sendall(data)
 
     def read(self, kind: int, flag: int, count: int = 1) -> list[bytes]:
-        """Read frames until so many of a kind have come that have a flag; return all payloads."""
+        """Read until `count` frames of a kind with a flag have arrived; return all payloads."""
         payloads = []
         while count:
             header = self._take(HEADER_BYTES)
@@ -279,7 +279,7 @@ class Http2:
         return taken
 
     def unary(self, method: str, message: bytes, count: int = 1) -> list[bytes]:
-        """Send requests in one piece, and return the payloads of their answers."""
+        """Send requests in a single write, and return the payloads of their answers."""
         parts: list[bytes] = []
         for _ in range(count):
             stream, frame = self.headers(method)
@@ -293,7 +293,7 @@ class Http2:
 
 
 def prefixed(message: bytes) -> bytes:
-    """Put the prefix in front of a message (gRPC over HTTP/2)."""
+    """Add the gRPC prefix to a message."""
     return struct.pack(">BL", 0, len(message)) + message
 
 
@@ -311,14 +311,14 @@ class Client:
         self.server = server
 
     def ask(self) -> None:
-        """Do so."""
+        """Send the request and read its answer."""
 
     def close(self) -> None:
         """Release its resources."""
 
 
 class Unary(Client):
-    """Calls a unary method of gRPC."""
+    """Calls a unary gRPC method."""
 
     method = "ModelInfer"
 
@@ -328,7 +328,7 @@ class Unary(Client):
         self.message = self.make_message()
 
     def make_message(self) -> bytes:
-        """Return the message that is sent."""
+        """Return the request message."""
         return infer_message("identity")
 
     def ask(self) -> None:
@@ -339,14 +339,14 @@ class Unary(Client):
 
 
 class Compiled(Unary):
-    """Asks the model that XLA executes."""
+    """Requests the model that XLA executes."""
 
     def make_message(self) -> bytes:
         return infer_message("compiled")
 
 
 class Code(Unary):
-    """Asks the model that is Python code."""
+    """Requests the model that is Python code."""
 
     def make_message(self) -> bytes:
         return infer_message("code")
@@ -362,7 +362,7 @@ class General(Unary):
 
 
 class Shared(Unary):
-    """Asks with input and output in shared memory of the client."""
+    """Passes input and output in shared memory of the client."""
 
     def make_message(self) -> bytes:
         self._memory = SharedMemory(REGION.lstrip("/"), create=True, size=2 * TENSOR_BYTES)
@@ -395,7 +395,7 @@ class Shared(Unary):
 
 
 class Stream(Client):
-    """Sends messages on one stream."""
+    """Sends messages on a single stream."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -413,7 +413,7 @@ class Stream(Client):
 
 
 class Long(Client):
-    """Sends two long messages, in frames of 16 KB by turns."""
+    """Sends two long messages, alternating between them in frames of 16 KB."""
 
     frames = 16
 
@@ -438,13 +438,13 @@ class Long(Client):
 
 
 class Longer(Long):
-    """Sends messages of more frames."""
+    """Sends messages of more frames than Long."""
 
     frames = 48
 
 
 class Rest(Client):
-    """Sends JSON with a length."""
+    """Sends JSON with a Content-Length."""
 
     target = "/v2/models/identity/infer"
     end = b""
@@ -457,12 +457,12 @@ class Rest(Client):
         self._request = "\r\n".join([*lines, "", ""]).encode() + body
 
     def json(self, **more: Any) -> bytes:
-        """Return the JSON of a request; `more` belongs to the input."""
+        """Return the JSON of a request; `more` adds fields to the input."""
         tensor = {"name": "x", "datatype": "FP32", "shape": list(SHAPE)} | more
         return json.dumps({"inputs": [tensor]}).encode()
 
     def body(self) -> tuple[Any, ...]:
-        """Return the body and the headers about it."""
+        """Return the body and its headers."""
         body = self.json(data=[0.5] * SHAPE[1])
         return body, "Content-Type: application/json", f"Content-Length: {len(body)}"
 
@@ -482,7 +482,7 @@ class Rest(Client):
 
 
 class RestBinary(Rest):
-    """Sends the binary form, and asks for it."""
+    """Sends and requests binary tensors."""
 
     def body(self) -> tuple[Any, ...]:
         parameters = {"binary_data_size": TENSOR_BYTES}
@@ -496,7 +496,7 @@ class RestBinary(Rest):
 
 
 class RestGeneral(Rest):
-    """Sends JSON in a chunk, which the fast path does not take."""
+    """Sends JSON in a chunk, which the fast path does not accept."""
 
     def body(self) -> tuple[Any, ...]:
         body = self.json(data=[0.5] * SHAPE[1])
@@ -515,7 +515,7 @@ class Kind:
     share: int = 1
     """Number of items per request."""
     without: type[Client] | None = None
-    """Asks for the same without them."""
+    """A client that sends the same without those items; its calls are subtracted."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -538,12 +538,12 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-# --- counting ----------------------------------------------------------------------------------
+# --- Counting ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Counts:
-    """Cost of a request of a kind."""
+    """Cost of one request."""
 
     own: float
     library: float
@@ -562,7 +562,7 @@ def count(profiler: Profiler, server: Server, client_class: type[Client]) -> Cou
         for _ in range(COUNTED):
             profiler.begin()
             client.ask()
-            # The next one comes when the server sleeps: what a request costs by itself.
+            # Wait until the server is idle, so that each request is counted by itself.
             server.settle()
             profiler.is_on = False
             own.append(profiler.own.copy())
@@ -574,7 +574,7 @@ def count(profiler: Profiler, server: Server, client_class: type[Client]) -> Cou
 
 
 def count_kinds(server: Server, profiler: Profiler, names: Sequence[str]) -> dict[str, Counts]:
-    """Count each kind."""
+    """Count the calls of each kind."""
     found = {}
     for name in names:
         kind = KINDS[name]
@@ -611,7 +611,7 @@ class _Allocator(ctypes.Structure):
 
 
 def allocations(root: Path, names: Sequence[str]) -> dict[str, float]:
-    """Return the allocations of a request of each kind; none without a compiler."""
+    """Return the allocations per request of each kind; empty without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return {}
@@ -658,10 +658,10 @@ def allocations(root: Path, names: Sequence[str]) -> dict[str, float]:
 
 
 def system_calls() -> tuple[float, dict[str, float]]:
-    """Return the system calls of a request of 4 connections x 16 in flight, and those by name.
+    """Return the system calls per request with 4 connections x 16 in flight, in total and by name.
 
-    Of one process, between two connections that mark where they begin and end: two starts of a
-    server differ by more calls than its requests make.
+    They are counted in one server process, between two connections that mark begin and end: the
+    number of calls during a start varies by more than the requests cause.
     """
     with tempfile.TemporaryDirectory() as scratch:
         root, log = Path(scratch) / "models", Path(scratch) / "calls"
@@ -709,7 +709,7 @@ def system_calls() -> tuple[float, dict[str, float]]:
 
 
 def calls_between(log: str, before: int) -> Counter[str]:
-    """Count the system calls in a log of strace between two connections, behind others before."""
+    """Count system calls in a strace log, from accept number `before` + 1 to the next."""
     counts: Counter[str] = Counter()
     accepted = 0
     for line in log.splitlines():
@@ -721,17 +721,17 @@ def calls_between(log: str, before: int) -> Counter[str]:
 
 
 def serve(root: Path) -> None:
-    """Serve until stdin ends; the port of gRPC is printed."""
+    """Serve until stdin ends; print the gRPC port."""
     with serving(root) as server:
         print("port", server.grpc, flush=True)
         sys.stdin.read()
 
 
-# --- what is printed ---------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------
 
 
 def show_order(counts: Counts) -> None:
-    """Print the own calls of one request."""
+    """Print the own calls of one request, in order."""
     for number, (depth, code) in enumerate(counts.order, 1):
         file = Path(code.co_filename).relative_to(OWN)
         print(f"{number:4} {'  ' * depth}{code.co_qualname}  ({file}:{code.co_firstlineno})")
@@ -752,7 +752,7 @@ def table(found: Mapping[str, Counts]) -> str:
 
 
 def main() -> None:
-    """Read the arguments and count."""
+    """Parse the arguments and count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", choices=tuple(KINDS), help="print the calls of this kind")
     parser.add_argument("--json", action="store_true", help="own calls alone, as JSON")

@@ -1,4 +1,4 @@
-"""Rates as perf_analyzer, Triton's own client, measures them on any server of its protocols."""
+"""Measures rates with perf_analyzer, Triton's own client, against any server of its protocols."""
 
 import csv
 import json
@@ -16,11 +16,11 @@ from comparison import processes
 from comparison.kit import Kit, Repetition
 
 _WINDOWS = 3
-"""It takes the mean of so many windows, one behind the other."""
+"""Number of successive windows that perf_analyzer averages over."""
 
 _ANY_DEVIATION = "1000000"
-"""Percentage by which windows may differ: contenders are measured alternately, and judged
-elsewhere.
+"""Percentage by which windows may differ. Effectively unlimited: contenders are measured
+alternately and disturbed repetitions are rejected elsewhere.
 """
 
 _OVERHEAD_SECONDS = 60.0
@@ -31,18 +31,18 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload, in perf_analyzer's terms."""
+    """A perf_analyzer workload."""
 
     model: str
     flags: tuple[str, ...]
-    """Its own flags: shapes, streaming, shared memory."""
+    """Additional flags: shapes, streaming, shared memory."""
     answers: int = 1
-    """Answers of one request; each of them counts."""
+    """Answers per request; each of them counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of the server that is asked."""
+    """The address and process of the server under test."""
 
     grpc_port: int
     http_port: int
@@ -50,14 +50,14 @@ class Server:
 
 
 class Analyzer:
-    """The program, as the kit has fetched it."""
+    """The perf_analyzer executable that the kit downloaded."""
 
     def __init__(self, kit: Kit) -> None:
         self._home = kit.cache / "pa"
         self._kit = kit
 
     def check(self) -> None:
-        """Exit with what to do where it is missing."""
+        """Exit with instructions if perf_analyzer is missing."""
         if not (self._home / "perf_analyzer").exists():
             sys.exit(
                 f"{self._home}: perf_analyzer is not there, run "
@@ -67,7 +67,7 @@ class Analyzer:
     def measure(
         self, server: Server, asked: Asked, protocol: str, concurrency: int, seconds: float
     ) -> Repetition:
-        """Run it once; `protocol` is grpc or http."""
+        """Run perf_analyzer once; `protocol` is grpc or http."""
         port = server.grpc_port if protocol == "grpc" else server.http_port
         window = int(seconds * _MILLISECONDS / _WINDOWS)
         command = ["taskset", "-c", self._kit.client_cpu, str(self._home / "perf_analyzer")]
@@ -96,7 +96,7 @@ class Analyzer:
 
 
 class _Usage:
-    """The processor time that everybody has used since it was made."""
+    """CPU time used by server, client and everything else since its creation."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -112,7 +112,7 @@ class _Usage:
         )
 
     def since(self, answers: int) -> Repetition:
-        """Return the shares of a core, and the server's processor time of an answer."""
+        """Return each one's CPU time in cores, and the server's CPU time per answer."""
         wall, busy, server, client = (
             now - before for now, before in zip(self._now(), self._before, strict=True)
         )
@@ -125,9 +125,10 @@ class _Usage:
 
 
 def read(text: str, answers: int = 1) -> Repetition:
-    """Return the rate and the latencies of a report, in answers per second and milliseconds.
+    """Return rate and latencies of a report, in answers per second and milliseconds.
 
-    It tells responses from requests where a model gives several: there must be as many as expected.
+    A decoupled model gives several responses per request; an error if their ratio is not as
+    expected.
     """
     rows = list(csv.DictReader(text.splitlines()))
     if not rows:

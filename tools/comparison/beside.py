@@ -1,7 +1,7 @@
-"""Measures small requests that come at a rate, while a large one is in flight or none is.
+"""Measures small requests at a fixed rate, with or without a large one in flight.
 
-The large one is on a connection of its own, and its client, which is h2load, is on the core of the
-other client.
+The large request has its own connection and its own client, h2load, on the same core as the other
+client.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from comparison.varying import identity_load
 
 
 def measure(kit: Kit, contender: Contender, load: str, paced: Paced, seconds: float) -> Repetition:
-    """Send `identity` at the rate, and return the percentiles of its latency in milliseconds."""
+    """Send `identity` requests at a fixed rate, and return latency percentiles in milliseconds."""
     found: Repetition = {}
     count = round(paced.rate * seconds)
     requests = identity_load("grpc", contender.grpc_port, load, vary=False, count=count)
@@ -35,7 +35,7 @@ def measure(kit: Kit, contender: Contender, load: str, paced: Paced, seconds: fl
 
 
 def percentiles(times: Sequence[float], expected: int, seconds: float) -> Repetition:
-    """Return the percentiles of latencies; an error where not all requests were answered."""
+    """Return percentiles of latencies, or an error unless all requests were answered."""
     if len(times) < expected:
         return {"error": f"{len(times)} of {expected} requests were answered"}
     cuts = [1000 * cut for cut in statistics.quantiles(times, n=100, method="inclusive")]
@@ -44,7 +44,7 @@ def percentiles(times: Sequence[float], expected: int, seconds: float) -> Repeti
 
 @contextmanager
 def _body(kit: Kit, name: str) -> Iterator[Path | None]:
-    """Have the body of a large request in a file while a block runs."""
+    """Keep the body of a large request in a file for the duration of a block."""
     if not name:
         yield None
         return
@@ -61,7 +61,9 @@ def _made(kit: Kit, name: str) -> bytes:
 
 @contextmanager
 def _beside(contender: Contender, name: str, body: Path | None) -> Iterator[None]:
-    """Keep one large request in flight while a block runs; ValueError where one fails."""
+    """Keep one large request in flight for the duration of a block; raises ValueError if one
+    fails.
+    """
     if body is None:
         yield
         return

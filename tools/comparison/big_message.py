@@ -1,4 +1,4 @@
-"""The row of the large message: how long it takes there and back, and what memory it needs."""
+"""The row of the large message: its round-trip time and the memory it needs."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from comparison.kit import Kit, Repetition
 
 ECHO_TOOL = Path(__file__).parents[1] / "raw_echo.py"
 MESSAGES = 6
-"""Figures of each repetition; the first one, for which a server takes its memory, is among them."""
+"""Messages per repetition, including the first one, for which a server allocates its memory."""
 _LIMIT_SECONDS = 120.0
 _URL = "http://127.0.0.1:{port}/inference.GRPCInferenceService/ModelInfer"
 _ALL_WINDOWS = ("-w", "30", "-W", "30")
-"""The client lets a server send the whole message at once."""
+"""Flow-control windows that fit the whole message."""
 
 
 @contextmanager
 def disturbance(pid: int, found: Repetition) -> Iterator[None]:
-    """Add `other_cpu` to what a block found: the share of a core that neither end of it used."""
+    """Add `other_cpu` to the results of a block: the cores used by other processes."""
     busy, server, start = processes.busy_seconds(), processes.cpu_seconds(pid), time.monotonic()
     client = _children_seconds()
     yield
@@ -42,7 +42,7 @@ def _children_seconds() -> float:
 
 
 def measure(kit: Kit, contender: Contender) -> Repetition:
-    """Send the message a few times with h2load, one after the other."""
+    """Send the message several times in sequence with h2load."""
     body = kit.body("big")
     found: Repetition = {}
     with tempfile.NamedTemporaryFile() as log, disturbance(contender.pid, found):
@@ -61,7 +61,7 @@ def measure(kit: Kit, contender: Contender) -> Repetition:
 
 
 def _checked(shown: str, lines: list[list[str]], size: int) -> Repetition:
-    """Return the seconds of a message; an answer that is too small was none."""
+    """Return the seconds per message, or an error if the answers are too small."""
     seconds = [int(line[2]) / 1e6 for line in lines if line[1] == "200"]
     data = re.search(r"\((\d+)\) data", shown)
     if len(seconds) < MESSAGES or data is None or int(data[1]) < 0.99 * size * MESSAGES:
@@ -70,7 +70,7 @@ def _checked(shown: str, lines: list[list[str]], size: int) -> Repetition:
 
 
 class Echo:
-    """The raw echo of as many bytes; a context manager."""
+    """A raw TCP echo of as many bytes; a context manager."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit, self._port = kit, free_port()
@@ -86,7 +86,7 @@ class Echo:
         self._server.stdout.readline()
 
     def measure(self) -> Repetition:
-        """Send the bytes a few times."""
+        """Send the bytes several times."""
         found: Repetition = {}
         command = ["taskset", "-c", self._kit.client_cpu, sys.executable, str(ECHO_TOOL)]
         command += ["measure", str(self._port), self._size, str(MESSAGES)]
@@ -98,6 +98,6 @@ class Echo:
         return found | {"seconds": statistics.median(seconds), "first_seconds": seconds[0]}
 
     def close(self) -> None:
-        """End it."""
+        """Stop the echo server."""
         self._server.kill()
         self._server.communicate()

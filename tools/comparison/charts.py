@@ -12,7 +12,7 @@ _OURS, _OTHERS = svg.SERIES[0], svg.SERIES[4]
 
 
 def bar_chart(title: str, unit: str, values: Mapping[str, float], ours: str) -> str:
-    """Return an SVG file; bars whose name begins with `ours` have a colour of their own."""
+    """Return an SVG file; bars whose name begins with `ours` are highlighted."""
     largest = max(values.values())
     shapes = [svg.text(_MARGIN, 24, title, kind="title")]
     y = _TOP

@@ -1,4 +1,4 @@
-"""The conditions of a comparison, as far as they matter to its numbers."""
+"""The conditions of a comparison that affect its numbers."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The servers that are compared: how each is started, and that it runs while it is measured."""
+"""The compared servers: how each is started, checked and stopped."""
 
 import asyncio
 import os
@@ -24,17 +24,17 @@ from xlaserve.errors import XlaserveError
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 OURS = "xlaserve"
-"""The variant that the targets are about."""
+"""The variant to which the targets apply."""
 
 NO_POLLING = ("--busy-poll-seconds", "0")
-"""Flags for measures of processor time: waiting for a client that is slow would count as well."""
+"""Flags for measuring CPU time: polling for a slow client would count as well."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 _RETRY_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 2 * 64 * 2**20
 _READY = {"identity": (1, 16), "mlp": (1, 784), "image": (1, 3, 224, 224)}
-"""Models that answer once a server is ready, with the shape of their input."""
+"""Models that must answer before a server counts as ready, with their input shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Variant:
 
 
 def default_variants() -> list[Variant]:
-    """Return xlaserve as it comes and, where there is a choice of HTTP/2 engines, over h2."""
+    """Return the default xlaserve and, if HTTP/2 engines can be chosen, a variant with h2."""
     variants = [Variant(OURS)]
     shown = subprocess.run(
         [sys.executable, "-m", "xlaserve.cli", "serve", "--help"],
@@ -61,12 +61,12 @@ def default_variants() -> list[Variant]:
 
 
 def without_polling(name: str) -> str:
-    """Return the name of the contender that is a variant of xlaserve without polling."""
+    """Return the name of the contender that runs a variant of xlaserve without polling."""
     return f"{name} without polling"
 
 
 def with_processes(name: str, count: int) -> str:
-    """Return the name of the contender that is a variant of xlaserve on all cores."""
+    """Return the name of the contender that runs a variant of xlaserve on all cores."""
     return f"{name} as {count} on all cores"
 
 
@@ -77,12 +77,12 @@ def parse_variant(text: str) -> Variant:
 
 
 def with_python(name: str) -> str:
-    """Return the name of the contender that is the same server with models in Python."""
+    """Return the name of the contender that runs the same server with Python models."""
     return f"{name} with Python"
 
 
 async def ask_models(client: Client) -> None:
-    """Return once the models of the comparison have answered; else raises an XlaserveError."""
+    """Return once the models of the comparison have answered; raises an XlaserveError otherwise."""
     fp32 = DATATYPES["FP32"]
     for model, shape in _READY.items():
         tensor = np.zeros(shape, np.float32)
@@ -91,7 +91,7 @@ async def ask_models(client: Client) -> None:
 
 @dataclass(slots=True)
 class Contender:
-    """A server that is started when it is needed."""
+    """A server that is started on demand."""
 
     name: str
     command: list[str]
@@ -100,20 +100,20 @@ class Contender:
     http_port: int
     log: Path
     ask: Callable[[Client], Awaitable[None]] = ask_models
-    """Raises an XlaserveError while it is not ready."""
+    """Raises an XlaserveError unless the server is ready."""
     deaths: int = 0
     """Number of unexpected exits."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int:
-        """Return its process; RuntimeError where it was not started."""
+        """Return the process id; raises RuntimeError if the server was not started."""
         if self._process is None:
             raise RuntimeError(f"{self.name} does not run")
         return self._process.pid
 
     def start(self) -> None:
-        """Start it unless it runs; it may not be ready."""
+        """Start the server unless it is running; it may not be ready yet."""
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -129,7 +129,7 @@ class Contender:
             )
 
     def wait(self) -> None:
-        """Return when its models answer; exits where they do not."""
+        """Return once the models answer; exits if they do not in time."""
         end = time.monotonic() + START_SECONDS
         while not asyncio.run(self._answers()):
             gone = self._process is None or self._process.poll() is not None
@@ -146,7 +146,7 @@ class Contender:
         return True
 
     def stop(self) -> None:
-        """End it and everything that it started."""
+        """Stop the server and all of its descendants."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -180,25 +180,25 @@ class Contenders:
         self.stop()
 
     def add_peer(self, name: str) -> None:
-        """Take a server of the kit along."""
+        """Add a server of the kit."""
         grpc, http = free_port(), free_port()
         command = [str(self._kit.start_script(name)), str(grpc), str(http)]
         self._add(name, command, self._kit.environment, (grpc, http))
 
     def add_variant(self, variant: Variant) -> None:
-        """Take xlaserve along; one thread for each library, as the kit gives its peers."""
+        """Add xlaserve; numeric libraries get one thread each, as for the kit's peers."""
         self._ours.add(variant.name)
         self._add(variant.name, *self._serve(self._models, variant.flags))
 
     def add_processes(self, variant: Variant, count: int) -> None:
-        """Take xlaserve along as so many processes, on the cores of server and client."""
+        """Add xlaserve with several processes, on the cores of server and client."""
         name = with_processes(variant.name, count)
         flags = (*variant.flags, "--processes", str(count))
         self._ours.add(name)
         self._add(name, *self._serve(self._models, flags, cpus=self._kit.all_cpus))
 
     def add_python(self, name: str, repository: Path) -> None:
-        """Take xlaserve or Triton along with a repository of models in Python."""
+        """Add xlaserve or Triton with a repository of Python models."""
         if name == OURS:
             command, environment, ports = self._serve(repository, ("--allow-python-models",))
         else:
@@ -207,7 +207,7 @@ class Contenders:
             environment = python_models.triton_environment(self._kit)
         self._add(with_python(name), command, environment, ports)
         self._all[with_python(name)].ask = python_models.ask
-        self._verified.add(with_python(name))  # by what it is asked
+        self._verified.add(with_python(name))  # its readiness check verifies an answer
 
     def _serve(
         self, models: Path, flags: tuple[str, ...], *, cpus: str = ""
@@ -236,7 +236,7 @@ class Contenders:
         self._all[name] = Contender(name, command, environment, *ports, log)
 
     def running(self, names: list[str], *, fresh: bool = False) -> list[Contender]:
-        """Return contenders that are ready; `fresh` ones have answered nothing else so far."""
+        """Return ready contenders; `fresh` restarts them, so that they have served nothing else."""
         wanted = [self._all[name] for name in names]
         for one in wanted:
             if fresh:
@@ -248,9 +248,10 @@ class Contenders:
         return wanted
 
     def _verify(self, contender: Contender) -> None:
-        """Exit where answers are wrong: what does something else cannot be compared.
+        """Exit if answers are wrong: such a server is not comparable.
 
-        Only xlaserve over HTTP too: the kit's client and some peers do not agree on a JSON body.
+        Only xlaserve is also checked over HTTP: some peers reject the JSON body of the kit's
+        client.
         """
         if contender.name in self._verified:
             return
@@ -261,7 +262,7 @@ class Contenders:
         self._verified.add(contender.name)
 
     def stop(self) -> None:
-        """End them all."""
+        """Stop all servers."""
         for one in self._all.values():
             one.stop()
 

@@ -1,4 +1,4 @@
-"""Repetitions of all contenders of a row by turns, so that what disturbs one disturbs all."""
+"""Alternates repetitions of all contenders of a row, so that disturbances affect all of them."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 from comparison.kit import Repetition
 
 Numbers: TypeAlias = dict[str, Any]
-"""The medians of a contender, how many repetitions are behind them, and all of these."""
+"""A contender's medians, the number of repetitions behind them, and all repetitions."""
 
 CLEAN_SHARE = 0.15
-"""Share of one core: a repetition in which others used more was disturbed."""
+"""In cores: a repetition counts as disturbed if other processes used more CPU time than that."""
 _FAILURES = 2
-"""After so many a contender is given up."""
+"""Failed repetitions after which a contender is skipped."""
 _MEASURES = (
     *("rps", "p50", "p90", "p99", "seconds", "first_seconds"),
     *("server_cpu", "client_cpu", "cpu_us"),
@@ -22,12 +22,12 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Numbers of rounds."""
+    """Limits on the number of rounds."""
 
     wanted: int
     """Clean repetitions of each contender."""
     most: int
-    """Rounds after which disturbed ones have to do."""
+    """Rounds after which disturbed repetitions are accepted."""
 
 
 def interleave(
@@ -46,12 +46,12 @@ def interleave(
 
 
 def is_clean(repetition: Repetition) -> bool:
-    """Tell whether it succeeded and nobody else computed."""
+    """Tell whether a repetition succeeded undisturbed by other processes."""
     return "error" not in repetition and (repetition.get("other_cpu") or 0) <= CLEAN_SHARE
 
 
 def summary(repetitions: list[Repetition]) -> Numbers:
-    """Return the medians of the clean repetitions, of all that succeeded where none is clean."""
+    """Return the medians of the clean repetitions, or of all successful ones if none is clean."""
     good = [one for one in repetitions if "error" not in one]
     clean = [one for one in good if is_clean(one)]
     numbers: Numbers = {"clean": len(clean), "repetitions": repetitions}

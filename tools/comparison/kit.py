@@ -1,4 +1,4 @@
-"""The kit with the peers: where it is, what is missing of it, and one repetition with it."""
+"""The bench kit with the peers: its location, checks for missing parts, and one repetition."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Repetition: TypeAlias = dict[str, Any]
-"""`rps`, `p50`, `p99` and more of one run of h2load, or `error`."""
+"""`rps`, `p50`, `p99` and more from one run of h2load, or `error`."""
 
 PEERS = ("floor", "triton", "mlserver", "kserve")
 _PROGRAMS = {"h2load": "nghttp2-client", "curl": "curl", "taskset": "util-linux"}
 _OVERHEAD_SECONDS = 150.0
-"""The time that the probe before a repetition may take, besides the repetition."""
+"""Time allowed for the probe that precedes a repetition, in addition to the repetition itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """A checkout of the kit, and the directory in which its setup put the peers."""
+    """A checkout of the kit, and the directory into which its setup installed the peers."""
 
     directory: Path
     cache: Path
@@ -31,11 +31,11 @@ class Kit:
 
     @property
     def all_cpus(self) -> str:
-        """Return the cores of the servers and of the clients, as taskset takes them."""
+        """Return the cores of servers and clients, in taskset's format."""
         return f"{self.server_cpu},{self.client_cpu}"
 
     def check(self, peers: tuple[str, ...]) -> None:
-        """Exit with what to do where the kit, a program or a peer is missing."""
+        """Exit with instructions if the kit, a program or a peer is missing."""
         if not (self.directory / "bench.sh").exists():
             sys.exit(
                 f"{self.directory}: no bench kit there. It is not part of this repository; "
@@ -53,7 +53,7 @@ class Kit:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables of the kit's scripts; ours must not lead its Python astray."""
+        """Return the environment of the kit's scripts, without our PYTHONPATH."""
         return {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "PEERS_CACHE": str(self.cache),
@@ -61,7 +61,7 @@ class Kit:
         }
 
     def body(self, workload: str) -> Path:
-        """Return the file with the gRPC message of a workload, writing all of them if need be."""
+        """Return the file with a workload's gRPC message; write all of them first if missing."""
         path = self.cache / "bodies" / f"{workload}.grpc"
         if not path.exists():
             python = self.cache / "venv" / "tools" / "bin" / "python"
@@ -70,11 +70,11 @@ class Kit:
         return path
 
     def start_script(self, peer: str) -> Path:
-        """Return what starts a peer, with its gRPC and its HTTP port."""
+        """Return the script that starts a peer; it takes the gRPC and HTTP ports."""
         return self.directory / f"start_{peer}.sh"
 
     def verify(self, grpc_port: int, http_port: int | None) -> str:
-        """Compare answers with numpy; return what the kit says where one is wrong, else ''."""
+        """Compare answers with numpy; return the kit's message if one is wrong, else ''."""
         python = self.cache / "venv" / "tools" / "bin" / "python"
         command = [str(python), str(self.directory / "verify.py")]
         command += ["--grpc", f"127.0.0.1:{grpc_port}"]
@@ -87,7 +87,7 @@ class Kit:
 
     @contextmanager
     def on_client_cpu(self) -> Iterator[None]:
-        """Let this process compute where clients do."""
+        """Pin this process to the client's core for the duration of a block."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {int(cpu) for cpu in self.client_cpu.split(",")})
         try:
@@ -106,7 +106,7 @@ class Kit:
         seconds: float,
         everywhere: bool = False,
     ) -> Repetition:
-        """Run h2load once against a server, as the kit does; `everywhere` on all cores."""
+        """Run h2load once against a server, with the kit's options; `everywhere` uses all cores."""
         out = self.cache / "run" / f"compare-{os.getpid()}.jsonl"
         out.unlink(missing_ok=True)
         self.body(workload)

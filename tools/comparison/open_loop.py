@@ -1,7 +1,8 @@
-"""A client whose requests leave when they are due, whatever was answered.
+"""An open-loop client: sends each request when it is due, whether or not others were answered.
 
-h2load has such a rate too, but sends what is due in ten milliseconds at once. Here each request has
-a time of its own, and its latency runs from that: what delays the client counts as well.
+h2load has such a mode too, but sends in bursts all requests that are due within ten milliseconds.
+Here every request has its own due time, from which its latency is measured, so delays in the client
+count as well.
 """
 
 import selectors
@@ -21,18 +22,18 @@ class _Connection:
         self._requests = load.requests
         self._speaker = Http2Speaker()
         self._due: list[float] = []
-        """When each request was due; its stream is twice its place here, and one."""
+        """Due time of each request; the stream id is twice the index plus one."""
         self.socket = socket.create_connection(("127.0.0.1", load.port), timeout=_SILENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(load.greeting)
 
     def send(self, due: float) -> None:
-        """Send the next request, which was due then."""
+        """Send the next request and record its due time."""
         self.socket.sendall(self._requests[len(self._due)])
         self._due.append(due)
 
     def receive(self, latencies: list[float]) -> None:
-        """Read what came, and add the seconds since its request was due for each answer."""
+        """Read from the socket, and append the latency of each complete answer."""
         data = self.socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ValueError("the connection was closed")
@@ -45,14 +46,14 @@ class _Connection:
 
 
 def open_loop(load: Load, rate: float, seconds: float) -> Sequence[float]:
-    """Send requests at a rate, to the connections by turns; return their latencies in seconds.
+    """Send requests at a fixed rate, alternating between connections; return latencies in seconds.
 
-    Raises ValueError for what is no answer, OSError where a connection breaks.
+    Raises ValueError for anything but a successful answer, and OSError if a connection breaks.
     """
     total = round(rate * seconds)
     latencies: list[float] = []
     connections: list[_Connection] = []
-    # Its timeouts are exact to the microsecond, those of epoll to the millisecond.
+    # Timeouts of select are exact to the microsecond, those of epoll to the millisecond.
     with selectors.SelectSelector() as selector:
         try:
             for _ in range(load.connections):

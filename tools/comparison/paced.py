@@ -1,4 +1,4 @@
-"""Rows in which small requests come at a rate of their own, alone or beside a large one."""
+"""Rows in which small requests arrive at a fixed rate, alone or next to a large one."""
 
 import gzip
 import json
@@ -16,12 +16,12 @@ _IMAGES = (8, 3, 224, 224)
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Small requests at a fixed rate, with the load beside them."""
+    """Small requests at a fixed rate, and the large load that runs at the same time."""
 
     rate: int
-    """Requests a second, over all connections."""
+    """Requests per second, over all connections."""
     beside: str = ""
-    """The name of a large load in LARGE; none where empty."""
+    """Name of a large load in LARGE; empty for none."""
 
 
 def _images() -> np.ndarray:
@@ -45,7 +45,7 @@ def _message(kit: Kit) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """A request that is large."""
+    """A large request."""
 
     title: str
     make: Callable[[Kit], bytes]
@@ -65,4 +65,4 @@ LARGE = {
         "the same JSON in gzip", _zipped_body, _INFER_IMAGES, (_JSON, "content-encoding: gzip")
     ),
 }
-"""The large loads by name. Pictures in files are not among them: no peer decodes them."""
+"""The large loads by name. Encoded pictures are not among them, as no peer decodes them."""

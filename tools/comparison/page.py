@@ -1,4 +1,4 @@
-"""Writes figures and charts into docs/measurements/performance.md, between its markers."""
+"""Writes figures and charts between the markers of docs/measurements/performance.md."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _CHARTS = "img"
 
 
 def all_verdicts(results: Results) -> list[Verdict]:
-    """Return every target of every row that was measured."""
+    """Return all verdicts of all measured rows."""
     return [
         verdict
         for row in results.measured()
@@ -27,7 +27,7 @@ def all_verdicts(results: Results) -> list[Verdict]:
 
 
 def write(results: Results, page: Path) -> None:
-    """Replace the written sections of the page, and the charts."""
+    """Replace the generated sections of the page, and the charts."""
     charts = page.parent / _CHARTS
     charts.mkdir(exist_ok=True)
     shown = []
@@ -49,9 +49,9 @@ def write(results: Results, page: Path) -> None:
 
 
 def with_section(text: str, name: str, section: str) -> str:
-    """Return a text with what is between the markers of a section replaced.
+    """Return the text with the contents of a section replaced.
 
-    Raises ValueError where the markers are not there, once each.
+    Raises ValueError unless each marker occurs exactly once.
     """
     begin, end = (marker.format(name=name) for marker in _MARKERS)
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -122,7 +122,7 @@ def _number(numbers: Numbers, measure: str, form: str) -> str:
 
 
 def _chart_values(row: Row, results: Results) -> tuple[dict[str, float], str]:
-    """Return the bars of a row: requests per second, or for large messages gigabytes."""
+    """Return a row's bars: requests per second, or GB/s for large messages."""
     found: dict[str, float] = {}
     for name, numbers in results.rows[row.name].items():
         value = (
@@ -139,7 +139,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head)]
     before = ""
     for first, *others in rows:
-        # What stands in the line above is not said again.
+        # Leave the first cell empty if it repeats the line above.
         lines.append(("" if first == before else first, *others))
         before = first
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

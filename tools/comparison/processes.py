@@ -1,4 +1,4 @@
-"""The resources that a process and its children use, as /proc tells it."""
+"""CPU time and memory of a process and its descendants, read from /proc."""
 
 import os
 from contextlib import suppress
@@ -8,11 +8,11 @@ _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KIB = 1024
 _RESET_PEAK = "5"
-"""Value for clear_refs that resets the peak to the present use."""
+"""Value for clear_refs that resets the peak to the current usage."""
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and all that came from it."""
+    """Return a process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         with suppress(OSError):
@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and its children."""
+    """Return the CPU time of a process and its descendants."""
     total = 0
     for one in tree(pid):
         with suppress(OSError):
@@ -36,7 +36,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def busy_seconds() -> float:
-    """Return the time that all processors together have computed."""
+    """Return the CPU time of all cores together since boot."""
     user, nice, system, _, _, irq, soft, *_ = map(
         int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
     )
@@ -44,24 +44,26 @@ def busy_seconds() -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process and its children."""
+    """Return the resident memory of a process and its descendants."""
     return _sum(pid, "VmRSS")
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most that they had, each by itself, since the peak was reset."""
+    """Return the sum of each process's peak memory since the last reset."""
     return _sum(pid, "VmHWM")
 
 
 def reset_peak(pid: int) -> None:
-    """Reset the peak to the present use."""
+    """Reset the peaks to the current usage."""
     for one in tree(pid):
         with suppress(OSError):
             (_PROC / str(one) / "clear_refs").write_text(_RESET_PEAK)
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; its name may contain anything."""
+    """Return the fields from the state on; the name before them may contain spaces and
+    parentheses.
+    """
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
 

@@ -1,7 +1,8 @@
-"""Models in Python that xlaserve and Triton serve alike: their repository, and Triton on it.
+"""Python models that xlaserve and Triton serve alike: the repository, and how to start Triton on
+it.
 
-`add_sub` is what Triton's python backend has as its first example, written anew; `repeat` is a
-decoupled model that answers each element of a tensor by itself.
+`add_sub` reimplements the first example of Triton's python backend; `repeat` is a decoupled model
+that sends each element of a tensor as a separate answer.
 """
 
 import json
@@ -93,7 +94,7 @@ def make(root: Path) -> None:
 
 
 def write_body(bodies: Path) -> None:
-    """Write a request of `add_sub` where the kit has its bodies, as h2load sends it."""
+    """Write a request for `add_sub`, as h2load sends it, to the kit's directory of bodies."""
     message = WireCodec().encode_message(infer_request(ADD_SUB, "", _inputs()))
     bodies.mkdir(parents=True, exist_ok=True)
     (bodies / f"{ADD_SUB}.grpc").write_bytes(struct.pack(">BI", 0, len(message)) + message)
@@ -110,9 +111,9 @@ def _inputs() -> list[tuple[TensorSpec, Tensor]]:
 
 
 async def ask(client: Client) -> None:
-    """Return once `add_sub` has answered; exits where it answered wrongly.
+    """Return once `add_sub` has answered; exits if the answer is wrong.
 
-    Raises an XlaserveError while it does not answer.
+    Raises an XlaserveError if the server does not answer.
     """
     inputs = _inputs()
     (_, left), (_, right) = inputs
@@ -123,9 +124,9 @@ async def ask(client: Client) -> None:
 
 
 def triton_command(kit: Kit, repository: Path, ports: tuple[int, int]) -> list[str]:
-    """Return what starts the kit's Triton on a repository of Python models.
+    """Return the command that starts the kit's Triton on a repository of Python models.
 
-    Its stub has to lie beside the backend, so that both are copied.
+    Triton expects the stub in the backend's directory, so both are copied.
     """
     (packages,) = (kit.cache / "venv" / "triton" / "lib").glob("python3.*/site-packages")
     triton = packages / "pytriton" / "tritonserver"
@@ -158,7 +159,7 @@ def triton_command(kit: Kit, repository: Path, ports: tuple[int, int]) -> list[s
 
 
 def triton_environment(kit: Kit) -> dict[str, str]:
-    """Return the variables of Triton: its stub finds Python by PATH, and libpython as a library."""
+    """Return Triton's environment: its stub finds Python through PATH and loads libpython."""
     environment = dict(kit.environment)
     home = kit.cache / "venv" / "triton"
     (packages,) = (home / "lib").glob("python3.*/site-packages")

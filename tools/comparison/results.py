@@ -1,4 +1,4 @@
-"""The file of a comparison: rows are added as they are measured, so that it can go on later."""
+"""The results file of a comparison, written after each row so that a run can be resumed."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,14 +11,14 @@ from comparison.rows import ROWS, Row
 
 @dataclass(slots=True)
 class Results:
-    """All that was measured so far."""
+    """All results so far."""
 
     conditions: dict[str, str] = field(default_factory=dict)
     message_bytes: int = 0
-    """Results of the large message."""
+    """Size of the large message."""
     contenders: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, Numbers]] = field(default_factory=dict)
-    """The numbers of each contender, by the name of the row."""
+    """The numbers of each contender, by name of the row."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -26,11 +26,11 @@ class Results:
         return cls(**json.loads(path.read_text()))
 
     def write(self, path: Path) -> None:
-        """Replace the file, whole or not at all."""
+        """Replace the file atomically."""
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(asdict(self), indent=1))
         temporary.replace(path)
 
     def measured(self) -> list[Row]:
-        """Return the rows that are there, in their order."""
+        """Return the rows that have results, in table order."""
         return [row for row in ROWS if row.name in self.rows]

@@ -1,4 +1,4 @@
-"""The comparisons, with whom, and their targets: the rows of docs/measurements/performance.md."""
+"""The rows of docs/measurements/performance.md: workloads, peers and targets."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,20 @@ ECHO = "raw echo"
 """Baseline: the same bytes through a bare socket."""
 
 MESSAGE = "message"
-"""Stands for the bytes of the message itself."""
+"""Placeholder for the size of the message itself."""
 
 EQUAL = "equal headers"
-"""Stands for xlaserve itself, asked with the same headers each time."""
+"""Placeholder for xlaserve itself with equal headers in every request."""
 
 ONE_PROCESS = "one process"
-"""Stands for xlaserve itself, as one process on the same cores."""
+"""Placeholder for xlaserve itself as a single process on the same cores."""
 
 MILLISECOND = "a millisecond"
-"""Stands for itself."""
+"""Placeholder for a constant of one millisecond."""
 
 RATE, P50, P99, SECONDS, MEMORY = "rps", "p50", "p99", "seconds", "peak_bytes"
 CPU = "cpu_us"
-"""The measures, as the numbers of a contender are named."""
+"""Names of the measures in a contender's numbers."""
 
 HIGHER_IS_BETTER = frozenset({RATE})
 BIG = "big"
@@ -43,17 +43,17 @@ class Target:
     """Target ratio to the other contender: a minimum where higher is better, else a maximum."""
 
     def ratio(self, ours: float, theirs: float) -> float:
-        """Return the ratio that is compared with the factor; speed is one over the time."""
+        """Return the ratio to compare with the factor; inverted for times compared as speeds."""
         return theirs / ours if self.is_speed else ours / theirs
 
     @property
     def is_speed(self) -> bool:
-        """Tell whether a time is asked for as a speed: at least so many times as fast."""
+        """Tell whether the target asks for a speed, although the measure is a time."""
         return self.measure == SECONDS and self.factor > 1 and self.against != ECHO
 
     @property
     def at_least(self) -> bool:
-        """Tell in which direction the factor is a limit."""
+        """Tell whether the factor is a minimum."""
         return self.measure in HIGHER_IS_BETTER or self.is_speed
 
     def is_met(self, ratio: float) -> bool:
@@ -72,23 +72,25 @@ class Row:
     workload: str
     """Workload by the kit's name."""
     load: str
-    """Connections x streams; over REST so many connections as both give multiplied."""
+    """Connections x streams; over REST, as many connections as their product."""
     peers: tuple[str, ...]
     targets: tuple[Target, ...]
     varies: bool = False
-    """Whether headers differ from request to request; each contender is asked with equal ones too,
-    by another client than the kit's."""
+    """Whether headers differ between requests. Each contender is then also measured with equal
+    headers, and by another client than the kit's.
+    """
     is_python: bool = False
-    """Whether the servers serve the same models in Python, and no others."""
+    """Whether the servers serve the same Python models and nothing else."""
     analyzed: Asked | None = None
-    """The request of perf_analyzer, where that is the client."""
+    """The workload of perf_analyzer, if that is the client."""
     paced: Paced | None = None
-    """The rate of the requests, where they do not wait for answers."""
+    """The fixed rate of the requests, if they do not wait for answers."""
     other_load: str = ""
-    """Another load at which each contender is measured as well, to be compared with."""
+    """A second load at which each contender is measured, for comparison."""
     workers: int = 1
-    """Workers of xlaserve; with more than one they and the client share all cores, and one process
-    is measured there as well."""
+    """Number of xlaserve workers. With more than one, they and the client share all cores, and a
+    single process is measured there as well.
+    """
 
     @property
     def in_flight(self) -> int:
@@ -98,17 +100,17 @@ class Row:
 
 
 def with_equal_headers(name: str) -> str:
-    """Return how a contender is called where it is asked with equal headers."""
+    """Return the name of a contender when its requests have equal headers."""
     return f"{name}, {EQUAL}"
 
 
 def with_one_process(name: str) -> str:
-    """Return how a contender is called that has one process where others have workers."""
+    """Return the name of a contender that runs as one process instead of several workers."""
     return f"{name}, {ONE_PROCESS}"
 
 
 def with_load(name: str, load: str) -> str:
-    """Return how a contender is called at another load than the row's own."""
+    """Return the name of a contender at another load than the row's own."""
     return f"{name}, {load.replace('x', ' x ')}"
 
 
@@ -117,7 +119,7 @@ def _rate(against: str, factor: float) -> Target:
 
 
 def _beside(large: str) -> Row:
-    """Return a row of small requests beside a large one."""
+    """Return a row of small requests with a large one in flight."""
     what = LARGE[large].title if large else "nothing else"
     return Row(
         f"beside-{large or 'nothing'}",
@@ -132,7 +134,7 @@ def _beside(large: str) -> Row:
 
 
 def _workers(name: str, title: str, workload: str) -> Row:
-    """Return a row of two workers and one process, by turns, on the cores of server and client."""
+    """Return a row that compares two workers with one process on the same two cores."""
     return Row(
         f"workers-{name}",
         f"{title} over gRPC, 4 connections x 16 streams; --processes 2, the client on the same "
@@ -147,9 +149,10 @@ def _workers(name: str, title: str, workload: str) -> Row:
 
 
 def _analyzed(name: str, title: str, protocol: str, asked: Asked) -> Row:
-    """Return a row of a model in Python that perf_analyzer asks.
+    """Return a row that measures a Python model with perf_analyzer.
 
-    It is one process on one core, which may be full before the server's is: hence processor time.
+    perf_analyzer is one process on one core and may saturate before the server does, so one target
+    is in CPU time.
     """
     return Row(
         name,
@@ -299,7 +302,7 @@ ROWS = (
     ),
     _workers("identity", "identity FP32[1,16]", "identity"),
     _workers("mlp", "perceptron 784-512-10, FP32[32,784]", "mlp32"),
-    # The last one: Triton is known to crash in it.
+    # Last, because Triton is known to crash in it.
     Row(
         "cached",
         "identity FP32[1,16] over gRPC, 1 connection x 8 streams; answered from the response cache",

@@ -1,8 +1,8 @@
-"""A client whose headers vary, as those of real clients do: what a server pays for that.
+"""A client that varies its headers as real clients do, to measure what that costs a server.
 
-h2load sends the same headers in every request. Here a deadline, a trace, an id and a token are of
-each request alone, or for comparison always the same. All requests are written before the first
-one leaves; the processor time of the server is what is measured, not the client's.
+h2load sends the same headers in every request. Here every request has its own deadline, trace id,
+request id and token, or, for comparison, always the same ones. All requests are encoded before the
+first is sent. The measure is the server's CPU time, not the client's.
 """
 
 import json
@@ -22,9 +22,9 @@ from comparison.kit import Repetition
 from comparison.rows import CPU
 
 _SILENCE_SECONDS = 60.0
-"""Timeout for an answer of a server."""
+"""Timeout for an answer."""
 _TOLERANCE = 0.01
-"""The share by which the size of answers may change while requests are sent."""
+"""Tolerance for the size of answers during a measurement, as a fraction."""
 _RECEIVE_BYTES = 1 << 18
 
 Fields: TypeAlias = list[tuple[str, str]]
@@ -45,7 +45,7 @@ def varying_fields(number: int, protocol: str) -> Fields:
     return [("grpc-timeout", f"{9999999 - number}u"), *fields] if protocol == "grpc" else fields
 
 
-# --- requests ----------------------------------------------------------------------------------
+# --- Requests ----------------------------------------------------------------------------------
 
 
 def grpc_constants(port: int) -> Fields:
@@ -94,7 +94,7 @@ class Form:
 
     write: Callable[..., bytes]
     coded: bool
-    """Whether strings are in the Huffman code."""
+    """Whether strings are Huffman-coded."""
 
 
 FORMS = {
@@ -105,7 +105,7 @@ FORMS = {
     "never-huffman": Form(_never, coded=True),
     "never": Form(_never, coded=False),
 }
-"""grpc-go, nghttp2 and Envoy write the first, grpc-java the second, grpc-core the fourth."""
+"""grpc-go, nghttp2 and Envoy use the first, grpc-java the second, grpc-core the fourth."""
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -120,11 +120,11 @@ GREETING = (
     + _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
     + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65535))
 )
-"""The beginning of an HTTP/2 connection: answers need no window of their own."""
+"""The beginning of an HTTP/2 connection, with windows so large that answers never wait for them."""
 
 
 def grpc_requests(own: Iterable[Fields], form: Form, message: bytes, port: int) -> list[bytes]:
-    """Write the requests of a connection; `message` has the prefix of gRPC."""
+    """Encode the requests of a connection; `message` includes the gRPC prefix."""
     encoder, constant, requests = Encoder(), grpc_constants(port), []
     for number, fields in enumerate(own):
         block = form.write(encoder, constant, fields, coded=form.coded)
@@ -139,7 +139,7 @@ def grpc_requests(own: Iterable[Fields], form: Form, message: bytes, port: int) 
 def rest_requests(
     own: Iterable[Fields], path: str, headers: Fields, body: bytes, port: int
 ) -> list[bytes]:
-    """Write the requests of a connection."""
+    """Encode the requests of a connection."""
     constant = [("Host", f"127.0.0.1:{port}"), ("User-Agent", "python-httpx/0.28"), *headers]
     constant += [("Content-Length", str(len(body)))]
     requests = []
@@ -150,7 +150,7 @@ def rest_requests(
     return requests
 
 
-# --- connections -------------------------------------------------------------------------------
+# --- Connections -------------------------------------------------------------------------------
 
 
 class Speaker(Protocol):
@@ -160,26 +160,26 @@ class Speaker(Protocol):
     """Figures of the answers so far."""
 
     def answered(self, data: bytes) -> int:
-        """Return how many answers ended in what came. Raises ValueError for what is none."""
+        """Return the number of answers that ended in `data`. Raises ValueError for a failed one."""
         ...
 
     def reply(self) -> bytes:
-        """Return what is to be sent besides requests."""
+        """Return the bytes to send in addition to requests."""
         ...
 
 
 class Http2Speaker:
-    """Counts streams that end."""
+    """Counts ended streams."""
 
     def __init__(self) -> None:
         self.data_bytes = 0
         self.ended: list[int] = []
-        """Streams that ended since somebody emptied it."""
+        """Streams that ended since the caller last cleared the list."""
         self._rest = b""
         self._said = b""
 
     def answered(self, data: bytes) -> int:
-        """Return how many streams ended."""
+        """Return how many streams ended in `data`."""
         data = self._rest + data
         position, ended = 0, 0
         while len(data) - position >= _FRAME_BYTES:
@@ -207,13 +207,13 @@ class Http2Speaker:
             raise ValueError(f"a frame of type {kind}: {payload!r}")
 
     def reply(self) -> bytes:
-        """Return acknowledgements."""
+        """Return pending acknowledgements."""
         said, self._said = self._said, b""
         return said
 
 
 class Http1Speaker:
-    """Counts answers; there is one at a time."""
+    """Counts answers; only one is pending at a time."""
 
     _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
@@ -222,7 +222,7 @@ class Http1Speaker:
         self._came = b""
 
     def answered(self, data: bytes) -> int:
-        """Return whether the answer has come whole."""
+        """Return 1 if the answer is complete, else 0."""
         self._came += data
         head, end, body = self._came.partition(b"\r\n\r\n")
         if not end:
@@ -243,7 +243,7 @@ class Http1Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests that every connection sends, and how."""
+    """The requests of all connections, and how they are sent."""
 
     port: int
     requests: Sequence[bytes]
@@ -251,9 +251,9 @@ class Load:
     greeting: bytes
     connections: int
     in_flight: int
-    """Requests of a connection that have no answer yet."""
+    """Unanswered requests per connection."""
     staggered: bool = False
-    """Whether connections begin at different requests: a server may know what another one sent."""
+    """Whether connections start at different requests, as a server may share what it learned."""
 
 
 class _Connection:
@@ -275,7 +275,7 @@ class _Connection:
             self.socket.sendall(data)
 
     def receive(self) -> int:
-        """Read what came, and send as many requests as were answered."""
+        """Read from the socket, and send a new request for each answer."""
         data = self.socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ValueError("the connection was closed")
@@ -290,7 +290,7 @@ class _Connection:
 
 
 def drive(load: Load, pid: int, seconds: float, warm_seconds: float = 0.5) -> Repetition:
-    """Send requests for a while; return the rate, and the processor time of a request."""
+    """Send requests for some seconds; return the rate, and the CPU time per request."""
     try:
         with _Run(load) as run:
             run.send_for(warm_seconds)
@@ -303,7 +303,7 @@ def drive(load: Load, pid: int, seconds: float, warm_seconds: float = 0.5) -> Re
             busy = processes.busy_seconds() - busy
     except (OSError, ValueError) as error:
         return {"error": str(error)[:300]}
-    # An error of gRPC is a status without data: it must not pass for an answer.
+    # A gRPC error is a status without data: it must not count as an answer.
     if not usual or abs(run.bytes_of_an_answer / usual - 1) > _TOLERANCE:
         return {"error": f"answers of {run.bytes_of_an_answer:g} bytes, at first of {usual:g}"}
     return {
@@ -336,7 +336,7 @@ class _Run:
 
     @property
     def bytes_of_an_answer(self) -> float:
-        """Return how much data the answers have had so far."""
+        """Return the mean amount of data per answer so far."""
         return self._bytes / self._answers if self._answers else 0
 
     def _connect(self, number: int) -> None:
@@ -344,7 +344,7 @@ class _Run:
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def send_for(self, seconds: float) -> int:
-        """Send requests for a while, and return how many were answered."""
+        """Send requests for some seconds, and return the number of answers."""
         end, count = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             ready = self._selector.select(_SILENCE_SECONDS)
@@ -363,7 +363,7 @@ class _Run:
         return count
 
 
-# --- the model `identity` ------------------------------------------------------------------------
+# --- The model `identity` ------------------------------------------------------------------------
 
 
 def identity_load(
@@ -375,9 +375,9 @@ def identity_load(
     vary: bool,
     count: int = 6000,
 ) -> Load:
-    """Return requests to the model `identity`, FP32[-1,16], whose headers vary or do not.
+    """Return requests to the model `identity`, FP32[-1,16], with varying or equal headers.
 
-    So many are written; then a connection is closed for a new one, where they begin again.
+    `count` requests are encoded; after the last one, a new connection starts again with the first.
     """
     connections, in_flight = map(int, load.split("x"))
 
@@ -402,7 +402,7 @@ _VALUES = [round(0.0625 * number + 0.001, 6) for number in range(16)]
 
 
 def _identity_message() -> bytes:
-    """Write a ModelInferRequest with raw contents, behind the prefix of gRPC."""
+    """Encode a ModelInferRequest with raw contents, including the gRPC prefix."""
     tensor = b"".join((_of(1, b"x"), _of(2, b"FP32"), _of(3, b"\x01\x10")))
     message = _of(1, b"identity") + _of(5, tensor) + _of(7, struct.pack("<16f", *_VALUES))
     return struct.pack(">BI", 0, len(message)) + message

@@ -1,4 +1,4 @@
-"""The results, beside the targets."""
+"""Results compared with the targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class Verdict:
     row: Row
     target: Target
     against: str
-    """The one that it was in the end, where the target says the best."""
+    """The contender on the other side; the best peer's name if the target says BEST."""
     ratio: float | None
-    """None where one of both has no number."""
+    """None if either side has no number."""
 
     @property
     def is_met(self) -> bool | None:
@@ -62,7 +62,7 @@ class Verdict:
 def verdicts(
     row: Row, numbers: Mapping[str, Numbers], peers: Sequence[str], message_bytes: int
 ) -> list[Verdict]:
-    """Return how xlaserve stands to every target of a row among the peers that took part."""
+    """Compare xlaserve with every target of a row, among the peers that were measured."""
     found = []
     for target in row.targets:
         against = _best(target, numbers, row.peers) if target.against == BEST else target.against
@@ -78,12 +78,12 @@ def verdicts(
 
 
 def _constant(target: Target, message_bytes: int) -> float | None:
-    """Return the constant that a target is compared with, if it is one."""
+    """Return the constant to compare with, or None if the target names a contender."""
     return {MESSAGE: message_bytes, MILLISECOND: 1}.get(target.against)
 
 
 def _other(row: Row, target: Target, against: str) -> str:
-    """Return the name under which the numbers are that a target is compared with."""
+    """Return the name of the contender whose numbers a target is compared with."""
     if target.against == EQUAL:
         return with_equal_headers(OURS)
     if target.against == ONE_PROCESS:
@@ -98,7 +98,7 @@ def _best(target: Target, numbers: Mapping[str, Numbers], peers: Sequence[str]) 
 
 
 def gigabytes_per_second(row: Row, numbers: Numbers, message_bytes: int) -> float | None:
-    """Return how fast a large message went, counted one way; None for other rows."""
+    """Return the throughput of the large message, counted in one direction; None for other rows."""
     if row.name != BIG or "seconds" not in numbers:
         return None
     return message_bytes / float(numbers["seconds"]) / 1e9

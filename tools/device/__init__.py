@@ -1,1 +1,1 @@
-"""The check of a device that nobody had before: every figure of issue reports, in minutes."""
+"""Checks of a device that is new to the project: all figures for an issue report, in minutes."""

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-# It is run as a directory, which is then where imports are looked for; it is a package beside it.
+# A directory run as a script is itself on sys.path; the package is importable from its parent.
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT / "tools")
 sys.path[1:1] = [str(ROOT / name) for name in ("server", "generated", "tests")]

@@ -1,4 +1,4 @@
-"""Steps that ask a server: answers, starts, speed, tokens, precision, many loads."""
+"""Steps that send requests to a server: answers, speed, generation, precision, loads."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def _examples() -> tuple[str, ...]:
 
 
 def serve(place: Place, findings: Findings) -> None:
-    """Serve the examples: what they answer, and how long a start takes, twice."""
+    """Serve the examples: check the answers, and measure two starts."""
     asyncio.run(_serve(place, findings))
 
 
@@ -41,8 +41,10 @@ async def _serve(place: Place, findings: Findings) -> None:
         findings.add("ready, nothing compiled before", seconds=server.ready_seconds, device=said)
         await _answers(server, findings, names)
         with findings.part("the batch sizes behind the first"):
-            await server.until("model complete" if not place.quick else "model loaded", len(names))
-        for row in server.events("model loaded", "model complete"):
+            await server.until(
+                "background compilation finished" if not place.quick else "model loaded", len(names)
+            )
+        for row in server.events("model loaded", "background compilation finished"):
             shown = {key: row.get(key) for key in ("event", "compile_seconds", "size_bytes")}
             findings.add(f"model: {row['model']}", **shown)
         findings.add("memory of the server", card_bytes=card_bytes() - used)
@@ -78,7 +80,7 @@ async def _answers(server: Server, findings: Findings, names: tuple[str, ...]) -
 
 
 def precision(place: Place, findings: Findings) -> None:
-    """Ask the same of a server with each precision of FP32 products, and of numpy in FP64."""
+    """Compare answers at each precision of FP32 products with those of numpy in FP64."""
     import xlaserve
 
     path = place.folder / "precision" / "product" / "1"
@@ -107,7 +109,7 @@ def precision(place: Place, findings: Findings) -> None:
 
 
 def sequences(place: Place, findings: Findings) -> None:
-    """Ask for states of sequences, a tiny generator, and embeddings."""
+    """Check stateful sequences, a tiny generator, and embeddings."""
     folder = repository(place, "sequences", "sequence", "tiny", "embedding")
 
     async def run() -> None:
@@ -158,7 +160,7 @@ async def _tiny(server: Server, findings: Findings) -> None:
 
 
 async def _tokens(client: Any, model: str, prompt: Any, most: int) -> list[tuple[int, float]]:
-    """Return the tokens of one request, and when each came."""
+    """Return the tokens of one request, and the arrival time of each."""
     from xlaserve.serving.inference import InferInput, InferRequest
     from xlaserve.tensors import datatype_named
 
@@ -184,13 +186,13 @@ def _embedding(server: Server, findings: Findings) -> None:
     with urllib.request.urlopen(asked, timeout=60) as answer:
         found = np.array(json.load(answer)["data"][0]["embedding"], np.float32)
     wanted = tiny_embedding.expected(tokens)
-    # It may be normalised, which the check does not know.
+    # The embeddings may or may not be normalised, so compare directions only.
     found, wanted = (one / np.linalg.norm(one) for one in (found, wanted))
     findings.answer("embedding", found, wanted, depth=2)
 
 
 def served_speed(place: Place, findings: Findings) -> None:
-    """Measure two models over gRPC: one by one, both at once, and while another one loads."""
+    """Measure two models over gRPC: one at a time, both together, and while another one loads."""
     asyncio.run(_served_speed(place, findings))
 
 
@@ -237,7 +239,7 @@ async def _latency(server: Server, until: Callable[[], bool]) -> dict[str, float
 
 
 def generate(place: Place, findings: Findings) -> None:
-    """Measure tokens per second of a Llama of 1.2 B, beside the memory's bound."""
+    """Measure the tokens per second of a 1.2B Llama, relative to the limit of memory bandwidth."""
     asyncio.run(_generate(place, findings, "llama"))
 
 
@@ -252,7 +254,7 @@ async def _generate(place: Place, findings: Findings, name: str) -> None:
     folder = repository(place, f"generate.{name}", name)
     vocab, prompt, answer = (512, 16, 8) if place.quick else (128_256, 128, 128)
     size = (folder / name / "1" / "params.safetensors").stat().st_size
-    # Of the table of embeddings a step reads single rows.
+    # A step reads only single rows of the embedding table.
     read = size - vocab * (64 if place.quick else 2048) * 2
     bandwidth = findings.earlier("env", "copy on device").get("gb_per_second", 0) * 1e9
     async with Server(place, findings, folder) as server:
@@ -283,7 +285,7 @@ async def _generate(place: Place, findings: Findings, name: str) -> None:
 
 
 def churn(place: Place, findings: Findings) -> None:
-    """Load and unload, 500 times at most: what is left of it on the card and the host."""
+    """Load and unload up to 500 times, and report the memory left on the card and on the host."""
     asyncio.run(_churn(place, findings))
 
 
@@ -323,7 +325,7 @@ def _resident(server: Server) -> int:
 
 
 def preallocation(place: Place, findings: Findings) -> None:
-    """Start with the card's memory taken at once, and as models need it."""
+    """Start with the card's memory preallocated, and allocated on demand."""
 
     async def run(value: str) -> None:
         folder = repository(place, "preallocation", "mlp")
@@ -341,7 +343,7 @@ def preallocation(place: Place, findings: Findings) -> None:
 
 
 def ahead(place: Place, findings: Findings) -> None:
-    """Start with a cache that `warm --target` made: how many of its programs are taken."""
+    """Start with a cache filled by `warm --target`, and count how many of its programs are used."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""The command line: which steps, each in a process of its own with a limit."""
+"""Command line: runs the chosen steps, each in a separate process with a time limit."""
 
 import argparse
 import os
@@ -24,10 +24,10 @@ STEPS: dict[str, Step] = {
     **{step.__name__: step for step in (asked.churn, asked.preallocation, asked.ahead)},
     **{step.__name__: step for step in (hard.oom, hard.lost, hard.shm)},
 }
-"""Steps by name. A new one is a function and a name here."""
+"""Steps by name. To add one, write a function and name it here."""
 
 CHECKS = ("models", "overlap", "cached", "serving", "memory")
-"""Those of gpu_check, which are steps too: `check_models`."""
+"""Checks of gpu_check that are steps, too, such as `check_models`."""
 
 RUNS: dict[str, tuple[int, dict[str, int]]] = {
     "smoke": (150, {"env": 60, "serve": 100, "sizes": 60, "shm": 40}),
@@ -47,17 +47,17 @@ RUNS: dict[str, tuple[int, dict[str, int]]] = {
 _STEP_SECONDS = 150
 _LEAST_SECONDS = 15
 _QUICK_TIMES = 10
-"""Limits on a machine whose cores others share are so many times as long."""
+"""Factor for all limits on a machine whose cores are shared."""
 _NEEDS_MODELS = frozenset(
     {"sizes", "answers", "speed", "generate", "weights", "served_speed", "sequences", "oom"}
 )
 _IN_PROCESS = frozenset({"env", "sizes", "answers", "speed", "lost"})
-"""Steps that have the device themselves; others ask a server that has it."""
+"""Steps that use the device in their own process; the others send requests to a server."""
 _MAKERS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run steps; 1 where one failed. Everything found is in results.jsonl once it is found."""
+    """Run steps; return 1 if one failed. Each finding is written to results.jsonl immediately."""
     parsed = _parser().parse_args(arguments)
     if parsed.steps and parsed.steps[0].startswith("make:"):
         making.make(Place.here(), parsed.steps[0].removeprefix("make:"))
@@ -144,7 +144,7 @@ def _command() -> list[str]:
 
 
 def _one(place: Place, findings: Findings, name: str, limit: float) -> None:
-    """Run one step to its end or its limit, with everything that it has started."""
+    """Run one step until it ends or reaches its limit, then stop all processes it started."""
     began = time.monotonic()
     if name.startswith("check_"):
         command = [sys.executable, str(Path(__file__).parents[1] / "gpu_check")]
@@ -170,7 +170,7 @@ def _one(place: Place, findings: Findings, name: str, limit: float) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process with its children."""
+    """Kill a process and its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -184,7 +184,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _environment(place: Place, *, is_inside: bool) -> dict[str, str]:
-    """Return the environment of a step: JAX as a server has it, or on the CPU beside a server."""
+    """Return the environment of a step, which may keep JAX on the CPU."""
     from xlaserve.settings import Settings
 
     root = Path(__file__).resolve().parents[2]
@@ -194,7 +194,8 @@ def _environment(place: Place, *, is_inside: bool) -> dict[str, str]:
     found = place.environment | {"PYTHONPATH": os.pathsep.join(filter(None, (*paths, inherited)))}
     if not is_inside:
         return found | {"JAX_PLATFORMS": "cpu"}
-    # gpu_check and these steps start JAX themselves, and would take its three quarters.
+    # gpu_check and these steps start JAX themselves, which by default would take 75 % of the
+    # memory.
     found.setdefault("XLA_CLIENT_MEM_FRACTION", fraction)
     return found
 
@@ -210,7 +211,7 @@ def _step(place: Place, name: str) -> int:
 
 
 def _prepare(place: Place) -> None:
-    """Make every model, several at a time."""
+    """Make all models, several at a time."""
     names = list(making.MAKERS)
     running: dict[str, subprocess.Popen[bytes]] = {}
     while names or running:

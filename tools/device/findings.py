@@ -1,4 +1,4 @@
-"""The findings of one visit to a device, each appended to a file when it is found."""
+"""The findings of one run on a device, appended to a file one at a time."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ _SHOWN = 600
 
 
 class Findings:
-    """Appends what one step finds to `results.jsonl`, and knows what earlier steps found."""
+    """Appends the findings of a step to `results.jsonl`, and reads those of earlier steps."""
 
     def __init__(self, path: Path, step: str = "") -> None:
         self._path = path
         self._step = step
 
     def add(self, name: str, **values: Any) -> Row:
-        """Write one finding; a value that may not be so makes it a failure."""
+        """Write one finding; a value out of bounds makes it a failure."""
         row: Row = {"step": self._step, "name": name, "at": round(time.time(), 1), **values}
         if why := wrong(values):
             row.setdefault(FAILED, why)
@@ -35,14 +35,13 @@ class Findings:
         return row
 
     def answer(self, name: str, found: Any, expected: Any, *, depth: int = 1, **more: Any) -> None:
-        """Write how far an answer is off, beside what its datatype explains after so many
-        products."""
+        """Write an answer's error, and the tolerance for `depth` products of its datatype."""
         at_most = allowed(np.asarray(expected).dtype, depth)
         self.add(name, relative=far(found, expected), at_most=at_most, **more)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Let what fails within a block be one finding, and the rest go on."""
+        """Turn an exception in the block into a finding, and continue."""
         began = time.perf_counter()
         try:
             yield
@@ -61,15 +60,15 @@ class Findings:
         return found
 
     def earlier(self, step: str, name: str) -> Row:
-        """Return the last finding of this name; empty for none."""
+        """Return the last finding of this name, or an empty row."""
         found = (row for row in reversed(self.rows()) if (row["step"], row["name"]) == (step, name))
         return next(found, {})
 
 
 def wrong(values: Row) -> str:
-    """Return why a finding is a failure; empty where it is none."""
+    """Return why a finding is a failure, or an empty string."""
     relative = values.get("relative")
-    # Not a number is no small number.
+    # Written so that NaN fails as well.
     if relative is not None and not relative <= values["at_most"]:
         return f"off by {relative:.3g} of the largest number, expected {values['at_most']:.3g}"
     for name, expected in (("left", 0), ("same", True), ("refused", True)):
@@ -79,7 +78,7 @@ def wrong(values: Row) -> str:
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
-    """Yield what failed, then every figure in a line."""
+    """Yield the failures, then one line per figure."""
     for row in rows:
         if FAILED in row or row.get("rc"):
             said = row.get(FAILED) or f"ended with {row['rc']} after {row.get('seconds')} s"

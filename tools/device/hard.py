@@ -1,4 +1,4 @@
-"""Steps that make a device fail: memory that others took, a device that is lost, foreign memory."""
+"""Steps that provoke failures: exhausted memory, a lost device, foreign memory."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ sys.stdin.readline()
 
 
 def oom(place: Place, findings: Findings) -> None:
-    """Take the card's memory: loads are refused, the server lives, and goes on after it."""
+    """Exhaust the card's memory: loads must be refused and the server must survive and recover."""
     asyncio.run(_oom(place, findings))
 
 
@@ -103,10 +103,10 @@ def _refused_by_rest(server: Server, findings: Findings) -> None:
 
 
 def lost(place: Place, findings: Findings) -> None:
-    """Lose the device: a kernel traps, and every later call of this process fails.
+    """Lose the device: a kernel traps, after which every call of this process fails.
 
-    On a GPU in this process, by the model as the server executes it; what a server does with such
-    errors is played in the tests (tests/core). On the CPU nothing is lost, and the model answers.
+    On a GPU the model is executed in this process in the same way as in the server; how the server
+    handles such errors is covered by tests/core. On the CPU nothing is lost, and the model answers.
     """
     from device.here import Here
     from device.place import EXAMPLES
@@ -128,13 +128,13 @@ def lost(place: Place, findings: Findings) -> None:
                          said=said or str(error)[:300])  # fmt: skip
         else:
             findings.add(f"{attempt} call", same=not place.is_gpu, said="it answers")
-    # Nothing that closes a lost device comes back for sure.
+    # Shutting down a lost device may hang.
     sys.stdout.flush()
     os._exit(0)
 
 
 def _trap() -> int:
-    """Execute a kernel that traps in this process's context of the GPU: its error is sticky."""
+    """Execute a kernel that traps in this process's GPU context; the error is sticky."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     ptx = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry t() { trap; }\0"
@@ -152,7 +152,7 @@ def _check(code: int) -> None:
 
 
 def shm(place: Place, findings: Findings) -> None:
-    """Have CUDA memory of this process as input and output (cuda_shared_memory extension)."""
+    """Use CUDA memory of this process for input and output (cuda_shared_memory extension)."""
     if not place.is_gpu:
         findings.add("cuda shared memory", skipped="no GPU")
         return
@@ -161,7 +161,7 @@ def shm(place: Place, findings: Findings) -> None:
 
 
 class _Memory:
-    """Memory of the GPU that this process shares."""
+    """GPU memory that this process shares."""
 
     BYTES = 4096
 
@@ -178,13 +178,13 @@ class _Memory:
         _check(self.cuda.cuIpcGetMemHandle(ctypes.byref(self.handle), self.address))
 
     def write(self, data: Any) -> None:
-        """Write an array to its beginning."""
+        """Copy an array to the beginning of the memory."""
         pointer = ctypes.c_void_p(data.ctypes.data)
         _check(self.cuda.cuMemcpyHtoD_v2(self.address, pointer, ctypes.c_size_t(data.nbytes)))
         _check(self.cuda.cuCtxSynchronize())
 
     def read(self, offset: int, data: Any) -> None:
-        """Read into an array."""
+        """Copy from an offset into an array."""
         pointer = ctypes.c_void_p(data.ctypes.data)
         place = ctypes.c_uint64(self.address.value + offset)
         _check(self.cuda.cuMemcpyDtoH_v2(pointer, place, ctypes.c_size_t(data.nbytes)))

@@ -1,6 +1,6 @@
-"""Steps in one process with the device: ceilings, bytes, answers, speed."""
+"""Steps that use the device in their own process: ceilings, memory, answers, speed."""
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import asyncio
@@ -35,7 +35,7 @@ _TYPES = (
     *("FP16", "BF16", "FP32", "FP64"),
 )
 _DEPTHS = {"resnet18": 20, "mobilenet": 50, "yolo": 60, "encoder": 40, "linear_algebra": 100}
-"""Products of a network, one after the other."""
+"""Depth of each network, in successive matrix products."""
 
 
 class Here:
@@ -48,7 +48,7 @@ class Here:
         place.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def loaded(self, directory: Path, *, on: str = "", sizes: str = "") -> Any:
-        """Load a model as a server does, with the cache of all steps."""
+        """Load a model as a server does, with the compilation cache shared by all steps."""
         from xlaserve.model_config.config import ModelConfig
         from xlaserve.runtime import loaders
         from xlaserve.runtime.load_context import LoadContext
@@ -75,13 +75,13 @@ class Here:
         return dict(jax.local_devices(backend=self.place.device)[0].memory_stats() or {})
 
     def rate(self, call: Callable[[], object]) -> float:
-        """Return calls per second, past the first."""
+        """Return calls per second, without the first call."""
         call()
         return calls_per_second(call, self.place.seconds)
 
 
 def env(place: Place, findings: Findings) -> None:
-    """Report the environment and the ceilings: products, copies, the smallest call."""
+    """Report the environment and the limits of the device: products, copies, the smallest call."""
     found = {}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -187,7 +187,7 @@ def _precision(findings: Findings) -> None:
 
 
 def sizes(place: Place, findings: Findings) -> None:
-    """Compare what is booked with what the device holds, in the order of the peaks, which grow."""
+    """Compare reserved memory with actual use, by increasing peak: peaks only grow."""
     here = Here(place, findings)
     names = ["mlp"] if place.smoke else ["mlp", "resnet18", "resnet50_bf16", "bert", "bert_bf16"]
     for name in names:
@@ -227,7 +227,7 @@ def _bytes_of(here: Here, name: str) -> None:
 
 
 def answers(place: Place, findings: Findings) -> None:
-    """Compare each datatype, network, import and linear algebra with the CPU of this process."""
+    """Compare datatypes, networks, imported models and linear algebra with this process's CPU."""
     import xlaserve
 
     here = Here(place, findings)
@@ -290,7 +290,7 @@ def _not_a_number(here: Here) -> None:
 
 
 def speed(place: Place, findings: Findings) -> None:
-    """Measure direct calls of a jitted function, and the model as the server executes it."""
+    """Measure direct calls of a jitted function, and the model in the server's execution path."""
     here = Here(place, findings)
     for name in ("resnet50_bf16", "bert_bf16"):
         with findings.part(f"direct {name}"):

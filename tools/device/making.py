@@ -1,4 +1,4 @@
-"""The models of a visit, made on the CPUs while the device does something else."""
+"""The models of a run, made on the CPUs while the device is busy with other steps."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def _platforms(place: Place) -> list[str]:
 
 
 def of_architecture(name: str, *, half: bool = False) -> Callable[[Place, Path], None]:
-    """Return what makes a network of random parameters in FP32, or computed in BF16."""
+    """Return a maker of a network with random parameters, in FP32 or computed in BF16."""
 
     def write(place: Place, path: Path) -> None:
         import jax
@@ -59,7 +59,7 @@ def of_architecture(name: str, *, half: bool = False) -> Callable[[Place, Path],
 
 
 def of_onnx(name: str, **dimensions: Any) -> Callable[[Place, Path], None]:
-    """Return what makes and imports an ONNX network of the tests."""
+    """Return a maker that builds an ONNX network of the tests and imports it."""
 
     def write(place: Place, path: Path) -> None:
         import onnx
@@ -82,7 +82,7 @@ def of_onnx(name: str, **dimensions: Any) -> Callable[[Place, Path], None]:
 
 
 def of_pt2(name: str) -> Callable[[Place, Path], None]:
-    """Return what lays down a file that torch.export wrote: a load imports it."""
+    """Return a maker that copies a torch.export file; the server imports it on load."""
 
     def write(place: Place, path: Path) -> None:
         (path / "1").mkdir(parents=True)
@@ -92,7 +92,7 @@ def of_pt2(name: str) -> Callable[[Place, Path], None]:
 
 
 def llama(place: Place, path: Path, weights: str = "") -> None:
-    """Make a Llama of the shape of 3.2 1B, but for its tied head, of random numbers in BF16."""
+    """Make a Llama with the shape of 3.2 1B, except for its tied head, with random BF16 weights."""
     import ml_dtypes
     from safetensors.numpy import save_file
 
@@ -138,7 +138,7 @@ def llama(place: Place, path: Path, weights: str = "") -> None:
 
 
 def sequence(place: Place, path: Path) -> None:
-    """Make the example of a model with sequences."""
+    """Make the example model with sequences."""
     sys.path.insert(0, str(ROOT / "examples"))
     import recurrent  # type: ignore[import-not-found, unused-ignore]
 
@@ -193,7 +193,7 @@ MAKERS: dict[str, Callable[[Place, Path], None]] = {
     "embedding": embedding,
 }
 LARGE = frozenset({"resnet18", "yolo", "mobilenet"})
-"""Left out where it has to be quick."""
+"""Models that are left out of quick runs."""
 
 
 def configure(path: Path, **parameters: str) -> None:
@@ -204,7 +204,7 @@ def configure(path: Path, **parameters: str) -> None:
 
 
 def make(place: Place, name: str) -> None:
-    """Make a model unless it is there, and leave a mark of how that went."""
+    """Make a model unless it exists, and leave a marker file for success or failure."""
     done = place.folder / f"done.{name}"
     if done.exists():
         return
@@ -219,7 +219,7 @@ def make(place: Place, name: str) -> None:
 
 
 def made(place: Place, name: str) -> Path:
-    """Return the directory of a model, which is waited for, or made here where nobody else does."""
+    """Return the directory of a model: wait for it, or make it here in a quick run."""
     if place.quick:
         make_alone(place, name)
     until = time.monotonic() + _WAIT_SECONDS
@@ -231,7 +231,7 @@ def made(place: Place, name: str) -> Path:
 
 
 def make_alone(place: Place, name: str) -> None:
-    """Make a model in a process of its own, which has the CPU alone."""
+    """Make a model in a separate process with JAX on the CPU only."""
     if not (place.folder / f"done.{name}").exists():
         alone = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
         command = [sys.executable, str(Path(__file__).parent), f"make:{name}"]
@@ -239,9 +239,10 @@ def make_alone(place: Place, name: str) -> None:
 
 
 def repository(place: Place, name: str, *models: str) -> Path:
-    """Return a repository of models of this run, or of the examples.
+    """Return a repository with models of this run or of the examples.
 
-    A server follows no link that leads out of it: files are linked hard, or copied.
+    Files are hard-linked or copied, because a server follows no symbolic link out of its
+    repository.
     """
     folder = place.folder / name
     for model in models:

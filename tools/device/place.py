@@ -1,4 +1,4 @@
-"""Where a step runs: its device, its folders, and how large and long things are."""
+"""The environment of a step: its device, directories, sizes and durations."""
 
 import os
 import subprocess
@@ -16,25 +16,25 @@ _VARIABLE = "DEVICE_CHECK"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What all steps of a run share."""
+    """Settings shared by all steps of a run."""
 
     device: str
     out: str
-    """Directory of results.jsonl, and of logs."""
+    """Directory of results.jsonl and logs."""
     work: str
     """Directory of models and caches."""
     quick: bool = False
-    """Whether models are small and times short, as for a CPU."""
+    """Whether to use small models and short durations, as on a CPU."""
     smoke: bool = False
 
     @classmethod
     def here(cls) -> "Place":
-        """Return the place of the step that this process is."""
+        """Return the settings of the step that runs in this process."""
         return msgspec.json.decode(os.environ[_VARIABLE], type=cls)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of a step; it decides for itself where JAX runs."""
+        """Return the environment of a step; the step itself selects JAX's platform."""
         return os.environ | {
             _VARIABLE: msgspec.json.encode(asdict(self)).decode(),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
@@ -42,7 +42,7 @@ class Place:
         }
 
     def findings(self, step: str = "") -> Findings:
-        """Return the file of findings, for a step."""
+        """Return the findings file, for use by a step."""
         return Findings(Path(self.out) / "results.jsonl", step)
 
     @property
@@ -52,17 +52,17 @@ class Place:
 
     @property
     def models(self) -> Path:
-        """Return the directory of models that were made for this run."""
+        """Return the directory of the models made for this run."""
         return self.folder / "models"
 
     @property
     def cache(self) -> Path:
-        """Return the cache of programs of all steps."""
+        """Return the compilation cache shared by all steps."""
         return self.folder / "cache"
 
     @property
     def seconds(self) -> float:
-        """Return how long one speed is measured."""
+        """Return the duration of one speed measurement."""
         return 0.05 if self.quick else 1.5
 
     @property
@@ -77,7 +77,7 @@ class Place:
 
 
 def card_bytes() -> int:
-    """Return the bytes in use on the first GPU, as its driver says; 0 where there is none."""
+    """Return the bytes in use on the first GPU, according to its driver; 0 without one."""
     asked = ("nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""`xlaserve serve` in a process of its own, and a client of it."""
+"""`xlaserve serve` in a separate process, and a client for it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ FLOP_PER_ROW = {"bert_bf16": 22.4e9, "resnet50_bf16": 8.2e9}
 
 
 class Server:
-    """A server of one repository; an asynchronous context manager."""
+    """A server for one repository; an asynchronous context manager."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Server:
         command += ["--device", place.device]
         command += ["--grpc-endpoint", "port:0", "--http-endpoint", "port:0"]
         command += ["--compilation-cache-directory", str(cache or place.cache), *arguments]
-        # A step that asks has JAX on the CPU; its server has not.
+        # The step has JAX on the CPU; its server must not inherit that.
         inherited = {name: text for name, text in os.environ.items() if name != "JAX_PLATFORMS"}
         variables = {**inherited, "XLASERVE_LOG_LEVEL": "info", **environment}
         with self._log.open("w") as file:
@@ -53,7 +53,7 @@ class Server:
         self.ready_seconds = 0.0
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the records of its log so far, of these events."""
+        """Return the records of these events in its log so far."""
         return [row for row in self._records() if row.get("event") in names]
 
     def warnings(self) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Server:
                     yield row
 
     async def until(self, event: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until an event is in the log so often."""
+        """Wait until the log has `count` records of an event."""
         while len(found := self.events(event)) < count:
             if self.process.poll() is not None or time.monotonic() - self.began > self._seconds:
                 said = self._log.read_text()[-1500:]
@@ -94,7 +94,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """End it, and keep the end of its log."""
+        """Stop the server, and keep the end of its log."""
         if self.process.poll() is None:
             began = time.monotonic()
             self.process.terminate()
@@ -108,7 +108,7 @@ class Server:
             file.write(f"--- {self._log.name}\n{self._log.read_text()[-_LOG_BYTES:]}\n")
 
     def bench(self, model: str, batch: int = 1, concurrency: str = "1", seconds: float = 2) -> None:
-        """Run `xlaserve bench`, and write what it measures. Blocks."""
+        """Run `xlaserve bench`, and write its measurements. Blocks."""
         path = self._place.folder / f"bench.{time.time_ns()}.json"
         seconds = 0.2 if self._place.quick else seconds
         command = [
@@ -130,7 +130,7 @@ class Server:
 
 
 def share(place: Place, findings: Findings, model: str, rows_per_second: float) -> dict[str, float]:
-    """Return the part of the matrix product that `env` measured; nothing where it is not known."""
+    """Return the throughput relative to the matrix product of `env`; empty if unknown."""
     peak = findings.earlier("env", "matmul bfloat16").get("tflops")
     if place.quick or not peak or model not in FLOP_PER_ROW:
         return {}

@@ -1,1 +1,1 @@
-"""Checks that need a device: answers, memory, copies that overlap, and what it does under load."""
+"""Checks that need a device: answers, memory, overlapping copies, and behavior under load."""

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-# It is run as a directory, which is then where imports are looked for; it is a package beside it.
+# A directory run as a script is itself on sys.path; the package is importable from its parent.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from gpu_check.command import main  # noqa: E402

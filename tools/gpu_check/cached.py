@@ -1,7 +1,7 @@
-"""Whether a load uses what was compiled before: by a process with the device, and by one without.
+"""Checks that a load uses programs from the cache, compiled with the device or without it.
 
-The second is what `xlaserve warm --target` does in the build of an image. That its programs run on
-the device they were made for is what cannot be known without one.
+`xlaserve warm --target` compiles without the device during an image build. Only the device can show
+that such programs run on it.
 """
 
 import os
@@ -23,7 +23,7 @@ from xlaserve.settings import Settings
 
 
 def check_cached(found: Device, options: Options) -> Iterator[Finding]:
-    """Load a model twice with a cache, then with one that was filled without the device."""
+    """Load a model twice with one cache, then with a cache that was filled without the device."""
     directory = options.directories[0]
     with tempfile.TemporaryDirectory() as folder:
         here = _load(found, options, Path(folder))
@@ -64,7 +64,7 @@ class _Load:
     cached: int
     seconds: float
     rows_per_second: float
-    """Throughput with the largest batch: programs compiled without a device are not autotuned."""
+    """Throughput at the largest batch size; without a device, programs are not autotuned."""
 
 
 def _load(found: Device, options: Options, cache: Path) -> _Load:
@@ -87,7 +87,7 @@ def _target(found: Device) -> str:
 
 
 def _warm(repository: Path, target: str, count: int, cache: Path) -> str:
-    """Fill a cache in a process of its own; return why that cannot be."""
+    """Fill a cache in a separate process; return the reason if that is not possible."""
     options = ("--target", target, "--count", str(count), "--cache", str(cache))
     ran = subprocess.run(
         [sys.executable, "-m", "xlaserve", "warm", str(repository), *options],

@@ -1,4 +1,4 @@
-"""The command line: which device, for how long, and where the JSON goes."""
+"""Command line: device, duration of measurements, and the JSON output."""
 
 import argparse
 import time
@@ -25,7 +25,7 @@ CHECKS: dict[str, Check] = {
     "overlap": check_overlap,
     "cached": check_cached,
     "serving": check_serving,
-    # Last: what it leaves behind, nothing else finds.
+    # Last, so that its leftovers disturb no other check.
     "memory": check_memory,
 }
 """All checks, in execution order. A new one is a row here and a module."""
@@ -39,7 +39,7 @@ _QUICK_WIDE = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check a device; 1 where a check failed. Where there is no device, say why: no failure."""
+    """Check a device; return 1 if a check failed. Without a device, say why and return 0."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     paths = sorted(path.parent for path in asked.repository.glob(f"*/*/{FILE_NAME}"))
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in asked.only.split(",") if asked.only else CHECKS:
         for one in checked(CHECKS[name], name, device, options):
             found.append(one)
-            # At once: who stops it, or has no more time for it, keeps what was found.
+            # Immediately, so that an interrupted run keeps its findings.
             if asked.lines:
                 report.append(asked.lines, name, one)
             if asked.json:
@@ -72,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked(check: Check, name: str, device: Device, options: Options) -> Iterator[Finding]:
-    """Yield what a check finds; what it raises is a failure, and the rest goes on."""
+    """Yield a check's findings; an exception becomes a failure, so that the others still run."""
     try:
         yield from check(device, options)
-    # Whatever a device does for the first time is to be seen beside the rest.
+    # Errors on untried devices are unpredictable: report them with the other findings.
     except Exception as error:
         traceback.print_exc()
         yield judged(name, "", False, f"{type(error).__name__}: {error}"[:500])

@@ -1,6 +1,6 @@
-"""The device that is checked, and how models come to it and are let go."""
+"""The device under test, and the loading and unloading of models on it."""
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -27,14 +27,14 @@ _LEAST_CALLS = 5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checks, and for how long each."""
+    """The models to check, and the duration of each measurement."""
 
     directories: tuple[Path, ...]
     """Version directories of models."""
     seconds: float
     """Duration of each speed measurement."""
     wide_columns: int
-    """Columns of FP32 that take about as long to copy as the device needs to go over them."""
+    """Columns of FP32 that take about as long to copy as to process on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,28 @@ class Device:
 
     @staticmethod
     def started(platform: str) -> "Device":
-        """Start JAX on a platform, with the memory that a server gives it.
+        """Start JAX on a platform, with the memory fraction that a server uses.
 
-        The CPU plays an accelerator. Raises DeviceUnavailable.
+        The CPU stands in for an accelerator. Raises DeviceUnavailable.
         """
         fraction = Settings(repository=Path()).gpu_memory_fraction
         jax_runtime.start(platform, memory_fraction=fraction if platform == "cuda" else None)
         devices = jax.local_devices(backend=platform)
         if platform == "cpu":
-            # So that what is executed is what is executed there, in threads of the device.
+            # Take the code paths of an accelerator, with executions in the device's threads.
             Site.is_accelerator = True  # type: ignore[method-assign, assignment]
         limit = next((limit for _, limit in sites.memory(platform).values()), 0)
         return Device(platform, str(devices[0].device_kind), len(devices), limit)
 
     def bytes_in_use(self) -> int:
-        """Return the bytes in use by its allocator; 0 if unknown."""
+        """Return the bytes in use according to the allocator; 0 if unknown."""
         statistics = jax.local_devices(backend=self.platform)[0].memory_stats() or {}
         return int(statistics.get("bytes_in_use", 0))
 
     def load(
         self, path: Path, name: str, *, on: str = "", compilation: Compilation | None = None
     ) -> LoadedModel:
-        """Load a model on it, or `on` another platform."""
+        """Load a model on this device, or on another platform given by `on`."""
         context = LoadContext(
             name, "1", ModelConfig(), on or self.platform, compilation=compilation or Compilation()
         )
@@ -85,7 +85,7 @@ def let_go(model: LoadedModel) -> None:
 
 
 def inputs_of(model: LoadedModel, rows: int) -> dict[str, Tensor]:
-    """Return the same random inputs for the same number of rows."""
+    """Return random inputs, always the same for the same number of rows."""
     random = np.random.default_rng(rows)
 
     def tensor(spec: TensorSpec) -> Tensor:
@@ -96,7 +96,7 @@ def inputs_of(model: LoadedModel, rows: int) -> dict[str, Tensor]:
 
 
 def calls_per_second(call: Callable[[], object], seconds: float) -> float:
-    """Return how often something is called in a second, by the median of what calls take."""
+    """Return calls per second, by the median duration of a call."""
     times: list[float] = []
     until = time.perf_counter() + seconds
     while len(times) < _LEAST_CALLS or time.perf_counter() < until:

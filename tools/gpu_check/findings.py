@@ -1,4 +1,4 @@
-"""The findings of a check, in words and in numbers, with a verdict on each."""
+"""The findings of a check in words and numbers, each with a verdict."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from gpu_check.device import Device, Options
 
 
 class Verdict(StrEnum):
-    """The verdict on it."""
+    """Verdict on a finding."""
 
     PASSED = "passed"
     FAILED = "failed"
     MEASURED = "measured"
     """A figure for information, without a limit."""
     UNKNOWN = "unknown"
-    """This device cannot say."""
+    """No verdict, because this device lacks what the check needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Finding:
 
     check: str
     subject: str
-    """A model, mostly."""
+    """Usually a model."""
     verdict: Verdict
     said: str
     values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
@@ -46,5 +46,5 @@ def measured(check: str, subject: str, said: str, **values: object) -> Finding:
 
 
 def unknown(check: str, subject: str, said: str) -> Finding:
-    """Return what this device cannot say."""
+    """Return a finding about something that this device cannot determine."""
     return Finding(check, subject, Verdict.UNKNOWN, said)

@@ -1,6 +1,6 @@
-"""The end of the memory of the device: with a load, and with a request."""
+"""Exhausted device memory: during a load, and during a request."""
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -18,11 +18,11 @@ from xlaserve.errors import OutOfMemory
 
 _PIECE_BYTES = 256 << 20
 _LEFT_BYTES = 64 << 20
-"""The bytes that are left free for the request that finds too little."""
+"""Bytes left free, too few for the request."""
 
 
 def check_memory(device: Device, options: Options) -> Iterator[Finding]:
-    """Ask for more than there is; what is refused must leave the server as it was."""
+    """Ask for more memory than there is; the refusal must leave the server unaffected."""
     if not device.limit_bytes:
         yield unknown("out of memory", "load", "the device shares the memory of the host")
         yield unknown("out of memory", "request", "the device shares the memory of the host")
@@ -32,7 +32,7 @@ def check_memory(device: Device, options: Options) -> Iterator[Finding]:
         path = Path(folder) / "greedy.jaxexp"
         path.write_bytes(_greedy(device, math.isqrt(device.limit_bytes // 4) + 1))
         yield _refused("load", lambda: let_go(device.load(path, "greedy")), device, used)
-        # A quarter of the memory: it loads, and does not run where the rest is taken.
+        # Needs a quarter of the memory: it loads, but cannot run once the rest is taken.
         path.write_bytes(_greedy(device, math.isqrt(device.limit_bytes // 16)))
         yield _request(device, path, used)
     model = device.load(options.directories[0], "after")
@@ -64,7 +64,7 @@ def _refused(subject: str, call: "object", device: Device, used: int) -> Finding
 
 
 def _filled(device: Device) -> list[jax.Array]:
-    """Take the memory of the device, but for a little."""
+    """Allocate the device's memory, except for a small rest."""
     there = jax.local_devices(backend=device.platform)[0]
     held: list[jax.Array] = []
     while device.limit_bytes - device.bytes_in_use() > _PIECE_BYTES + _LEFT_BYTES:
@@ -77,7 +77,7 @@ def _filled(device: Device) -> list[jax.Array]:
 
 
 def _greedy(device: Device, size: int) -> bytes:
-    # A sort has to be there as a whole; what is only multiplied and added would not.
+    # XLA has to materialise the operand of a sort; it would fuse products and sums.
     function = jax.jit(lambda x: jax.numpy.sort(x[:, None] * x[None, :], axis=0).sum())
     argument = jax.ShapeDtypeStruct((size,), np.float32)
     exported = jax.export.export(function, platforms=[device.platform])(argument)

@@ -1,6 +1,6 @@
-"""Every model of a repository: answers, memory, speed beside a bare loop, and what batches gain."""
+"""Checks every model of a repository: answers, memory, speed, gain of batches."""
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -22,13 +22,13 @@ from xlaserve.runtime.loaded import LoadedModel, ModelMemory
 from xlaserve.tensors import Tensor
 
 _DEPTH = 16
-"""Products of a model, one after the other: examples have two, networks more."""
+"""Successive matrix products of a model: examples have two, networks more."""
 _LEAST_OF_BARE = 0.5
-"""The server does more than a bare loop: it checks, pads and names outputs."""
+"""Minimum speed relative to a bare loop: the server also checks, pads and names tensors."""
 
 
 def check_models(device: Device, options: Options) -> Iterator[Finding]:
-    """Load each model on the device and on the CPU, compare and measure it, unload it."""
+    """Load each model on the device and on the CPU, compare and measure both, then unload."""
     for directory in options.directories:
         yield from _check(device, options, directory, directory.parent.name)
 
@@ -60,7 +60,7 @@ def _check(device: Device, options: Options, directory: Path, name: str) -> Iter
     if device.limit_bytes:
         yield judged("beside a bare loop", name, part > _LEAST_OF_BARE, said, **values)
     else:
-        # What shares the cores of a machine with others is not judged by its speed.
+        # No verdict: on a machine with shared cores the speed is not reliable.
         yield measured("beside a bare loop", name, said, **values)
     let_go(model)
     left = device.bytes_in_use() - used
@@ -92,7 +92,7 @@ def _speed(model: LoadedModel, name: str, speeds: Mapping[int, float]) -> Iterat
 
 
 def _difference(model: LoadedModel, reference: LoadedModel, rows: int) -> float:
-    """Return how far outputs are off, as a part of what their datatype explains (tolerances)."""
+    """Return the error of outputs, relative to what their datatype explains (tolerances)."""
     inputs = inputs_of(model, rows)
     found, expected = model.execute(inputs), reference.execute(inputs)
     return max(off(found[name], expected[name], _DEPTH) for name in expected)
@@ -101,7 +101,7 @@ def _difference(model: LoadedModel, reference: LoadedModel, rows: int) -> float:
 def _bare_calls_per_second(
     directory: Path, device: Device, inputs: Mapping[str, Tensor], seconds: float
 ) -> float:
-    """Return how often a function that JAX compiles is called in a second, in a loop."""
+    """Return the calls per second of a jitted function in a loop."""
     described = manifest.read(directory)
     exported = artifact.read(directory, described)
     (site,) = sites.layout(Placement(device.platform)).sites

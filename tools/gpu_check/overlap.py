@@ -1,6 +1,6 @@
-"""Whether inputs are copied to the device while it computes what came before."""
+"""Checks that inputs are copied to the device while it computes earlier requests."""
 
-# Much of jax is typed, but not all that is called here.
+# jax is only partly typed.
 # mypy: disallow-untyped-calls=False
 
 import asyncio
@@ -24,10 +24,10 @@ from xlaserve.serving.stations.dispatch import Dispatcher
 from xlaserve.tensors import Tensor
 
 _ROUNDS = 3
-"""Rounds; both depths alternate, so that disturbances affect both, and the best of each counts."""
+"""Both depths alternate within a round, so that disturbances affect both; the best counts."""
 
 _PASSES = 100
-"""Passes of the device over its input: about as long as the copy takes."""
+"""Passes over its input on the device: they take about as long as the copy."""
 
 _LEAST_GAIN = 1.1
 """Smallest gain that counts as overlap; 2 would be perfect."""
@@ -35,24 +35,24 @@ _LEAST_GAIN = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The speed of a model of large inputs with one execution in flight, and with more."""
+    """The speed of a model with large inputs, with one and with several executions in flight."""
 
     input_bytes: int
     executions_per_second: Mapping[int, float]
-    """Keyed by how many were in flight; the more is the better only if copies overlap."""
+    """Keyed by the number in flight; more of them are faster only if copies overlap."""
     reserved_bytes: int
     """Bytes reserved for the model, including all executions in flight."""
     most_bytes: int
-    """The most of `bytes_in_use` that was its own, seen behind each dispatch."""
+    """Peak of the model's share of `bytes_in_use`, sampled after each dispatch."""
 
     @property
     def gain(self) -> float:
-        """Return the speed with the most in flight, with one as 1."""
+        """Return the speed with the most executions in flight, relative to one."""
         return self.executions_per_second[IN_FLIGHT] / self.executions_per_second[1]
 
 
 def check_overlap(device: Device, options: Options) -> Iterator[Finding]:
-    """Tell whether copies to the device go on while it computes, and what that holds."""
+    """Check that copies to the device overlap with computation; report the memory held."""
     found = overlap(device, options)
     speeds = ", ".join(
         f"{speed:.1f}/s with {depth} in flight"
@@ -61,7 +61,7 @@ def check_overlap(device: Device, options: Options) -> Iterator[Finding]:
     said = f"inputs of {found.input_bytes} bytes: {speeds}, {found.gain:.2f} times as many"
     values = {"gain": found.gain, "executions_per_second": dict(found.executions_per_second)}
     if device.platform == "cpu":
-        # It plays an accelerator: it computes where it copies.
+        # The CPU stands in for an accelerator here: it copies and computes on the same cores.
         yield measured("overlap", "wide", said, **values)
         yield unknown("memory in flight", "wide", f"{found.reserved_bytes} bytes reserved")
         return
@@ -74,7 +74,7 @@ def check_overlap(device: Device, options: Options) -> Iterator[Finding]:
 
 
 def overlap(device: Device, options: Options) -> Overlap:
-    """Measure a model that is copied to for about as long as it computes."""
+    """Measure a model whose inputs take about as long to copy as to process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "wide" / "1"
         inputs = {"x": ("FP32", [1, options.wide_columns])}
@@ -107,7 +107,7 @@ def _overlap(device: Device, model: LoadedModel, used: int, seconds: float) -> O
 
 
 class Line:
-    """Executions on the first replica of a model, so many of them in flight (a User)."""
+    """Keeps a fixed number of executions in flight on a model's first replica (a User)."""
 
     def __init__(
         self,
@@ -125,17 +125,18 @@ class Line:
         self._problem: BaseException | None = None
 
     def acquire(self) -> None:
-        """Need no count: the model is closed behind the measurement."""
+        """Do nothing: the model is closed after the measurement, so no use count is needed."""
 
     def release(self) -> None:
-        """Need no count."""
+        """Do nothing (see `acquire`)."""
 
     async def executions_per_second(self, seconds: float) -> float:
-        """Return the speed; raises what an execution raised."""
+        """Return the executions per second; raises the exception of a failed execution."""
         with closing(DeviceThreads(self._dispatching.queues[0])) as threads:
             dispatcher = Dispatcher(self, [threads], time.perf_counter_ns, self._in_flight)
             started = time.perf_counter()
-            # One more than there is room for: the thread finds the next at once.
+            # One more than the limit, so that the device thread always finds the next execution
+            # queued.
             for _ in range(self._in_flight + 1):
                 dispatcher.submit(self._dispatch, self._ended)
             submitted = self._in_flight + 1

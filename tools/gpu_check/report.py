@@ -1,4 +1,4 @@
-"""The findings as a table for people, and as JSON for the file that is kept in docs."""
+"""Findings as a table for people, and as JSON for the file kept in docs."""
 
 import json
 import platform
@@ -19,7 +19,7 @@ _VERSIONS = ("xlaserve", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt"
 
 
 def show(device: Device, found: Sequence[Finding]) -> None:
-    """Print the table, and a line that sums it up."""
+    """Print the table and a summary line."""
     console = Console()
     memory = f", {device.limit_bytes} bytes of memory" if device.limit_bytes else ""
     table = Table(title=f"{device.count} x {device.kind} ({device.platform}){memory}")
@@ -34,7 +34,7 @@ def show(device: Device, found: Sequence[Finding]) -> None:
 
 
 def append(path: Path, check: str, row: Finding) -> None:
-    """Append one finding to a file, as `tools/device` writes its own."""
+    """Append one finding to a file, in the format of `tools/device`."""
     values = dict(row.values)
     if row.verdict is Verdict.FAILED:
         values["FAILED"] = row.said
@@ -45,7 +45,7 @@ def append(path: Path, check: str, row: Finding) -> None:
 
 
 def as_json(device: Device, found: Sequence[Finding], seconds: float) -> str:
-    """Return everything that is known, with what it was found with."""
+    """Return all findings as JSON, with the versions and the device."""
     whole = {
         "device": {
             "platform": device.platform,

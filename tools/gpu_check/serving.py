@@ -1,6 +1,6 @@
-"""A whole server on the device: requests while another model loads, and sizes as a mesh hears them.
+"""A whole server on the device: latency while another model loads, and sizes reported to a mesh.
 
-The client is in the same process, so that the figures are of its event loop too.
+The client runs in the same process, so the figures include its share of the event loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _WITHIN = 0.1
 
 
 def check_serving(device: Device, options: Options) -> Iterator[Finding]:
-    """Measure requests of one model alone and while another one loads, then loads of a mesh."""
+    """Measure latency alone and while another model loads, then loads requested by a mesh."""
     yield asyncio.run(_tail(device, options))
     yield from asyncio.run(_mesh(device, options))
 
@@ -61,7 +61,7 @@ async def _p99_seconds(
     seconds: float,
     until: "asyncio.Future[Any] | None" = None,
 ) -> float:
-    """Return the 99th percentile of requests one after the other, until a load has ended."""
+    """Return the 99th percentile of sequential requests until a load has ended."""
     times: list[float] = []
     started = time.perf_counter()
     while len(times) < 2 or time.perf_counter() - started < seconds or (until and not until.done()):
@@ -107,7 +107,7 @@ def _ones(spec: TensorSpec) -> Tensor:
 async def _server(
     device: Device, options: Options, **settings: object
 ) -> AsyncIterator[tuple[Application, str]]:
-    """Run a server without models; yield it, and where gRPC is served."""
+    """Run a server without models; yield it and its gRPC address."""
     given = {
         "grpc_endpoint": "port:0",
         "http_endpoint": "none",

@@ -1,4 +1,4 @@
-"""How far an answer may be off: as a part of its largest number, by what its datatype explains."""
+"""Tolerances of answers, relative to the largest value and according to the datatype."""
 
 from math import inf, sqrt
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 import numpy as np
 
 _ROUNDING = {"float64": 1e-12, "float32": 3e-4, "float16": 1e-3, "bfloat16": 8e-3}
-"""Relative error of one matrix product. GPUs multiply FP32 as TF32 by default (matmul_precision).
+"""Relative error of one matrix product. GPUs multiply FP32 as TF32 by default
+(matmul_precision).
 """
 
 _OF_LARGEST = 4
-"""The largest of many differences beside a typical one."""
+"""Ratio of the largest of many differences to a typical one."""
 
 
 def allowed(dtype: Any, depth: int = 1) -> float:
-    """Return the part for results of so many products, one after the other; 0 for integers."""
+    """Return the relative tolerance after `depth` successive products; 0 for integers."""
     name = np.dtype(dtype).name
     return _OF_LARGEST * sqrt(depth) * _ROUNDING.get(name, 0.0)
 
 
 def far(found: Any, expected: Any) -> float:
-    """Return the largest difference as a part of the largest number that is expected.
+    """Return the largest difference relative to the largest expected value.
 
-    Infinities and what is not a number have to be the same on both sides.
+    Infinities and NaN must be at the same positions on both sides.
     """
     one, other = (np.asarray(each).astype(np.float64) for each in (found, expected))
     if one.shape != other.shape:
@@ -37,7 +38,7 @@ def far(found: Any, expected: Any) -> float:
 
 
 def off(found: Any, expected: Any, depth: int = 1) -> float:
-    """Return the difference as a part of what is allowed; infinity for integers that differ."""
+    """Return the difference as a fraction of the tolerance; infinity for integers that differ."""
     at_most = allowed(np.asarray(expected).dtype, depth)
     worst = far(found, expected)
     return worst / at_most if at_most else (inf if worst else 0.0)

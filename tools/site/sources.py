@@ -1,4 +1,4 @@
-"""A hook of mkdocs: links that lead out of docs/ are checked, and shown as paths of the source."""
+"""A mkdocs hook: checks links out of docs/, and shows them as source paths."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _OUT = r"\[([^\]]+)\]\({ups}([^)#]+)(?:#[^)]*)?\)"
-"""Pattern of a link out of docs/, from a page at a given depth: one `..` more than its depth."""
+"""Pattern of a link out of docs/; `ups` is one `..` more than the depth of the page."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the text with the paths of files in place of links; raises for a file that is not."""
+    """Return the text with source paths for links; raises FileNotFoundError for a broken link."""
 
     def path_instead(link: re.Match[str]) -> str:
         text, path = link.groups()

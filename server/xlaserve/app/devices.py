@@ -36,5 +36,5 @@ class DeviceStart:
             # The default directory cannot be used: run without a compilation cache.
             if not self._is_told:
                 self._is_told = True
-                _log.warning("compiled programs are not kept", reason=str(error))
+                _log.warning("compiled programs not kept", reason=str(error))
             return device.start(asked, memory_fraction=fraction)

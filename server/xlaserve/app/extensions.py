@@ -137,13 +137,13 @@ def _installed(name: str) -> Extension:
     found = {entry.name: entry for entry in entries}.get(name)
     if found is None:
         known = ", ".join(sorted({entry.name for entry in entries})) or "none"
-        raise InvalidSettings("extension", f"one that is installed ({known})", name)
+        raise InvalidSettings("extension", f"an installed extension ({known})", name)
     try:
         row = found.load()
     except (Exception, SystemExit) as error:
         text = f"{name}: {found.value}: {type(error).__name__}: {error}"
-        raise InvalidSettings("extension", "code that can be imported", text) from error
+        raise InvalidSettings("extension", "importable code", text) from error
     if not isinstance(row, Extension):
         got = f"{name}: {found.value} is of {type(row).__name__}"
-        raise InvalidSettings("extension", "an object of Extension", got)
+        raise InvalidSettings("extension", "an Extension object", got)
     return row

@@ -63,7 +63,9 @@ def _protocol(core: Core, grpc: Runner) -> OtherProtocol | None:
     found = [row for row in rows if row.protocol is not None]
     if len(found) > 1:
         names = " and ".join(row.name for row in found)
-        raise InvalidSettings("extension", "one protocol besides REST on the port of HTTP", names)
+        raise InvalidSettings(
+            "extension", "at most one protocol besides REST on the HTTP port", names
+        )
     make = found[0].protocol if found else None
     return None if make is None else make(core, grpc)
 

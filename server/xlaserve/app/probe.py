@@ -36,10 +36,10 @@ async def probed(
         listening, mark = _listening(path)
     except OSError as error:
         _log.warning(
-            "no probe socket",
+            "probe socket not created",
             path=path,
             reason=error.strerror or str(error),
-            to_do="set probe_socket to a path in a directory that this user may write to",
+            to_do="set probe_socket to a path in a directory that this user can write to",
         )
         yield
         return

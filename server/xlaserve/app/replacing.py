@@ -65,7 +65,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
         for one in remaking.failed:
             if _is_gone(one.change, one.error):
                 gone[one.change.subject] = (type(one.error).__name__, str(one.error))
-        _log.info("changes of clients taken over", changes=count)
+        _log.info("client changes taken over", changes=count)
     answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error
     check_lost(theirs, answers, gone=gone, unloaded=unloaded, strict=strict)
@@ -94,11 +94,11 @@ def _is_gone(change: Change, error: XlaserveError) -> bool:
             return True
         raise ChangesNotTaken(f"{change.kind} '{change.subject}': {error}") from error
     _log.warning(
-        "change of a client not taken over",
+        "client change not taken over",
         kind=change.kind,
         subject=change.subject,
         reason=str(error),
-        to_do="the client has to make it again",
+        to_do="the client must repeat it",
     )
     return False
 
@@ -125,7 +125,7 @@ def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:
             "model repository not served",
             path=str(given[number]),
             reason=reason,
-            to_do="send SIGUSR2 once more when it can be read: its models are loaded then",
+            to_do="once it is readable, send SIGUSR2 again to load its models",
         )
     first, *beside = (path for number, path in enumerate(given) if number not in away)
     return replace(settings, repository=first, model_repository=tuple(beside))

@@ -337,7 +337,7 @@ class Application:
             await self.workers.wait(loaders.prepare, self.compilation, platform)
         await self.workers.wait(allocator.freeze_heap)
         if not self.mappings.is_counted:
-            _log.info("memory mappings are not counted", reason="there is no /proc/self/maps")
+            _log.info("memory mappings not counted", reason="/proc/self/maps does not exist")
         _log.info(
             "device ready",
             platform=platform,
@@ -345,7 +345,7 @@ class Application:
             capacity_bytes=self.capacity.total_bytes,
         )
         if unused := compilation.without_effect(self.settings, platform):
-            _log.warning("settings have no effect", platform=platform, settings=list(unused))
+            _log.warning("settings without effect", platform=platform, settings=list(unused))
 
     def _release_memory(self) -> None:
         device.release_memory()
@@ -454,7 +454,7 @@ class Application:
             async with asyncio.timeout_at(self._closing_until):
                 await self.control.close()
         except TimeoutError:
-            _log.warning("not all models unloaded", reason="threads use it that do not end")
+            _log.warning("not all models unloaded", reason="threads that do not end still use it")
         _log.info("stopped")
 
     def _end_threads(self) -> None:
@@ -465,7 +465,7 @@ class Application:
         seconds = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
         self.has_threads_left = not self.workers.close(seconds)
         if self.has_threads_left:
-            _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
+            _log.warning("threads still running", abandoned=len(self.workers.abandoned))
 
 
 def prepare(

@@ -20,6 +20,7 @@ import structlog
 from xlaserve.concurrency.control_plane import ANSWERING, LEFT_BEHIND, ChangeKind, ChangeText
 from xlaserve.process import last_words
 from xlaserve.process.endpoints import Listener
+from xlaserve.process.output import descriptors
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -33,11 +34,11 @@ _log = structlog.get_logger("successor")
 
 TO_DO: Mapping[str, str] = MappingProxyType(
     {
-        "sequences": "their clients have to begin them again, with sequence_start",
-        "cuda_shared_memory_regions": "their clients have to register them again",
-        "cached_responses": "nothing: the response cache fills again",
-        "not asked for": "clients have to load, configure and register again: the new server is "
-        "of a version that takes nothing over",
+        "sequences": "clients must restart them with sequence_start",
+        "cuda_shared_memory_regions": "clients must register them again",
+        "cached_responses": "nothing; the response cache refills",
+        "unsupported by the new version": "clients must load, configure and register again: the"
+        " new server's version does not take over client changes",
     }
 )
 """State that the new process does not inherit -> who has to restore it."""
@@ -96,12 +97,15 @@ class Successor:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         sockets = {setting: one.listening for setting, one in self._sockets.items()}
+        out, err = descriptors()
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, *sys.orig_argv[1:]],
                     env=os.environ | self._systemd.environment() | handed(theirs, sockets),
                     pass_fds=[theirs.fileno(), *(one.fileno() for one in sockets.values())],
+                    stdout=out,
+                    stderr=err,
                 )
         except OSError as error:
             ours.close()
@@ -114,11 +118,11 @@ class Successor:
     def _refusal(self) -> str:
         settings = self._settings
         if self._process is not None:
-            return f"process {self._process.pid} is about to replace it"
+            return f"process {self._process.pid} is already replacing it"
         if os.getpid() == _INIT:
-            return "with the first process of a container the container ends"
+            return "this is the container's first process, and the container would end with it"
         if settings.modelmesh or settings.sagemaker_multi_model:
-            return "who had models loaded would not know that they are gone"
+            return "the platform that loaded the models would not learn that they are unloaded"
         return "" if self._is_ready() else "the server is not ready"
 
     def _heard(self) -> None:
@@ -159,7 +163,7 @@ class Successor:
             with file:
                 socket.send_fds(channel, [CHANGES], [file.fileno()])
         except (OSError, NobodyAnswers) as error:
-            _log.error("changes of clients not handed over", reason=str(error))
+            _log.error("client changes not handed over", reason=str(error))
             if self._channel is channel:
                 # Without the changes the new process exits, and `_failed` handles that.
                 channel.shutdown(socket.SHUT_RDWR)
@@ -167,12 +171,12 @@ class Successor:
         for subject, reason in left.items():
             _log.error(
                 "not handed over",
-                what="load of a client",
+                what="client load",
                 model=subject,
                 reason=reason,
-                to_do="its client has to load it again, with its files",
+                to_do="the client must load it again, with its files",
             )
-        _log.info("changes of clients handed over", changes=len(changes) - len(left))
+        _log.info("client changes handed over", changes=len(changes) - len(left))
 
     async def _replaced(self, process: int) -> None:
         _log.info("server replaced", by=process)
@@ -184,7 +188,9 @@ class Successor:
             for counts in await self._changes.replies(LEFT_BEHIND):
                 left.update(counts)
             if not self._is_given_changes:
-                left["not asked for"] = len(await self._changes.hold(frozenset(ChangeKind)))
+                left["unsupported by the new version"] = len(
+                    await self._changes.hold(frozenset(ChangeKind))
+                )
             for what, count in left.items():
                 if count:
                     _log.warning("not handed over", what=what, count=count, to_do=TO_DO[what])
@@ -202,7 +208,7 @@ class Successor:
         self._is_given_changes = False
         self._changes.go_on()
         how = last_words.how(status)
-        reason = f"process {process.pid} ended with {how} before it was ready, its log says why"
+        reason = f"process {process.pid} ended with {how} before it was ready; see its log"
         _log.error("server not replaced", reason=reason)
 
     def _close_channel(self) -> None:

@@ -246,9 +246,9 @@ def _unreadable(name: str, jax_version: str, module: bytes, error: Exception) ->
     reason = too_new(module, jax_version[:32]) or _first_line(error)
     written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
     return InvalidModel(
-        f"{name} {written}cannot be read by the jax {jax.__version__} that runs here: {reason}. "
-        "Unless it is damaged, `xlaserve repo migrate` mends it where the jax that wrote it runs, "
-        "or a newer one. Export it again otherwise"
+        f"{name} {written}cannot be read by the installed jax {jax.__version__}: {reason}. Run"
+        " `xlaserve repo migrate` with the jax that wrote it, or a newer one; if it is damaged,"
+        " export it again"
     )
 
 
@@ -307,14 +307,12 @@ def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
     for match in _CUSTOM_CALL.finditer(text):
         target = next(group for group in match.groups() if group is not None)
         if not _SAFE_CUSTOM_CALLS.fullmatch(target):
-            raise InvalidModel(
-                f"{name} calls '{target[:64]}', which is not among the functions that a "
-                "model may call"
-            )
+            raise InvalidModel(f"{name} calls '{target[:64]}', which models may not call")
         if custom_calls.is_missing(target):
             raise InvalidModel(
-                f"{name} calls '{target[:64]}', which jaxlib {jaxlib.version.__version__} does "
-                "not have: serve it with the jax that exported it, or export it again with this one"
+                f"{name} calls '{target[:64]}', which jaxlib {jaxlib.version.__version__} does"
+                " not have: serve it with the jax that exported it, or export it again with the"
+                " installed one"
             )
 
 
@@ -353,8 +351,8 @@ def check_runs(exported: Exported, platform: str, name: str = ARTIFACT) -> None:
         )
     if exported.ordered_effects or exported.unordered_effects:
         raise InvalidModel(
-            f"{name} has side effects, a model may not have any: export it "
-            "without callbacks and debug prints"
+            f"{name} has side effects, which models may not have: export it without callbacks and"
+            " debug prints"
         )
 
 
@@ -451,7 +449,9 @@ def unnamed(kind: str, name: str, dtype: Any) -> InvalidModel:
         advice = _PAIRS
     elif jnp.issubdtype(dtype, jnp.number):
         advice = f": make it {_wider(dtype)}, and cast in the function"
-    return InvalidModel(f"{kind} '{name}' has dtype {dtype}, which V2 has no name for{advice}")
+    return InvalidModel(
+        f"{kind} '{name}' has dtype {dtype}, which the V2 protocol does not have{advice}"
+    )
 
 
 def _wider(dtype: Any) -> str:
@@ -467,15 +467,14 @@ def _shape(
     shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
     problem = ""
     if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
-        problem = "its first dimension is not the batch"
+        problem = "and its first dimension is not the batch"
     elif -1 in shape[1:] and not sized:
         problem = (
-            "but only the batch, as the first dimension, may be open without sizes: give them by "
-            "compiled_shapes or max_on_demand_shapes, with the export or as parameters of its "
-            "configuration"
+            "but dimensions other than a leading batch need sizes: set compiled_shapes or"
+            " max_on_demand_shapes at export or as parameters of its configuration"
         )
     elif -1 in shape[:1] and batch is None:
-        problem = "but its first dimension is open, and not that of all inputs is"
+        problem = "but only some inputs have an open first dimension"
     if problem:
         raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")
     return shape

@@ -21,7 +21,7 @@ def names_in(module: bytes) -> bytes:
 def _section(module: bytes, wanted: int) -> bytes:
     """Return a section's bytes; raises IndexError or ValueError for an unknown format."""
     if not module.startswith(_MAGIC):
-        raise ValueError("no bytecode of MLIR")
+        raise ValueError("not MLIR bytecode")
     _, at = _number(module, len(_MAGIC))
     at = module.index(0, at) + 1  # the producer's name
     while True:
@@ -32,7 +32,7 @@ def _section(module: bytes, wanted: int) -> bytes:
             at += -at % alignment if alignment else 0
         if kind & ~_IS_ALIGNED == wanted:
             if at + length > len(module):
-                raise ValueError("the section ends behind the module")
+                raise ValueError("a section extends past the end of the module")
             return module[at : at + length]
         at += length
 

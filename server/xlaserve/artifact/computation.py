@@ -262,8 +262,8 @@ def _obstacle(module: bytes) -> str:
             heard.append(str(error))
     found = next((_OPERATION.search(text) for text in heard if _OPERATION.search(text)), None)
     if found is not None:
-        return f"that has no word for {found[1]}"
-    return (heard or ["it is written in a newer one"])[0].splitlines()[0][:_REASON_CHARACTERS]
+        return f"that lacks the operation {found[1]}"
+    return (heard or ["it uses a newer StableHLO"])[0].splitlines()[0][:_REASON_CHARACTERS]
 
 
 def neutral(module: bytes) -> bytes:
@@ -335,7 +335,7 @@ def too_new(module: bytes, written_by: str) -> str:
         return ""
     by = READ_FROM.get(version, written_by)
     way_out = f": serve it with jax {by} or newer" if by else ""
-    return f"it is StableHLO {version}, {newest} is the newest that can be read{way_out}"
+    return f"it is StableHLO {version}, {newest} is the newest supported{way_out}"
 
 
 def _numbers(version: str) -> list[int]:

@@ -27,7 +27,7 @@ class UnknownCustomCall(Exception):
 
     def __init__(self, target: str, platform: str) -> None:
         super().__init__(
-            f"it calls '{target[:64]}', which the jaxlib that runs here does not have on {platform}"
+            f"it calls '{target[:64]}', which the installed jaxlib does not have on {platform}"
         )
 
 

@@ -91,7 +91,7 @@ def symbolic(
     try:
         return tuple(jax.export.symbolic_shape(text, scope=scope, constraints=tuple(constraints)))
     except ValueError as error:
-        raise InvalidModel(f"a dimension has a name that JAX cannot use: {error}") from error
+        raise InvalidModel(f"invalid dimension name: {error}") from error
 
 
 def check(texts: Iterable[str]) -> None:
@@ -99,7 +99,7 @@ def check(texts: Iterable[str]) -> None:
     total = sum(_Parser(text).terms() for text in texts)
     if total > MAX_TERMS_OF_ALL:
         raise InvalidModel(
-            f"its dimensions have {total} terms together, expected {MAX_TERMS_OF_ALL} at most"
+            f"its dimensions have {total} terms in total, expected at most {MAX_TERMS_OF_ALL}"
         )
 
 
@@ -111,7 +111,7 @@ class _Parser:
         self._place = 0
         self._depth = 0
         if len(text) > MAX_CHARACTERS:
-            raise self._error(f"expected {MAX_CHARACTERS} characters at most, got {len(text)}")
+            raise self._error(f"expected at most {MAX_CHARACTERS} characters, got {len(text)}")
         self._kind, self._token = self._next()
 
     def terms(self) -> int:
@@ -178,7 +178,7 @@ class _Parser:
             ("bits in a number", size.bits, MAX_BITS),
         ):
             if found > most:
-                raise self._error(f"it may come to more than {most} {what}")
+                raise self._error(f"it may expand to more than {most} {what}")
         return size
 
     # --- tokenizer ---

@@ -117,18 +117,20 @@ def _problems(record: Record) -> Mapping[str, bool]:
     return {
         f"vocab is not between 1 and {MOST_VOCAB}": not 1 <= record.vocab <= MOST_VOCAB,
         f"max_length is not between 2 and {MOST_LENGTH}": not 2 <= record.max_length <= MOST_LENGTH,
-        "a stop token is no token": not all(0 <= one < record.vocab for one in record.stop_tokens),
-        f"the cache has not 1 to {MOST_ARRAYS} arrays": not 1 <= len(shapes) <= MOST_ARRAYS,
-        "an array of the cache does not begin with its slots": any(
+        "a stop token is outside the vocabulary": not all(
+            0 <= one < record.vocab for one in record.stop_tokens
+        ),
+        f"the cache does not have 1 to {MOST_ARRAYS} arrays": not 1 <= len(shapes) <= MOST_ARRAYS,
+        "a cache array does not have slots as its first axis": any(
             s[:1] != [SLOTS] for s in shapes
         ),
-        "an array of the cache has a shape that none has": any(
+        "a cache array has an invalid shape": any(
             len(shape) > _RANK or shape.count(SLOTS) != 1 or shape.count(LENGTH) > 1
             for shape in shapes
         )
         or not all(1 <= size <= _MOST_ELEMENTS for size in sized),
-        "it does not name the files of a generator": not {DECODE, CHUNK, WEIGHTS}
+        "it does not list the files of a generator": not {DECODE, CHUNK, WEIGHTS}
         <= set(record.files),
-        "it donates other arguments than the cache and the counts": record.donated
+        "it donates arguments other than the cache and the counts": record.donated
         != {DECODE: [1, 2], CHUNK: [1]},
     }

@@ -298,7 +298,7 @@ def _verdict(verdict: _Verdict | None) -> Verdict | None:
     found = Verdict(**msgspec.structs.asdict(verdict))
     for text in (found.output, found.operation, found.reason, found.location):
         if len(text) > MAX_NAME_LENGTH or not text.isprintable():
-            raise _invalid("its verdict has a text that is no line")
+            raise _invalid("a text of its verdict is not a single line")
     return found
 
 
@@ -320,7 +320,7 @@ def _spec(kind: str, tensor: _Tensor) -> TensorSpec:
         raise _invalid(f"{kind} '{tensor.name}' has an {error}") from error
     shape = tuple(tensor.shape)
     if len(shape) > MAX_RANK or not all(-1 <= size <= MAX_DIMENSION for size in shape):
-        raise _invalid(f"{kind} '{tensor.name}' has a shape that no tensor has")
+        raise _invalid(f"{kind} '{tensor.name}' has an invalid shape")
     return TensorSpec(tensor.name, datatype, shape)
 
 
@@ -330,7 +330,7 @@ def _unique(kind: str, names: Iterable[str]) -> tuple[str, ...]:
         if not 0 < len(name) <= MAX_NAME_LENGTH:
             raise _invalid(f"one {kind} has a name of {len(name)} characters")
         if name in seen:
-            raise _invalid(f"{kind} '{name}' is there twice")
+            raise _invalid(f"{kind} '{name}' is duplicated")
         seen[name] = None
     return tuple(seen)
 
@@ -357,7 +357,7 @@ def _check_durable(manifest: Manifest) -> None:
         if len(found) != expected:
             raise _invalid(f"durable has {len(found)} {kind}, expected {expected}")
     if not all(0 <= position < len(durable.arguments) for position in durable.unused):
-        raise _invalid("durable has an unused argument that is none")
+        raise _invalid("durable lists an unused argument that does not exist")
 
 
 def _check_batch(manifest: Manifest) -> None:
@@ -369,4 +369,6 @@ def _check_batch(manifest: Manifest) -> None:
         return
     for spec in (*manifest.inputs, *manifest.outputs):
         if spec.shape[:1] != (-1,):
-            raise _invalid(f"'{spec.name}' is {spec}, but a batch has -1 as first dimension")
+            raise _invalid(
+                f"'{spec.name}' is {spec}, but with batches the first dimension must be -1"
+            )

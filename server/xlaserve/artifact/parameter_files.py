@@ -35,7 +35,7 @@ def read(source: str) -> Mapping[str, Tensor]:
     for name, array in _READERS[kind][1](path).items():
         key = _key(name)
         if key in arrays:
-            raise InvalidModel(f"--params: {source} has two arrays of the path '{key}'")
+            raise InvalidModel(f"--params: {source} has two arrays with the path '{key}'")
         arrays[key] = array
     return MappingProxyType(arrays)
 
@@ -63,7 +63,7 @@ def filled(params: object, source: str) -> object:
     unknown = sorted(set(arrays) - set(map(_key, names)))
     if unknown:
         raise InvalidModel(
-            f"--params: {source} has {_few(unknown)}, for which the model has no parameter"
+            f"--params: {source} has {_few(unknown)}, which are not parameters of the model"
         )
     return jax.tree.unflatten(tree, leaves)
 
@@ -87,7 +87,7 @@ def _checked(
     array = arrays.get(key)
     if array is None:
         raise InvalidModel(
-            f"parameter '{name}': expected {wanted}, {source} has none of this path, it has "
+            f"parameter '{name}': expected {wanted}, {source} has no such path, it has "
             f"{_few(sorted(arrays))}"
         )
     # numpy stores dtypes that it does not know, such as bfloat16, as unnamed bytes (`V2`).
@@ -114,7 +114,7 @@ def _of_npz(path: Path) -> dict[str, Tensor]:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as error:
-        raise InvalidModel(f"--params: '{path}' is no npz of arrays: {error}") from error
+        raise InvalidModel(f"--params: '{path}' is not an .npz file of arrays: {error}") from error
 
 
 def _of_safetensors(path: Path) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def _of_orbax(path: Path) -> dict[str, Tensor]:
         from orbax import checkpoint as orbax  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise InvalidModel(
-            "--params: orbax:DIR needs the package of orbax: pip install 'xlaserve[orbax]'"
+            "--params: orbax:DIR requires orbax: pip install 'xlaserve[orbax]'"
         ) from None
     item = path / _ORBAX_ITEM
     place = (item if item.is_dir() else path).absolute()
@@ -140,8 +140,8 @@ def _of_orbax(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise InvalidModel(
-            f"--params: '{path}' is no checkpoint that orbax can restore (expected the directory "
-            f"of one step): {type(error).__name__}: {text}"
+            f"--params: '{path}' is not a checkpoint that orbax can restore (expected the"
+            f" directory of one step): {type(error).__name__}: {text}"
         ) from error
     return {
         _name(place): np.asarray(leaf)

@@ -62,8 +62,8 @@ def flatten(params: object, *, x64: bool) -> Parameters:
         name = jax.tree_util.keystr(path, simple=True, separator="/") or ROOT_NAME
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise InvalidModel(
-                f"parameter '{name}' is a shape without values: --params of `xlaserve export` "
-                "takes them from a file"
+                f"parameter '{name}' has a shape but no values: read them from a file with"
+                " `xlaserve export --params`"
             )
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             slots.append(_Slot(None, constant=leaf))

@@ -78,7 +78,7 @@ def forget(path: Path) -> None:
         with suppress(OSError, ValueError):
             if _is_of(place, current):
                 _forget(place)
-                _log.info("backup of a migration removed", path=str(place))
+                _log.info("migration backup removed", path=str(place))
 
 
 def kept_below(path: Path) -> Sequence[Path]:

@@ -122,7 +122,7 @@ def on_demand(config: ModelConfig, most: int | None = None, *, exact: bool = Fal
     if not text.isdecimal():
         _refuse(MAX_ON_DEMAND_SHAPES, "a number of shapes", f"'{text[:64]}'")
     if most is not None and int(text) > most:
-        allowed = f"{most} at most, which is the server's {MAX_ON_DEMAND_SHAPES}"
+        allowed = f"at most {most}, the server's {MAX_ON_DEMAND_SHAPES}"
         _refuse(MAX_ON_DEMAND_SHAPES, allowed, text[:64])
     return int(text)
 
@@ -145,7 +145,7 @@ def read(
     rest = tuple((index, axis, dimension + 1) for index, axis, dimension in others.places)
     combinations = tuple((size, *sizes) for size in rows for sizes in others.combinations)
     if len(combinations) > MAX_COMBINATIONS:
-        _refuse(COMPILED_SHAPES, f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
+        _refuse(COMPILED_SHAPES, f"at most {MAX_COMBINATIONS} combinations", str(len(combinations)))
     closed: dict[int, tuple[int, ...]] = {}
     if rest and not on_demand(config):
         listed = zip(*others.combinations, strict=True)
@@ -165,8 +165,8 @@ def _open_names(
             name = str(size)
             if not name.isidentifier():
                 raise InvalidModel(
-                    f"input '{spec.name}': no size can be chosen for '{name}', expected a "
-                    "dimension with a name alone: export it with one of its own"
+                    f"input '{spec.name}': cannot choose a size for '{name}', an expression:"
+                    " export the model with a plain dimension name"
                 )
             if name not in names:
                 names.append(name)
@@ -209,7 +209,7 @@ def _others(
     sizes = _sizes(config.parameters[COMPILED_SHAPES], names)
     combinations = tuple(product(*(sizes[name] for name in names)))
     if len(combinations) > MAX_COMBINATIONS:
-        _refuse(COMPILED_SHAPES, f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
+        _refuse(COMPILED_SHAPES, f"at most {MAX_COMBINATIONS} combinations", str(len(combinations)))
     return OpenDimensions(combinations, places)
 
 

@@ -97,8 +97,8 @@ def _check_all(kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[Tenso
     missing = [f"'{spec.name}'" for spec in specs if spec.name not in named]
     if tensors and missing:
         raise InvalidModel(
-            f"the configuration lists {len(tensors)} {kind}s, expected the {len(specs)} of the "
-            f"artifact or none, it lacks {', '.join(missing)}"
+            f"the configuration lists {len(tensors)} {kind}s, expected none or the {len(specs)}"
+            f" of the artifact; missing: {', '.join(missing)}"
         )
 
 

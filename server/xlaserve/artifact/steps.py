@@ -52,22 +52,22 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_open = _is_open((*inputs, *outputs))
         unbatched = max_batch_size and not is_open
         if not 1 <= self.state <= _MAX_STATE or self.max_steps < 1 or unbatched:
-            raise InvalidModel("its steps are none that a model can have")
+            raise InvalidModel("its description of steps is invalid")
         if is_open:
             inputs, outputs = tuple(map(_of_row, inputs)), tuple(map(_of_row, outputs))
         if not self.known(inputs) or not self.known(outputs):
-            raise InvalidModel("it has no inputs or no outputs besides those of its steps")
+            raise InvalidModel("it has no inputs or no outputs besides the stepping tensors")
         first, done = inputs[-1 - self.state :], outputs[-1 - self.state :]
         for kind, name, found in (("input", FIRST, first), ("output", DONE, done)):
             if [name, *self.state_names] != [spec.name for spec in found]:
-                raise InvalidModel(f"its last {kind}s are not those of its steps")
+                raise InvalidModel(f"its last {kind}s are not the stepping {kind}s")
             if found[0].datatype.name != "BOOL" or found[0].shape:
                 raise InvalidModel(f"{kind} '{name}' is {found[0]}, expected BOOL[]")
         for before, after in zip(first[1:], done[1:], strict=True):
             if before != after:
                 raise InvalidModel(f"'{before.name}' is {before} as input, {after} as output")
         if any(-1 in spec.shape for spec in inputs):
-            raise InvalidModel("a stepped model has an input of open size")
+            raise InvalidModel("a stepped model has an input with an open dimension")
 
 
 def _is_open(tensors: tuple[TensorSpec, ...]) -> bool:

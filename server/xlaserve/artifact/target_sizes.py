@@ -54,11 +54,11 @@ def check(recorded: Recorded, parameters_bytes: int) -> None:
     """Raise InvalidModel for sizes that are impossible for this size of parameters."""
     if len(recorded) > MAX_TARGETS:
         raise InvalidModel(
-            f"it has sizes for {len(recorded)} targets, expected {MAX_TARGETS} at most"
+            f"it has sizes for {len(recorded)} targets, expected at most {MAX_TARGETS}"
         )
     for target, sizes in recorded.items():
         if not 0 < len(target) <= _MAX_NAME_LENGTH or not target.isprintable():
-            raise InvalidModel("it has sizes for a target with a name that no target has")
+            raise InvalidModel("it has sizes for a target with an invalid name")
         found = (sizes.parameters_bytes, sizes.scratch_bytes, sizes.programs_bytes)
         if not all(0 <= size <= _MAX_BYTES for size in found) or (
             # Small parameters are stored in the programs.

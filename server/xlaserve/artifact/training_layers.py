@@ -11,10 +11,10 @@ from jax.extend.mlir import ir
 from xlaserve.artifact.bytecode import names_in
 from xlaserve.artifact.computation import parsed
 
-_STATISTICS = "normalises with the statistics of the batch"
-_DROPS = "drops elements, the same ones in every request"
-_EVAL = "call model.eval() before"
-_LINEN = "apply it as in inference: train=False, or whatever sets {local}=True"
+_STATISTICS = "normalizes with batch statistics"
+_DROPS = "drops elements, the same in every request"
+_EVAL = "call model.eval() first"
+_LINEN = "apply it in inference mode: train=False, or the argument that sets {local}=True"
 _EQUINOX = "export equinox.nn.inference_mode(model)"
 _HAIKU = "call it with is_training=False"
 _KERAS = "call the model with training=False"
@@ -81,7 +81,7 @@ _DRAWS = re.compile(rf"{_BERNOULLI}(_\d+)?")
 _LOOKS = "it looks like training mode"
 _DRAWN = (
     f"{_LOOKS}: jax.random.bernoulli draws the same numbers in every request, as dropout does; "
-    "export it again: as in inference, or with a seed among its inputs"
+    "export it again in inference mode, or with a seed among its inputs"
 )
 
 

@@ -105,7 +105,9 @@ def _flattened(
         return tree_flatten_with_path(tree, is_leaf=is_leaf)
     except ValueError as error:
         # JAX sorts the keys of a dict, which fails for keys of mixed types.
-        raise InvalidModel(f"{kind} '{name}' is no tree that JAX can flatten: {error}") from error
+        raise InvalidModel(
+            f"{kind} '{name}' is not a pytree that JAX can flatten: {error}"
+        ) from error
 
 
 def _names(kind: str, trees: Sequence[object]) -> list[str]:
@@ -169,6 +171,6 @@ def _check_dots(kind: str, given: Mapping[str, object], flat: Sequence[tuple[str
 def _check_key(kind: str, key: str) -> None:
     if not key or SEPARATOR in key:
         raise InvalidModel(
-            f"{kind} '{key}': a key of nested {kind}s is joined with others by '{SEPARATOR}', "
-            "expected one that is not empty and has none; rename it"
+            f"{kind} '{key}': expected a non-empty key without '{SEPARATOR}', which joins nested"
+            " keys; rename it"
         )

@@ -13,10 +13,10 @@ def target(directory: Path, version: int | None) -> Path:
     there = [int(p.name) for p in directory.glob("*") if p.name.isascii() and p.name.isdigit()]
     number = max(there, default=0) + 1 if version is None else version
     if number < 1:
-        raise InvalidModel(f"version: expected a number from 1 on, got {number}")
+        raise InvalidModel(f"version: expected a positive number, got {number}")
     found = directory / str(number)
     if found.exists():
-        raise FileExistsError(f"{found} exists already, and an import overwrites nothing")
+        raise FileExistsError(f"{found} already exists, and imports do not overwrite")
     return found
 
 

@@ -110,8 +110,8 @@ def dtype_name(name: str, tensor: Tensor) -> str:
     if dtype is None:
         expected = f"one of {', '.join(_NAMES_TEXT)}"
         raise InvalidModel(
-            f"parameter '{name}' has dtype {tensor.dtype}, expected {expected}: keep it in one of "
-            "these, and convert it in the function"
+            f"parameter '{name}' has dtype {tensor.dtype}, expected {expected}: store it as one"
+            " of these and convert it in the function"
         )
     return dtype
 
@@ -200,7 +200,7 @@ def _read_header(
     file: BinaryIO, size: int, name: str, update: Callable[[Buffer], None]
 ) -> tuple[WeightEntry, ...]:
     if size < _LENGTH_BYTES:
-        raise InvalidModel(f"{name} is cut off: it has {size} bytes and no header")
+        raise InvalidModel(f"{name} is truncated: it has {size} bytes and no header")
     length = files.read_exactly(file, _LENGTH_BYTES, name)
     text_bytes = int.from_bytes(length, "little")
     if text_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
@@ -213,7 +213,7 @@ def _read_header(
 
 def _parse(text: Buffer, name: str) -> dict[str, _Entry]:
     if bytes(text[:1]) != b"{":
-        raise InvalidModel(f"{name} is not a safetensors file: its header is no JSON object")
+        raise InvalidModel(f"{name} is not a safetensors file: its header is not a JSON object")
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         msgspec.json.decode(fields.pop(_METADATA, b"{}"), type=dict[str, str])
@@ -251,9 +251,9 @@ def _checked(key: str, entry: _Entry, name: str) -> WeightEntry:
     shape = tuple(entry.shape)
     # Checked even if the tensor is empty: numpy rejects such shapes regardless.
     if len(shape) > MAX_RANK or any(s < 0 for s in shape):
-        raise InvalidModel(f"{name}: '{key}' has a shape that no tensor has")
+        raise InvalidModel(f"{name}: '{key}' has an invalid shape")
     if math.prod(max(size, 1) for size in shape) > MAX_FILE_BYTES:
-        raise InvalidModel(f"{name}: '{key}' has a shape that no tensor has")
+        raise InvalidModel(f"{name}: '{key}' has an invalid shape")
     if not 0 <= start <= stop or stop - start != math.prod(shape) * dtype.itemsize:
         raise InvalidModel(
             f"{name}: '{key}' needs {math.prod(shape) * dtype.itemsize} bytes, "

@@ -75,7 +75,7 @@ def read(data: bytes | bytearray, name: str) -> Wrapped:
         return _wrapped(_Table(memoryview(data), _number(memoryview(data), "<I", 0)), name)
     # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
-        raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
+        raise InvalidModel(f"{name} is not a jax.export artifact: {error}") from error
 
 
 def shapes(data: bytes | bytearray, name: str) -> list[str]:
@@ -91,7 +91,7 @@ def shapes(data: bytes | bytearray, name: str) -> list[str]:
         ]
     # In any other file, offsets may lead outside it or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
-        raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
+        raise InvalidModel(f"{name} is not a jax.export artifact: {error}") from error
 
 
 def _wrapped(root: "_Table", name: str) -> Wrapped:
@@ -99,7 +99,7 @@ def _wrapped(root: "_Table", name: str) -> Wrapped:
     if devices != 1:
         raise InvalidModel(f"{name} was exported for {devices} devices, expected 1")
     if root.tables(_Exported.ORDERED_EFFECTS) or root.tables(_Exported.UNORDERED_EFFECTS):
-        raise InvalidModel(f"{name} has side effects, a model may not have any")
+        raise InvalidModel(f"{name} has side effects, which models may not have")
     arguments = _abstracts(root, _Exported.IN_AVALS, _Exported.IN_AVAL_INDEXES)
     results = _abstracts(root, _Exported.OUT_AVALS, _Exported.OUT_AVAL_INDEXES)
     kept = root.numbers(_Exported.KEPT, "<H")
@@ -127,7 +127,7 @@ def _abstracts(root: "_Table", field: int, indexes: int) -> tuple[Abstract, ...]
 
 def _abstract(table: "_Table") -> Abstract:
     if table.number(_Aval.KIND, "<b"):
-        raise ValueError("an argument or a result is no array")
+        raise ValueError("an argument or a result is not an array")
     shape = ", ".join(table.texts(_Aval.SHAPE))
     return Abstract(DTYPES[table.number(_Aval.DTYPE, "<B")], shape)
 
@@ -136,7 +136,7 @@ def _whole_tree(table: "_Table", count: int) -> Tree:
     leaves = list(range(count))
     tree = _tree(table, leaves, _MAX_DEPTH)
     if leaves:
-        raise ValueError(f"{len(leaves)} arrays have no place in its arguments or results")
+        raise ValueError(f"{len(leaves)} arrays are missing from its argument and result trees")
     return tree
 
 
@@ -156,7 +156,7 @@ def _tree(table: "_Table", leaves: list[int], depth: int) -> Tree:
         return branches
     if kind == _DICT:
         return dict(zip(table.texts(_Tree.NAMES), branches, strict=True))
-    raise ValueError("its arguments or results are of a class of its own")
+    raise ValueError("its arguments or results use a custom pytree class")
 
 
 # --- flatbuffers -------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _tree(table: "_Table", leaves: list[int], depth: int) -> Tree:
 
 def _number(data: memoryview, layout: str, position: int) -> int:
     if position < 0:
-        raise ValueError("an offset leads out of the file")
+        raise ValueError("an offset points outside the file")
     value: int = struct.unpack_from(layout, data, position)[0]
     return value
 
@@ -238,5 +238,5 @@ class _Table:
         count = _number(self._data, "<I", position)
         start = position + _OFFSET_BYTES
         if start + count * item_bytes > len(self._data):
-            raise ValueError("a part of it ends behind its end")
+            raise ValueError("a part extends past the end of the file")
         return start, count

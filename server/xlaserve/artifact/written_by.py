@@ -37,7 +37,7 @@ def not_read(name: str, found: str, reads: str, text: str) -> str:
     `found` and `reads` name the formats; `text` is the file's record of its writer.
     """
     wrote = "".join(char for char in Writer.of(text).xlaserve[:_MOST] if char.isprintable())
-    who = f"xlaserve {wrote}, which wrote it, or a newer one" if wrote else "the newer xlaserve"
+    who = f"xlaserve {wrote} (which wrote it) or newer" if wrote else "a newer xlaserve"
     return (
         f"{name} {found}, this server reads {reads} (xlaserve {build.version()}): serve it with "
         f"{who}, or export the model again with this one"

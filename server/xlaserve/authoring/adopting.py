@@ -40,13 +40,13 @@ def read(path: Path, options: Options) -> Exportable:
     may only make custom calls that are known to be safe.
     """
     if path.suffix != SUFFIX or not path.is_file():
-        raise InvalidModel(f"'{path}': expected a file *{SUFFIX} that jax.export wrote")
+        raise InvalidModel(f"'{path}': expected a *{SUFFIX} file written by jax.export")
     exported = single_file.read_file(path)
     layer = None if options.training_mode else training_layer(exported.mlir_module_serialized)
     if layer is not None:
         raise InvalidModel(
-            f"{path.name} looks like training mode: {layer.name} {layer.does}; {layer.told}, and "
-            "write it again, or adopt it as it is with --training-mode"
+            f"{path.name} looks like training mode: {layer.name} {layer.does}; {layer.told} and"
+            " write it again, or adopt it unchanged with --training-mode"
         )
     artifact.check_runs(exported, jax.export.default_export_platform(), path.name)
     inputs, outputs = single_file.tensor_names(exported, path.name, options.names)

@@ -35,7 +35,7 @@ def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
         raise InvalidModel("a model has at least one input")
     for spec in specs:
         if spec.datatype is BYTES:
-            raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX has no arrays of")
+            raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX arrays cannot hold")
         unnamed = -1 in spec.shape[1:] and not isinstance(inputs, Mapping)
         if unnamed or any(size < -1 for size in spec.shape):
             raise InvalidModel(
@@ -86,7 +86,7 @@ def _check_specs(inputs: object) -> None:
     for one in specs:
         if not isinstance(one, TensorSpec):
             raise InvalidModel(
-                f"inputs: expected a dict of their names, as {{'x': {_EXAMPLE}}}, got {one!r}"
+                f"inputs: expected a dict by name, as {{'x': {_EXAMPLE}}}, got {one!r}"
             )
 
 
@@ -112,10 +112,11 @@ def checked_sizes(
     for name in names:
         if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
             raise InvalidModel(
-                f"dimension '{name}': expected a name, other than '{BATCH_DIMENSION}' of the batch"
+                f"dimension '{name}': expected a name other than '{BATCH_DIMENSION}', which is"
+                " reserved for the batch"
             )
     if listed and set(listed) != set(names):
-        known = ", ".join(names) or "none, no dimension is open"
+        known = ", ".join(names) or "none, since no dimension is open"
         raise InvalidModel(f"compiled_shapes: expected sizes for {known}, got {', '.join(listed)}")
     for name, sizes in listed.items():
         if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
@@ -134,7 +135,7 @@ def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorS
         raise InvalidModel(f"input '{name}': its first dimension has a name, expected a size or -1")
     if -1 in shape[1:]:
         raise InvalidModel(
-            f"input '{name}': only the first dimension may be -1, another that is open has a name"
+            f"input '{name}': only the first dimension may be -1; give other open dimensions a name"
         )
     sizes = tuple(-1 if isinstance(size, str) else size for size in shape)
     try:
@@ -154,8 +155,8 @@ def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
         )
     if closed and len(closed) < len(inputs):
         raise InvalidModel(
-            "where an input starts with -1, all do: give "
-            f"input '{closed[0].name}', which is {closed[0]}, a value for each row in front"
+            f"either all inputs start with -1 or none: give input '{closed[0].name}', which is"
+            f" {closed[0]}, a leading row dimension"
         )
     return asked
 
@@ -171,5 +172,5 @@ def check_params(before: object, params: object) -> None:
     told = [f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names]
     if told:
         raise InvalidModel(
-            f"params {' and '.join(told)}: expected the tree that the function is served with"
+            f"params {' and '.join(told)}: expected the tree of the served parameters"
         )

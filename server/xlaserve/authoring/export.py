@@ -52,7 +52,9 @@ from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
 class Exportable:
     """A model that is ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    Its fields have the meaning of the arguments of `export_model`.
+    `fn`, `params`, `inputs`, `outputs`, `max_batch_size`, `platforms`, `x64`, `batch_independent`,
+    `compiled_shapes`, `max_on_demand_shapes`, `trial_seconds` and `training_mode` are arguments of
+    `export_model`.
     """
 
     fn: Callable[..., object]
@@ -120,8 +122,8 @@ class Exportable:
         is_open = inputs[0].shape[:1] == (-1,)
         if self.batch_independent is False and batch > MAX_BUCKETS:
             raise InvalidModel(
-                f"max_batch_size: expected {MAX_BUCKETS} at most where rows depend on one another, "
-                f"got {batch}"
+                f"max_batch_size: expected at most {MAX_BUCKETS} for rows that depend on one"
+                f" another, got {batch}"
             )
         sizes = checked_sizes(shapes, self.compiled_shapes or {}, batched=is_open)
         fn = self.fn if self.training_mode else refused_in_training(self.fn)
@@ -137,7 +139,7 @@ class Exportable:
         )
         verdicts, unfinished = _tried(lowered, self.batch_independent)
         notice = _notice(batch, verdicts, self.batch_independent, unfinished)
-        untried = f"its rows were not tried to the end: {unfinished}" if unfinished else ""
+        untried = f"the trial of its rows did not finish: {unfinished}" if unfinished else ""
         if notice and not _proved(verdicts):
             batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
@@ -395,16 +397,16 @@ def _notice(
     if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
     verdict = worst(verdicts)
-    where = f", max_batch_size is 0 instead of {batch}"
+    where = f"; max_batch_size is 0 instead of {batch}"
     if proved:
         where = f" on {', '.join(name for name in verdicts if name not in proved)}"
     way_out = f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN:
-        seen = "did not end" if unfinished else "found nothing against it"
+        seen = "did not end" if unfinished else "found no dependence"
         way_out += f"; a trial {seen}, batch_independent=True declares it"
         if verdict.is_contradicted:
             way_out = ""
-    return f"rows are {verdict}; no request will be put together with another{where}{way_out}"
+    return f"rows are {verdict}; requests will not be batched{where}{way_out}"
 
 
 def _unsized(
@@ -416,8 +418,8 @@ def _unsized(
         return ""
     example = ", ".join(f'"{name}": [{TRIED_SIZE}]' for name in open_names)
     return (
-        f"it loads with sizes for {', '.join(open_names)} only: export it with compiled_shapes="
-        f"{{{example}}} or with max_on_demand_shapes, or give one of them as a parameter of its "
+        f"it loads only with sizes for {', '.join(open_names)}: export it with compiled_shapes="
+        f"{{{example}}} or max_on_demand_shapes, or set one of these as a parameter of its "
         "configuration"
     )
 
@@ -463,8 +465,8 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
         raise FileExistsError(
-            f"{target} exists already, another number is a version beside it, overwrite=True "
-            "replaces it"
+            f"{target} already exists: choose another version number, or replace it with"
+            " overwrite=True"
         )
 
 

@@ -47,8 +47,9 @@ outputs of one answer, and a boolean: whether it is the last answer."""
 class ExportableStream:
     """A stepped model ready to be exported; `xlaserve export FILE.py:NAME` looks for one.
 
-    Its state stays on the device between steps, and is initialized for each request. Its fields
-    have the meaning of the arguments of `export_stream`.
+    Its state stays on the device between steps, and is initialized for each request. `step`,
+    `params`, `inputs`, `begin`, `outputs`, `max_steps`, `platforms`, `x64` and `max_batch_size`
+    are arguments of `export_stream`.
     """
 
     step: Step
@@ -88,8 +89,8 @@ class ExportableStream:
         for spec in specs:
             if -1 in spec.shape:
                 raise InvalidModel(
-                    f"input '{spec.name}' is {spec}, but a stepped model takes one request at a "
-                    "time, and all sizes are fixed"
+                    f"input '{spec.name}' is {spec}, but a stepped model executes one request at"
+                    " a time and needs fixed sizes"
                 )
         _check_names("input", [spec.name for spec in specs])
         wide = is_wide(self.params, specs, self.x64)
@@ -264,12 +265,15 @@ class _Stepped:
     def _leaves(self, state: object) -> list[jax.Array]:
         tree = jax.tree.structure(state)
         if tree != self._tree:
-            raise InvalidModel(f"step: expected the state of begin, {self._tree}, got {tree}")
+            raise InvalidModel(
+                "step: expected a state with the tree that begin returned,"
+                f" {self._tree}, got {tree}"
+            )
         leaves = _flat(state)
         for spec, leaf in zip(self.state, leaves, strict=True):
             if (leaf.shape, leaf.dtype) != (spec.shape, spec.datatype.dtype):
                 raise InvalidModel(
-                    f"step: expected '{spec.name}' as begin gives it, {spec}, got "
+                    f"step: expected '{spec.name}' as begin returned it, {spec}, got "
                     f"{leaf.dtype.name}{list(leaf.shape)}"
                 )
         return leaves

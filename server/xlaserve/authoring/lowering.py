@@ -45,8 +45,8 @@ _LOCATED_FRAMES = 10
 """Limit of stack frames recorded as source location, which includes frames of libraries."""
 
 _HINTS = (
-    " (its batch dimension has no size while it is traced)",
-    " (its open dimensions have no size while it is traced)",
+    " (its batch dimension has no fixed size during tracing)",
+    " (its open dimensions have no fixed size during tracing)",
 )
 _RANDOM_INTEGERS_BELOW = 8
 
@@ -57,7 +57,9 @@ _PYTHON_CALLS = {
     "io_callback": "jax.experimental.io_callback",
 }
 """Primitives that call Python during execution, with the functions that authors call."""
-_CALLS_PYTHON = "calls Python, which no artifact holds: leave it out, or serve a Python model"
+_CALLS_PYTHON = (
+    "calls Python, which an artifact cannot contain: remove the call, or serve a Python model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,8 @@ def _check_platforms(platforms: Sequence[str]) -> None:
     here = jax.export.default_export_platform()
     if here not in platforms:
         raise InvalidModel(
-            f"platforms {', '.join(platforms)}: expected {here} among them, where the artifact is "
-            "run back"
+            f"platforms {', '.join(platforms)}: expected {here} among them, where the export"
+            " executes the artifact to check it"
         )
 
 
@@ -264,7 +266,7 @@ def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
         values = list(result) if isinstance(result, tuple | list) else [result]
         if names is None:
             raise InvalidModel(
-                "the function returns no dict, so its outputs need names: outputs=[...]"
+                "the function does not return a dict, so name its outputs: outputs=[...]"
             )
         if len(values) != len(names) or len(names) != len(set(names)):
             raise InvalidModel(
@@ -407,8 +409,8 @@ class _Trial:
         )
         if outcome.never_began:
             raise InvalidModel(
-                "the function has a loop that does not end on made-up inputs, or takes long: "
-                f"{outcome.unfinished}; trial_seconds may give it more"
+                f"a loop of the function did not end on made-up inputs: {outcome.unfinished};"
+                " raise trial_seconds if it is only slow"
             )
 
     def made(self, *, is_thorough: bool) -> Outcome:
@@ -447,7 +449,7 @@ def _check_runs_alike(
     lowered = jax.jit(function.__call__).lower(function.abstract_leaves(), arguments)
     expected = lowered.compile()(leaves, arguments)
     got = run_back(leaves, arguments)
-    _check_close(outputs, expected, got, "the artifact does not give what the function gives")
+    _check_close(outputs, expected, got, "the artifact's results differ from the function's")
 
 
 def _random_inputs(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:

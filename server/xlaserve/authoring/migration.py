@@ -101,7 +101,7 @@ def undo(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
         except OSError as error:
             yield Outcome(found, Result.FAILED, str(error))
             continue
-        changed = "" if done else "was written by something else since, and stays"
+        changed = "" if done else "was rewritten since and is kept"
         if not done:
             yield Outcome(found, Result.SKIPPED, changed)
         else:
@@ -115,7 +115,7 @@ def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
         yield _outcome(directory, dry_run)
         return
     if directory.name.isdecimal() and _is_code(directory):
-        yield Outcome(directory, Result.SKIPPED, "is a Python model, whose files are its own")
+        yield Outcome(directory, Result.SKIPPED, "is a Python model, which needs no migration")
         return
     children = sorted(child for child in directory.iterdir() if not child.name.startswith("."))
     if directory.name.isdecimal() and not any(child.suffix == _SUFFIX for child in children):
@@ -174,9 +174,9 @@ def _notes(path: Path, lost: Collection[str]) -> list[str]:
     """Return how long the migration can be undone, and what is lost afterwards."""
     place = replaced.place_of(path)
     return [
-        f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
-        "one: `xlaserve repo migrate --undo` puts it back until then",
-        *(f"no migration brings back {one}" for one in lost),
+        f"{place.relative_to(place.parents[2])} keeps the old version until a server has loaded"
+        " the new one; `xlaserve repo migrate --undo` restores it until then",
+        *(f"a migration cannot restore {one}" for one in lost),
     ]
 
 
@@ -195,8 +195,8 @@ def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
         place = Path(checksum.file)
         if place.parent == Path(directory.name) and place.name in names:
             raise InvalidModel(
-                f"the configuration has the MD5 of {checksum.file} (model_repository_agents), "
-                "which would be another: take it out, migrate, and write the new one"
+                f"the configuration has the MD5 of {checksum.file} (model_repository_agents),"
+                " which the migration changes: remove it, migrate, and add the new one"
             )
 
 
@@ -301,7 +301,7 @@ KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
 def _made_to_last(found: Computation) -> Computation:
     computation = lasting(to_artifact(found))
     if not is_same(found.module, computation.module):
-        raise InvalidModel("its computation changes when it is written again, nothing was written")
+        raise InvalidModel("its computation would change when rewritten; nothing was written")
     return computation
 
 
@@ -312,7 +312,7 @@ def _refusal(directory: Path, described: Manifest) -> str:
     data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)
     if artifact.is_read_by_jax(data):
         return ""
-    return f"of jax {described.jax_version} is refused by this one"
+    return f"of jax {described.jax_version} is rejected by the installed jax"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def latency_chart(title: str, results: Sequence[Result]) -> str:
         )
     shapes += (
         svg.text(_WIDTH - _RIGHT, _HEIGHT - 14, "answers per second", anchor="end"),
-        svg.text(_LEFT, 44, "milliseconds, at so many requests in flight"),
+        svg.text(_LEFT, 44, "milliseconds, by requests in flight"),
     )
     for at, (name, series) in enumerate(zip(_CURVES, svg.SERIES, strict=False)):
         points = [place(one.answers_per_second, one.latency_ms[name]) for one in shown]

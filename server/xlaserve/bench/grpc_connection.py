@@ -206,7 +206,7 @@ class GrpcConnection(asyncio.Protocol):
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
         first, begun = self._block
         if len(begun) + len(payload) > _MAX_INPUT:
-            raise ValueError("headers without an end")
+            raise ValueError("unterminated headers")
         self._block = (first, begun + payload)
         self._header_fragment(flags, number)
 

@@ -56,8 +56,8 @@ class GrpcTarget:
                 limit = connection.max_streams
                 connection.close()
                 raise BenchmarkRefused(
-                    f"{self._address.url}: {streams} requests on one connection, but the server "
-                    f"allows {limit}; --streams or --connections spreads them"
+                    f"{self._address.url}: {streams} requests on one connection, but the server"
+                    f" allows {limit}: use --streams or --connections"
                 )
             return connection
 

@@ -48,8 +48,8 @@ def _shape(model: str, spec: TensorSpec, given: Shape | None, batch: int) -> Sha
         return given
     if _OPEN in spec.shape[1:]:
         raise BenchmarkRefused(
-            f"model '{model}', input '{spec.name}' is {spec}: say how large its open dimensions "
-            f"are, with --shape {spec.name}={','.join(_example(spec.shape, batch))}"
+            f"model '{model}', input '{spec.name}' is {spec}: give its open dimensions sizes with"
+            f" --shape {spec.name}={','.join(_example(spec.shape, batch))}"
         )
     return tuple(batch if size == _OPEN else size for size in spec.shape)
 

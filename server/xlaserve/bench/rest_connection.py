@@ -90,14 +90,14 @@ class RestConnection(asyncio.Protocol):
         if self._left == _CHUNKED:
             return self._read_chunks()
         if self._left < 0:
-            raise ValueError("more than the answer")
+            raise ValueError("data after the answer")
         return not self._left
 
     def _read_head(self) -> bool:
         end = self._input.find(_HEAD_END)
         if end < 0:
             if len(self._input) > _MAX_HEAD:
-                raise ValueError("headers without an end")
+                raise ValueError("unterminated headers")
             return False
         status, _, fields = bytes(self._input[:end]).lower().partition(b"\r\n")
         if not status.startswith(b"http/1."):
@@ -131,7 +131,7 @@ class RestConnection(asyncio.Protocol):
     def _answered(self) -> None:
         started, self._started, self._in_body = self._started, None, False
         if started is None:
-            self._fail("an answer that nobody asked for")
+            self._fail("an unsolicited answer")
             return
         status = OK if self._status == _SUCCESS else f"HTTP {self._status}"
         self._load.answered(self, started, status)

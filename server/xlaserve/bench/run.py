@@ -58,7 +58,7 @@ async def run(job: Job, on_step: Callable[[Step, int, int], None]) -> Report:
     """
     specs = await job.target.specs()
     if not specs:
-        raise BenchmarkRefused(f"model '{job.model}': its metadata names no inputs")
+        raise BenchmarkRefused(f"model '{job.model}': its metadata lists no inputs")
     inputs = make_inputs(job.model, specs, job.shapes, job.batch)
     await job.target.probe(inputs)
     connect = job.target.connector(inputs)

@@ -24,18 +24,18 @@ _SUBJECT = "subject:"
 
 def access() -> typer.Typer:
     """Return the group of commands."""
-    group = typer.Typer(help="Look after a file of access rules.", no_args_is_help=True)
+    group = typer.Typer(help="Check access rules.", no_args_is_help=True)
     group.callback()(_access)
     group.command("check")(check)
     return group
 
 
 def _access() -> None:
-    """Look after a file of access rules."""
+    """Check access rules."""
 
 
 def check(
-    path: Annotated[Path, typer.Argument(metavar="RULES", help="The file of access rules.")],
+    path: Annotated[Path, typer.Argument(metavar="RULES", help="The access rules file.")],
     caller: Annotated[
         str,
         typer.Option("--as", help="Name of a caller, or subject:NAME of its signed tokens."),
@@ -44,10 +44,10 @@ def check(
         Path | None,
         typer.Option(
             envvar=TOKEN_FILE,
-            help="File with the token that the caller shows, /dev/stdin for a pipe.",
+            help="File with the caller's token; /dev/stdin for a pipe.",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Only what may be done with this model.")] = "",
+    model: Annotated[str, typer.Option(help="Show only permissions for this model.")] = "",
 ) -> None:
     """Check an access rules file and show a caller's permissions; exit with 1 if there are none."""
     rules = read_rules(path)
@@ -61,7 +61,7 @@ def check(
     ]
     if not rows:
         with_model = f" with model '{printable(model)}'" if model else ""
-        typer.echo(f"{path}: nothing is allowed{with_model}")
+        typer.echo(f"{path}: no operation is allowed{with_model}")
         raise typer.Exit(_FAILED)
     table = Table("caller", "may", "models", "listeners")
     for one, operation in rows:
@@ -74,7 +74,7 @@ def check(
 def _chosen(rules: Rules, name: str, token_file: Path | None) -> Sequence[Caller]:
     """Return the selected callers, and the anyone entry; raises InvalidRequest if none match."""
     if name and token_file is not None:
-        raise InvalidRequest("expected --as or --token-file, got both")
+        raise InvalidRequest("expected either --as or --token-file, got both")
     subject = name.removeprefix(_SUBJECT)
     if token_file is not None:
         callers = rules.by_token.get(digest_of(token_in(token_file)), ())

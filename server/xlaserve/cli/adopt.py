@@ -15,44 +15,46 @@ from xlaserve.residence.repository.names import check_name
 
 
 def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its signature
-    file: Annotated[Path, typer.Argument(help="The file of jax.export, *.jaxexp.")],
+    file: Annotated[Path, typer.Argument(help="A *.jaxexp file written by jax.export.")],
     directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
     version: Annotated[int, typer.Option(help="Number of the version directory.")] = 1,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the version if it is there.")
+        bool, typer.Option("--overwrite", help="Replace the version if it exists.")
     ] = False,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="The name of an input; one for each array, in their order."),
+        typer.Option("--input", help="Input name; repeat once per array, in order."),
     ] = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--output", help="The name of an output; one for each array, in their order."),
+        typer.Option("--output", help="Output name; repeat once per array, in order."),
     ] = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option(help="The most rows of one request; else 64 where there is a batch."),
+        typer.Option(help="Maximum rows per request; defaults to 64 if there is a batch."),
     ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(
-            "--dim", help="NAME=SIZE,... to compile of an open dimension; may be repeated."
+            "--dim", help="NAME=SIZE,... to compile an open dimension for; may be repeated."
         ),
     ] = None,
     max_on_demand_shapes: Annotated[
         int,
         typer.Option(
-            "--on-demand", help="For how many other sizes programs are kept that requests ask for."
+            "--on-demand", help="How many additional sizes to compile on demand and keep."
         ),
     ] = 0,
     batch_independent: Independence = None,
     training_mode: Annotated[
         bool,
-        typer.Option("--training-mode", help="Take layers in training mode, which are refused."),
+        typer.Option(
+            "--training-mode", help="Accept layers in training mode instead of refusing them."
+        ),
     ] = False,
     for_target: recorded.Targets = None,
 ) -> None:
-    """Make what any xlaserve can serve, checked and named, of a file that jax.export wrote."""
+    """Make a checked, named version directory from a jax.export file."""
     # These import JAX, which would slow down the other commands.
     from xlaserve.artifact import manifest
     from xlaserve.artifact.plain_artifact import Names
@@ -74,8 +76,7 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )
     except FileExistsError as error:
-        told = str(error).partition(", overwrite=True")[0]
-        raise InvalidModel(f"{told}, --overwrite replaces it") from error
+        raise InvalidModel(str(error).replace("overwrite=True", "--overwrite")) from error
     recorded.record(path, for_target)
     described = manifest.read(path)
     typer.echo(f"{path}: {format_bytes(sum(part.stat().st_size for part in path.iterdir()))}")

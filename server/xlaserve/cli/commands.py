@@ -34,13 +34,13 @@ class Row:
 
 
 _SERVE, _ASK, _MAKE = "Serve", "Ask a server", "Make models"
-_REPOSITORY, _OTHER = "Look after a repository", "Other"
+_REPOSITORY, _OTHER = "Maintain a repository", "Other"
 
 COMMANDS: Mapping[str, Row] = MappingProxyType(
     {
         "serve": Row(
             _SERVE,
-            "Serve the models of a repository until told to stop.",
+            "Serve the models of a repository until interrupted.",
             "serve.command",
             "command",
             is_maker=True,
@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         ),
         "init": Row(
             _SERVE,
-            "Make a repository with a model, a file of settings and a client that asks it.",
+            "Create a repository with a model, a settings file and a client.",
             "init.command",
             "init",
         ),
@@ -63,24 +63,27 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
             _ASK, "Run one inference and print the values of the outputs.", "asking.infer", "infer"
         ),
         "models": Row(
-            _ASK, "Look after the models of a server.", "asking.models", "models", is_maker=True
+            _ASK,
+            "List, load and unload the models of a server.",
+            "asking.models",
+            "models",
+            is_maker=True,
         ),
         "top": Row(
             _ASK,
-            "Show the rates, times and memory of models, until q or Ctrl-C; in a pipe without"
-            " keys.",
+            "Show live request rates, latencies and memory per model; q or Ctrl-C ends it.",
             "top.command",
             "top",
         ),
         "events": Row(
             _ASK,
-            "Show what happened on a server, and who asked for it: loads, unloads, failures.",
+            "Show a server's loads, unloads and failures, and who asked for them.",
             "asking.events",
             "events",
         ),
         "health": Row(
             _ASK,
-            "Exit with 0 when a server is ready, else with 1 and one line that says why.",
+            "Exit with 0 if a server is ready, otherwise print the reason and exit with 1.",
             "health",
             "health",
         ),
@@ -92,61 +95,61 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         ),
         "export": Row(
             _MAKE,
-            "Export a JAX function and its parameters as data that any xlaserve can serve.",
+            "Export a JAX function and its parameters as a model.",
             "export",
             "export",
         ),
         "import": Row(
             _MAKE,
-            "Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve.",
+            "Convert an ONNX or PyTorch model, or a language model, to an xlaserve model.",
             "importing.command",
             "import_onnx",
         ),
         "adopt": Row(
             _MAKE,
-            "Make what any xlaserve can serve, checked and named, of a file that jax.export wrote.",
+            "Make a checked, named version directory from a jax.export file.",
             "adopt",
             "adopt",
         ),
         "repo": Row(
             _REPOSITORY,
-            "Look after the models of a repository.",
+            "List, check, compare and migrate the models of a repository.",
             "repo.group",
             "repo",
             is_maker=True,
         ),
         "plan": Row(
             _REPOSITORY,
-            "Compile a repository for devices that are not there, and say what fits on them.",
+            "Compile a repository for absent devices, and show what fits on them.",
             "offline.plan",
             "plan",
         ),
         "warm": Row(
             _REPOSITORY,
-            "Compile every model of a repository into a compilation cache, for servers to start"
-            " with.",
+            "Compile every model of a repository into a compilation cache, before servers start.",
             "offline.warm",
             "warm",
         ),
         "cache": Row(
-            _REPOSITORY, "Look after compiled programs.", "offline.cache", "cache", is_maker=True
+            _REPOSITORY,
+            "List and remove compiled programs.",
+            "offline.cache",
+            "cache",
+            is_maker=True,
         ),
         "logs": Row(
             _OTHER,
-            "Show a server's log, which is lines of JSON, as one reads it.",
+            "Show a server's JSON log in readable form.",
             "logs",
             "logs",
         ),
-        "access": Row(
-            _OTHER, "Look after a file of access rules.", "access", "access", is_maker=True
-        ),
+        "access": Row(_OTHER, "Check access rules.", "access", "access", is_maker=True),
         "token": Row(
-            _OTHER, "Make a token for the file of access rules (docs/access.md).", "token", "token"
+            _OTHER, "Create a token for the access rules (docs/access.md).", "token", "token"
         ),
         "completion": Row(
             _OTHER,
-            'Print the completion script of a shell, as `eval "$(xlaserve completion bash)"`'
-            " wants it.",
+            'Print the completion script of a shell, for `eval "$(xlaserve completion bash)"`.',
             "completion",
             "completion",
         ),

@@ -19,5 +19,5 @@ class Shell(StrEnum):
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
-    """Print the completion script of a shell, as `eval "$(xlaserve completion bash)"` wants it."""
+    """Print the completion script of a shell, for `eval "$(xlaserve completion bash)"`."""
     typer.echo(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell.value))

@@ -17,9 +17,9 @@ from xlaserve.settings.description import SettingDescription, describe_settings
 
 _REPOSITORY = "repository"
 
-File: TypeAlias = Annotated[Path, typer.Argument(help="The file, in TOML.")]
+File: TypeAlias = Annotated[Path, typer.Argument(help="The TOML file.")]
 MaybeFile: TypeAlias = Annotated[
-    Path | None, typer.Argument(help="A file, in TOML; only the environment if not given.")
+    Path | None, typer.Argument(help="A TOML file; only the environment by default.")
 ]
 
 
@@ -39,7 +39,9 @@ def check(path: File) -> None:
 
 def show(
     path: MaybeFile = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those at their default.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include settings with default values.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show each setting's value and whether the file, the environment or a default provides it."""
@@ -58,7 +60,7 @@ def show(
     table = Table("setting", "value", "from")
     for row in rows:
         table.add_row(*(Text(printable(part)) for part in row))
-    Console().print(table if rows else "all settings are at their default")
+    Console().print(table if rows else "all settings have their default values")
 
 
 def _settings(path: Path | None) -> Settings:

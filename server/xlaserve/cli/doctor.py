@@ -61,7 +61,7 @@ class Check:
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option("--config", help="A file of settings.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A settings file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check Python, JAX, devices, limits, ports and directories; exit with 1 on a failure."""
@@ -95,8 +95,8 @@ def _limits(settings: Settings) -> Iterator[Check]:
     wanted = wanted_files(settings)
     enough = hard == resource.RLIM_INFINITY or hard >= wanted
     most = "any number" if hard == resource.RLIM_INFINITY else str(hard)
-    text = f"{most} may be open, {wanted} may be needed"
-    advice = "" if enough else "; raise it with ulimit -Hn, or lower max_connections"
+    text = f"{most} open files allowed, up to {wanted} needed"
+    advice = "" if enough else "; raise the limit (ulimit -Hn) or lower max_connections"
     yield Check("open files", _warning(not enough), text + advice)
     memory = host.memory_limit_bytes()
     yield Check("memory", _warning(memory < _LEAST_MEMORY), format_bytes(memory))
@@ -147,7 +147,7 @@ def _directories(settings: Settings) -> Iterator[Check]:
     yield _writable("scratch directory", scratch, Result.FAILED)
     cache = compilation.of_settings(settings).cache
     if cache is None:
-        yield Check("compilation cache", Result.WARNING, "none: each start compiles everything")
+        yield Check("compilation cache", Result.WARNING, "none: every start compiles all models")
         return
     chosen = settings.compilation_cache_directory != compilation.AUTO
     otherwise = Result.FAILED if chosen else Result.WARNING
@@ -161,7 +161,7 @@ def _writable(name: str, directory: Path, otherwise: Result) -> Check:
         there = there.parent
     try:
         with tempfile.TemporaryFile(dir=there):
-            return Check(name, Result.OK, f"{directory} can be written")
+            return Check(name, Result.OK, f"{directory} is writable")
     except OSError as error:
         return Check(name, otherwise, f"{there} cannot be written: {error.strerror or error}")
 
@@ -180,11 +180,11 @@ def _devices(settings: Settings) -> Iterator[Check]:
     unused = has_driver and started == "cpu" and settings.device != "cpu"
     text = f"{len(found.names)} of {started}"
     if unused:
-        text += f"; {plugins.missing('cuda') or 'JAX has not taken the GPU'}"
+        text += f"; {plugins.missing('cuda') or 'JAX does not use the GPU'}"
     yield Check("devices", _warning(unused), text)
     try:
         seconds = probe.compile_seconds()
     except Exception as error:
-        yield Check("compile", Result.FAILED, f"a probe cannot be compiled: {error}")
+        yield Check("compile", Result.FAILED, f"the probe program failed to compile: {error}")
         return
-    yield Check("compile", Result.OK, f"a probe took {seconds:.2f} s")
+    yield Check("compile", Result.OK, f"the probe program took {seconds:.2f} s")

@@ -17,28 +17,28 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
     target: Annotated[
         str,
         typer.Argument(
-            help="path/file.py:name or package.module:name of an xlaserve.Exportable, "
-            "or of a function that returns one."
+            help="path/file.py:name or package.module:name of an xlaserve.Exportable or a"
+            " function returning one."
         ),
     ],
     directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
     version: Annotated[int, typer.Option(help="Number of the version directory.")] = 1,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the version if it is there.")
+        bool, typer.Option("--overwrite", help="Replace the version if it exists.")
     ] = False,
     params: Annotated[
         str | None,
         typer.Option(
-            help="npz:FILE, safetensors:FILE or orbax:DIR with the parameters, by the paths of "
-            "those that the Exportable has; there they may be jax.ShapeDtypeStruct."
+            help="npz:FILE, safetensors:FILE or orbax:DIR with the parameters, named by their"
+            " paths in the Exportable, which may then hold jax.ShapeDtypeStruct."
         ),
     ] = None,
     for_target: recorded.Targets = None,
     with_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Print where an exception came from.")
+        bool, typer.Option("--traceback", help="Print the traceback of an exception.")
     ] = False,
 ) -> None:
-    """Export a JAX function and its parameters as data that any xlaserve can serve."""
+    """Export a JAX function and its parameters as a model."""
     from xlaserve.artifact import manifest
     from xlaserve.authoring.export import load_exportable, with_parameters
 
@@ -52,8 +52,7 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )
     except FileExistsError as error:
-        told = str(error).partition(", overwrite=True")[0]
-        raise InvalidModel(f"{told}, --overwrite replaces it") from error
+        raise InvalidModel(str(error).replace("overwrite=True", "--overwrite")) from error
     recorded.record(path, for_target)
     size = sum(file.stat().st_size for file in path.iterdir())
     typer.echo(f"{path}: {format_bytes(size)}")

@@ -30,19 +30,19 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
         str,
         typer.Option(
             envvar="XLASERVE_GRPC_ENDPOINT",
-            help=f"{URL_HELP} port:n is this machine.",
+            help=f"{URL_HELP} port:n means this machine.",
         ),
     ] = "127.0.0.1:8001",
     live: Annotated[
-        bool, typer.Option("--live", help="Ask whether it is live, not whether it is ready.")
+        bool, typer.Option("--live", help="Check liveness instead of readiness.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 5.0,
     socket: Annotated[
         str,
         typer.Option(
             envvar="XLASERVE_PROBE_SOCKET",
-            help="Unix socket of the server's probe_socket, which needs no TLS and no token; it is "
-            "asked unless --url is given, or it is not there.",
+            help="Unix socket of the server's probe_socket, which needs no TLS and no token; used"
+            " if it exists, unless --url is given.",
         ),
     ] = "",
     tls_ca: TlsCa = None,
@@ -51,7 +51,7 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     tls_insecure: TlsInsecure = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Exit with 0 when a server is ready, else with 1 and one line that says why."""
+    """Exit with 0 if a server is ready, otherwise print the reason and exit with 1."""
     state = "live" if live else "ready"
     if socket and not _is_given(context, "url") and Path(socket).is_socket():
         url = f"unix:{socket}"

@@ -30,12 +30,15 @@ _ORDER = (*Level, "critical")
 
 def logs(
     path: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The log; standard input if not given.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The log file; standard input by default."),
     ] = None,
-    level: Annotated[Level, typer.Option(help="Records of this level and above.")] = Level.DEBUG,
-    model: Annotated[str, typer.Option(help="Records of this model alone.")] = "",
+    level: Annotated[
+        Level, typer.Option(help="Only records of this level and above.")
+    ] = Level.DEBUG,
+    model: Annotated[str, typer.Option(help="Only records of this model.")] = "",
 ) -> None:
-    """Show a server's log, which is lines of JSON, as one reads it.
+    """Show a server's JSON log in readable form.
 
     For example, `kubectl logs --follow POD | xlaserve logs --level warning`. Lines that are not
     JSON are shown unchanged.

@@ -11,7 +11,8 @@ Independence: TypeAlias = Annotated[
     bool | None,
     typer.Option(
         "--batch-independent/--batch-dependent",
-        help="Whether each row of a batch is computed from itself alone; else what is proved.",
+        help="Declare that rows of a batch do not depend on one another; by default this is"
+        " proved.",
     ),
 ]
 """Option that declares whether the rows of a batch are independent."""

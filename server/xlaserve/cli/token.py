@@ -10,10 +10,10 @@ from xlaserve.serving.access.tokens import digest_of, new_token
 
 def token(
     name: Annotated[
-        str, typer.Option(help="Name of the caller: show its whole entry, to be completed.")
+        str, typer.Option(help="Name of the caller; prints a complete [[caller]] entry to edit.")
     ] = "",
 ) -> None:
-    """Make a token for the file of access rules (docs/access.md).
+    """Create a token for the access rules (docs/access.md).
 
     The first line is the token, a secret of its owner. The other lines are for the access rules
     file and are not secret: the digest does not reveal a token of 256 random bits.

@@ -59,9 +59,7 @@ class SharedInputs:
         self._held = 0
         """Total bytes of all regions, idle or in use."""
         self._count = 0
-        self.problem = (
-            "" if is_local(address) else "the server is not at an address of this machine"
-        )
+        self.problem = "" if is_local(address) else "the server is not on this machine"
         """Why shared memory is not used, or an empty string if it is."""
         if most_bytes and self.problem:
             self._give_up(self.problem)
@@ -185,7 +183,7 @@ class SharedInputs:
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
-        _LOG.warning("%s: inputs are not sent in shared memory: %s", self._url, problem)
+        _LOG.warning("%s: shared memory is not used for inputs: %s", self._url, problem)
 
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED"})

@@ -10,7 +10,7 @@ import structlog
 from xlaserve.concurrency.limited import LimitedCall
 from xlaserve.errors import LoadFailed, TooManyAbandoned
 
-_SHOWN = "its thread cannot be stopped: it keeps its memory, and may keep a core busy"
+_SHOWN = "its thread cannot be stopped; it keeps its memory and may keep a core busy"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class AbandonedWork:
         """Record an abandoned call; `then` is called when its thread ends."""
         self._held.append(work)
         self._log.error(
-            "abandoned calls that do not end",
+            "abandoned calls still running",
             model=work.model,
             doing=work.doing,
             holds_bytes=work.holds_bytes,
@@ -53,7 +53,7 @@ class AbandonedWork:
         def ended() -> None:
             self._held.remove(work)
             seconds = round(time.monotonic() - work.since, 3)
-            self._log.info("abandoned work has ended", model=work.model, seconds=seconds)
+            self._log.info("abandoned call finished", model=work.model, seconds=seconds)
             then()
 
         call.whenever(ended)

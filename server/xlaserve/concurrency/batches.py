@@ -82,7 +82,7 @@ class BatchThread(Generic[T]):
                     self._work(item[0])
             except BaseException as error:
                 # An error in one batch must not end the thread.
-                _log.error("a batch was lost", thread=self._name, exc_info=error)
+                _log.error("batch lost", thread=self._name, exc_info=error)
             finally:
                 if not callable(item):
                     with self._lock:

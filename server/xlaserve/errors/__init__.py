@@ -137,8 +137,8 @@ class TooManyAbandoned(XlaserveError):
 
     def __init__(self, model: str, count: int) -> None:
         super().__init__(
-            f"model '{model}' cannot be compiled: {count} loads and compilations were abandoned "
-            "and have not ended (max_abandoned), restart the server"
+            f"model '{model}' cannot be compiled: {count} abandoned loads and compilations are"
+            " still running (max_abandoned): restart the server"
         )
 
 
@@ -147,9 +147,9 @@ class CompilationTimedOut(XlaserveError):
 
     def __init__(self, model: str, shape: object, seconds: float) -> None:
         super().__init__(
-            f"model '{model}': to compile and warm the shape {shape} took longer than {seconds:g} "
-            "seconds (load_seconds) and was abandoned; no other shape of it is compiled until that "
-            "ends: raise load_seconds, or send smaller shapes"
+            f"model '{model}': compiling shape {shape} took longer than {seconds:g} seconds"
+            " (load_seconds) and was abandoned; no other shape compiles until it ends: raise"
+            " load_seconds or send smaller shapes"
         )
 
 
@@ -185,9 +185,9 @@ class OutOfMappings(OutOfMemory):
     def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
         super().__init__(
             model,
-            f"its compiled programs would take about {needed} memory mappings, {used} are in use "
-            f"of {limit} that the process may have (max_memory_mappings; the system allows "
-            f"{system}, sysctl vm.max_map_count): raise what is smaller, or unload models",
+            f"its compiled programs need about {needed} memory mappings, but {used} of {limit}"
+            f" are in use (max_memory_mappings; system limit {system}, sysctl vm.max_map_count):"
+            " raise the smaller limit or unload models",
         )
 
 
@@ -195,7 +195,9 @@ class OutOfSpace(XlaserveError):
     """The disk is too full for the files of a load."""
 
     def __init__(self, model: str, why: str) -> None:
-        super().__init__(f"failed to load '{model}', no space left for its files: {why}, free some")
+        super().__init__(
+            f"failed to load '{model}', no disk space left for its files: {why}, free some"
+        )
 
 
 class OutOfFiles(XlaserveError):
@@ -203,9 +205,8 @@ class OutOfFiles(XlaserveError):
 
     def __init__(self, model: str, detail: str, limit: int) -> None:
         super().__init__(
-            f"failed to load '{model}', the server has as many files open as it may "
-            f"({limit}, RLIMIT_NOFILE): {detail}; try again, or start it with a higher limit "
-            "(ulimit -n)"
+            f"failed to load '{model}', the server reached its limit of open files ({limit},"
+            f" RLIMIT_NOFILE): {detail}; try again, or start it with a higher limit (ulimit -n)"
         )
 
 
@@ -311,9 +312,9 @@ class OutputNotText(InvalidRequest):
 
     def __init__(self, model: str, tensor: str) -> None:
         super().__init__(
-            f"model '{model}', output '{tensor}': expected UTF-8, since the answer is text, got "
-            "other bytes: ask for binary_data (a parameter of the output of a V2 request), or have "
-            "JSON escape them (json_surrogates)"
+            f"model '{model}', output '{tensor}': expected UTF-8 for a text answer, got other"
+            " bytes: request binary_data (an output parameter of V2 requests) or set"
+            " json_surrogates"
         )
 
 
@@ -321,14 +322,14 @@ class CrossSiteRequest(XlaserveError):
     """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
-        super().__init__("pages of other sites may change nothing here: use a page of this server")
+        super().__init__("pages of other sites may not change this server: use its own pages")
 
 
 class BodyTimeout(XlaserveError):
     """The request body did not arrive in time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the body takes over {seconds:g} s (message_timeout_seconds), send again")
+        super().__init__(f"the body took over {seconds:g} s (message_timeout_seconds), send again")
 
 
 class InvalidRegion(InvalidRequest):
@@ -367,8 +368,8 @@ class NotLocal(XlaserveError):
 
     def __init__(self, what: str, peer: str, setting: str) -> None:
         super().__init__(
-            f"{what} is for clients on this machine ({setting}), not for '{peer}': connect to a "
-            "unix socket or a loopback address, through no proxy"
+            f"{what} is only for clients on this machine ({setting}), not for '{peer}': connect"
+            " directly to a unix socket or a loopback address"
         )
 
 
@@ -408,7 +409,7 @@ class TooManyAnswers(XlaserveError):
     """A model exceeded its maximum number of answers per request."""
 
     def __init__(self, model: str, limit: int, setting: str) -> None:
-        super().__init__(f"model '{model}' was not done after {limit} answers: raise {setting}")
+        super().__init__(f"model '{model}' did not finish within {limit} answers: raise {setting}")
 
 
 class SwitchedOff(XlaserveError):
@@ -432,9 +433,8 @@ class BudgetExhausted(XlaserveError):
 
     def __init__(self, what: str, count: int, limit: int) -> None:
         super().__init__(
-            f"there is no memory for {what} of {count} bytes: clients hold nearly all of the "
-            f"{limit} bytes that they may (max_held_bytes), or this connection all of its share, "
-            "try again"
+            f"no memory for {what} of {count} bytes: clients hold nearly all of {limit} bytes"
+            " (max_held_bytes), or this connection holds its full share, try again"
         )
 
 
@@ -443,8 +443,8 @@ class QueueTimeout(XlaserveError):
 
     def __init__(self, microseconds: int) -> None:
         super().__init__(
-            f"the request waited for {microseconds} microseconds and was not begun "
-            "(default_timeout_microseconds of the model's queue policy), try again"
+            f"the request waited for {microseconds} microseconds in the queue and was not"
+            " executed (default_timeout_microseconds of the model's queue policy), try again"
         )
 
 
@@ -453,8 +453,8 @@ class ExecutionStalled(XlaserveError):
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(
-            f"model '{model}': an execution has not ended in {seconds:g} seconds "
-            "(execution_seconds); the model is not ready until it has: try again later"
+            f"model '{model}': an execution has been running for {seconds:g} seconds"
+            " (execution_seconds); the model is not ready until it ends: try again later"
         )
 
 
@@ -493,14 +493,14 @@ class WorkersSilent(XlaserveError):
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
-        super().__init__(f"the answer would not be of all processes: {said}, try again")
+        super().__init__(f"the answer would be incomplete: {said}, try again")
 
 
 class ProcessSilent(XlaserveError):
     """Another process of the server does not respond; it will be replaced unless it recovers."""
 
     def __init__(self, what: str, process: str) -> None:
-        super().__init__(f"{what}: the {process} process gives no sign of life, try again")
+        super().__init__(f"{what}: the {process} process does not respond, try again")
 
 
 class EngineGone(XlaserveError):
@@ -508,8 +508,8 @@ class EngineGone(XlaserveError):
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
-            f"model '{model}': the {process} process has ended before it executed this request, "
-            "and is replaced, try again"
+            f"model '{model}': the {process} process ended before it executed this request and is"
+            " being replaced, try again"
         )
 
 
@@ -518,8 +518,8 @@ class EngineLost(XlaserveError):
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
-            f"model '{model}': the {process} process has ended while it executed this request, and "
-            "is replaced; what it ended by may end it again: see the log before you send it again"
+            f"model '{model}': the {process} process ended while it executed this request and is"
+            " being replaced; the request may be the cause: see the log before you send it again"
         )
 
 
@@ -546,7 +546,7 @@ class StartFailed(XlaserveError):
     def __init__(self, models: Sequence[str], shown: int = 10) -> None:
         names = ", ".join(f"'{name}'" for name in models[:shown])
         more = f" and {len(models) - shown} more" if len(models) > shown else ""
-        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error): see the log")
+        super().__init__(f"not loaded at startup: {names}{more} (exit_on_error): see the log")
 
 
 class WorkerDied(XlaserveError):

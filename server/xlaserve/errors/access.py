@@ -13,10 +13,7 @@ class Unauthenticated(XlaserveError):
     """The caller is not authenticated. The text reveals nothing about the requested object."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this needs credentials that the server knows: send a known token (authorization: "
-            "Bearer)"
-        )
+        super().__init__("authentication required: send a known token (authorization: Bearer)")
 
 
 class NotPermitted(XlaserveError):
@@ -64,8 +61,8 @@ class WrongHost(XlaserveError):
         name = got.partition(":")[0]
         setting = name if _HOST_NAME.fullmatch(name) else "NAME"
         super().__init__(
-            f"this server is not called '{repeatable(got[:80])}': start it with --allowed-host "
-            f"{setting}, or have the proxy in front of it send a Host that it knows"
+            f"unknown host '{repeatable(got[:80])}': start the server with --allowed-host"
+            f" {setting}, or have its proxy send an allowed Host"
         )
 
 
@@ -74,5 +71,5 @@ class WrongOrigin(XlaserveError):
 
     def __init__(self) -> None:
         super().__init__(
-            "requests of pages of other sites are not taken: start the server with --cors-origin"
+            "cross-origin requests are not allowed: start the server with --cors-origin"
         )

@@ -35,8 +35,8 @@ class Deadlock(ModelFailed):
     def __init__(self, model: str, chain: Iterable[str]) -> None:
         super().__init__(
             model,
-            f"deadlock: every copy of it waits for a call like this one ({' -> '.join(chain)}), "
-            "give it more copies (instance_group)",
+            f"deadlock: all its instances wait for nested calls ({' -> '.join(chain)}): raise its"
+            " instance count (instance_group)",
         )
 
 
@@ -47,7 +47,8 @@ class ChangesItself(ModelFailed):
         what = "load" if is_load else "unload"
         super().__init__(
             model,
-            f"deadlock: to {what} '{changed}' its code would wait for itself: have a client do it",
+            f"deadlock: to {what} '{changed}' its code would wait for itself: have a client"
+            f" {what} it",
         )
 
 
@@ -60,8 +61,8 @@ class ProcessLost(ModelFailed):
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
             model,
-            f"its process was lost while it executed this request, {reason}; it is started again, "
-            "and what it was lost by may end it again: see the log before you send it again",
+            f"its process was lost while it executed this request, {reason}; it is being"
+            " restarted, and the request may be the cause: see the log before you send it again",
         )
 
 
@@ -71,8 +72,8 @@ class ProcessAbsent(ModelFailed):
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
             model,
-            f"its process was lost before it began with this request, {reason}; it is started "
-            "again, try again",
+            f"its process was lost before it began this request, {reason}; it is being restarted,"
+            " try again",
         )
 
 

@@ -12,8 +12,8 @@ class ModelHasNoText(InvalidRequest):
 
     def __init__(self, model: str = "", reason: str = "") -> None:
         """`reason` replaces the default reason, a missing tokenizer file."""
-        why = reason or "has no tokenizer.json beside it"
-        super().__init__(f"{_named(model)} {why}: it takes no text, send token ids")
+        why = reason or "has no tokenizer.json"
+        super().__init__(f"{_named(model)} {why}: it accepts no text, send token ids")
 
 
 class ModelHasNoTemplate(InvalidRequest):
@@ -22,7 +22,8 @@ class ModelHasNoTemplate(InvalidRequest):
     def __init__(self, model: str = "") -> None:
         super().__init__(
             f"{_named(model)} has no chat template (chat_template.jinja, or 'chat_template' of "
-            "tokenizer_config.json): it takes text, not messages: send a prompt to /v1/completions"
+            "tokenizer_config.json): it accepts text, not messages: send a prompt to"
+            " /v1/completions"
         )
 
 
@@ -58,8 +59,8 @@ class SpelledSpecialToken(InvalidRequest):
 
     def __init__(self, model: str, token: str) -> None:
         super().__init__(
-            f"{_named(model)}: the text spells the special token '{repeatable(token)}', and its "
-            "tokenizer has no other tokens for that: leave it out"
+            f"{_named(model)}: the text contains the special token '{repeatable(token)}', which"
+            " its tokenizer cannot encode as plain text: leave it out"
         )
 
 
@@ -67,16 +68,16 @@ class TokenizerFailed(InvalidRequest):
     """The tokenizer fails on a text, or exceeds its limits."""
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(
-            f"{_named(model)}: its tokenizer makes no tokens of the text: {repeatable(reason)}"
-        )
+        super().__init__(f"{_named(model)}: its tokenizer failed on the text: {repeatable(reason)}")
 
 
 class MessagesRefused(InvalidRequest):
     """The model's chat template rejects the messages."""
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"{_named(model)}: its chat template refuses: {repeatable(reason)}")
+        super().__init__(
+            f"{_named(model)}: its chat template rejected the request: {repeatable(reason)}"
+        )
 
 
 class TemplateFailed(XlaserveError):
@@ -91,8 +92,7 @@ class TextProcessLost(XlaserveError):
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
-            f"{_named(model)}: the process that computes texts of clients was lost: "
-            f"{repeatable(reason)}; ask again"
+            f"{_named(model)}: the text process was lost: {repeatable(reason)}; try again"
         )
 
 
@@ -101,6 +101,6 @@ class TooManyTexts(XlaserveError):
 
     def __init__(self, model: str, limit: int) -> None:
         super().__init__(
-            f"{_named(model)}: {limit} texts of this caller wait to be computed already, expected "
-            "fewer at a time: send the next ones when those are answered"
+            f"{_named(model)}: {limit} texts of this caller are already queued: send more when"
+            " those are answered"
         )

@@ -46,4 +46,4 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # models' code can define exceptions with a faulty __str__
-        return "(its text cannot be made)"
+        return "(its text cannot be shown)"

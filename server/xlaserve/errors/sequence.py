@@ -24,8 +24,8 @@ class SequenceNotStarted(InvalidRequest):
         )
         if processes > 1:
             text += (
-                f"; it may be in progress in another of the server's {processes} processes "
-                "(processes): send all its requests on one connection"
+                f"; another of the server's {processes} processes may hold the sequence: send all"
+                " its requests on one connection"
             )
         super().__init__(text)
 
@@ -45,9 +45,9 @@ class SequenceInterrupted(XlaserveError):
 
     def __init__(self, model: str, sequence: object) -> None:
         super().__init__(
-            f"model '{model}': a request of sequence {repeatable(str(sequence))} before this one "
-            "failed, expired or was cancelled, so neither has been executed; send it again from "
-            "there"
+            f"model '{model}': an earlier request of sequence {repeatable(str(sequence))} failed,"
+            " expired or was cancelled, so this one was not executed either; send it again"
+            " from that request"
         )
 
 
@@ -56,6 +56,6 @@ class StatesLost(XlaserveError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"model '{model}': an execution failed on the device and with it the states of its "
-            "sequences are lost, start them again"
+            f"model '{model}': an execution failed on the device and its sequence states are"
+            " lost: restart the sequences"
         )

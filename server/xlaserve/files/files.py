@@ -63,7 +63,7 @@ def read_into(file: BinaryIO, target: memoryview, name: str) -> None:
     while target:
         count = readinto(target)
         if not count:
-            raise InvalidModel(f"{name} ends {len(target)} bytes too early")
+            raise InvalidModel(f"{name} is truncated by {len(target)} bytes")
         target = target[count:]
 
 
@@ -93,7 +93,7 @@ def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
     """Raise InvalidModel if a file's bytes differ from its record."""
     if record is not None and sha256 != record.sha256:
         raise InvalidModel(
-            f"{name} was changed after the export: its sha256 is {sha256[:12]}..., "
+            f"{name} changed after the export: its sha256 is {sha256[:12]}..., "
             f"the manifest says {record.sha256[:12]}..."
         )
 

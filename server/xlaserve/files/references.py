@@ -27,7 +27,7 @@ def load_reference(reference: str) -> object:
 def _run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidReference(f"there is no file {path}")
+        raise InvalidReference(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
     # As with `python FILE.py`: dataclasses look up their module in sys.modules, and the file may
     # import its neighbors.
@@ -47,4 +47,4 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise InvalidReference(f"there is no module '{error.name}'") from error
+        raise InvalidReference(f"no such module: '{error.name}'") from error

@@ -113,8 +113,8 @@ ANYWHERE = Roots((Path("/"),))
 
 def _outside(name: str) -> str:
     return (
-        f"'{name}' is neither in the model repository nor in a model_root (--model-root), "
-        "or it is a link that leads out of them"
+        f"'{name}' is outside the model repository and every model_root (--model-root), or a link"
+        " that leads outside"
     )
 
 

@@ -67,7 +67,7 @@ def _real(least: float, most: float, default: float, *, above: bool = False) -> 
     return _Row(f"{begin} {least:g}{', at most' if above else ' to'} {most:g}", fits, default)
 
 
-_TEXT = _Row("numbers with commas", lambda value: isinstance(value, str), "")
+_TEXT = _Row("comma-separated numbers", lambda value: isinstance(value, str), "")
 _MOST = (1 << 31) - 1
 
 _ROWS: Mapping[str, _Row] = MappingProxyType(

@@ -40,7 +40,7 @@ class Constraining:
             self._add(running)
             return
         if self._thread is None:
-            expected = "none, since the configuration of the model has no parameter 'grammars'"
+            expected = "none, since the model's configuration lacks the parameter 'grammars'"
             raise InvalidParameter(grammar.parameter, expected, "one")
         try:
             self._thread.submit(running.sender.caller, partial(self._compile, running))

@@ -91,8 +91,8 @@ def export_generator(
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
         raise FileExistsError(
-            f"{target} exists already, another number is a version beside it, overwrite=True "
-            "replaces it"
+            f"{target} already exists: choose another version number, or replace it with"
+            " overwrite=True"
         )
     _check_names(files)
     with jax.enable_x64(False):
@@ -151,9 +151,9 @@ class _Programs:
             if array.shape != expected.sized(slots, length):
                 raise InvalidModel(
                     f"init_cache: expected array {index} of the cache as "
-                    f"{list(expected.sized(slots, length))} for a max_length of {length}, got "
-                    f"{list(array.shape)}: a cache that is shorter than the length (a ring, for a "
-                    "sliding window) is not supported"
+                    f"{list(expected.sized(slots, length))} for a max_length of {length}, got"
+                    f" {list(array.shape)}: ring-buffer caches shorter than max_length are not"
+                    " supported"
                 )
 
     def exported(self, platforms: tuple[str, ...]) -> dict[str, bytes]:
@@ -283,7 +283,9 @@ def _check_names(copied: Mapping[str, Path]) -> None:
     for name in copied:
         is_plain = name == Path(name).name and 0 < len(name) <= _NAME_CHARACTERS and name[0] != "."
         if not is_plain or name in (record.FILE_NAME, DECODE, CHUNK, WEIGHTS):
-            raise InvalidModel(f"files: expected the plain name of another file, got '{name[:64]}'")
+            raise InvalidModel(
+                f"files: expected a plain file name not already used, got '{name[:64]}'"
+            )
 
 
 def _record(

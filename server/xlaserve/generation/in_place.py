@@ -51,8 +51,8 @@ def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: in
     """
     if memory.aliased < cache_bytes:
         raise InvalidModel(
-            f"{name} does not change the cache in place: expected {cache_bytes} bytes of its "
-            f"results in the memory of its arguments, got {memory.aliased}"
+            f"{name} does not update the cache in place: expected {cache_bytes} bytes of its"
+            f" results to alias its arguments, got {memory.aliased}"
         )
     if logits_bytes is None:
         return

@@ -152,7 +152,7 @@ class GeneratorModel(UncompiledModel):
         given = TEXT if TEXT in request.inputs else PROMPT
         vocab, most = self.generation.vocab, self.generation.max_length
         if not 1 <= len(tokens) <= most:
-            expected = f"1 to {most} tokens, which is what the model has positions for"
+            expected = f"1 to {most} tokens (the model's positions)"
             raise InvalidTensor(self._name, "input", given, expected, f"{len(tokens)}")
         if tokens.min() < 0 or tokens.max() >= vocab:
             got = int(tokens.min() if tokens.min() < 0 else tokens.max())
@@ -377,9 +377,9 @@ def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext)
     if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
         generation = configured.without_prefixes(generation, context.config, context.model)
         # Partial steps only write back the row of the current position.
-        programs.drop_partial("its rows may hold more than their tokens")
+        programs.drop_partial("its rows may depend on more than their tokens")
     elif not programs.why_whole and not steps_are_alike(programs, generation):
-        programs.drop_partial("one of fewer rows gave other tokens in a trial")
+        programs.drop_partial("a step with fewer rows gave different tokens in a trial")
     if generation.step_sizes and programs.why_whole:
         why = programs.why_whole
         return configured.without_step_sizes(generation, context.config, context.model, why)
@@ -391,14 +391,11 @@ def _check_config(config: ModelConfig, signature: Signature) -> None:
     agreed(signature, config)
     if config.max_batch_size:
         raise InvalidModel(
-            "max_batch_size: expected none or 0, since a request to a generator has one prompt, "
-            f"got {config.max_batch_size}"
+            "max_batch_size: expected none or 0, since generator requests have one prompt, got"
+            f" {config.max_batch_size}"
         )
     if config.sequence_batching is not None:
-        raise InvalidModel(
-            "sequence_batching: expected none, since each request of a generator has a slot of its "
-            "own"
-        )
+        raise InvalidModel("sequence_batching: not available for generators")
 
 
 def _grammars(
@@ -411,7 +408,7 @@ def _grammars(
     try:
         written = tokenizer.decode()
     except UnicodeDecodeError as error:
-        raise InvalidModel(f"{TOKENIZER} is not in UTF-8: {error}") from None
+        raise InvalidModel(f"{TOKENIZER} is not UTF-8: {error}") from None
     return Grammars(model, written, generation.vocab, generation.stop_tokens, limits.grammar)
 
 
@@ -447,7 +444,7 @@ def _site(
     if len(layout.replicas) != 1:
         raise InvalidModel(
             "instance_group: expected one instance, on one device or split over several "
-            '(placement "shard"), since the slots of a generator have one cache, got '
+            '(placement "shard"), since all slots share one cache, got '
             f"{len(layout.replicas)}"
         )
     return layout.sites[0]

@@ -160,7 +160,7 @@ class Lowering:
         for place, axis in zip(self._places, self._axes, strict=True):
             spec = getattr(place, "spec", ())
             if any(part is not None for at, part in enumerate(spec) if at in (0, axis)):
-                return "the cache is split along its slots or its positions"
+                return "the cache is sharded along its slots or positions"
         return ""
 
     def programs(self) -> Iterator[Wanted]:

@@ -131,7 +131,7 @@ class Slots:
     def _recover(self, error: Exception) -> None:
         """Fail all requests after a device error, and reset the cache."""
         structlog.get_logger("generation").error(
-            "a step failed, and every request of the model with it",
+            "generator step failed, with every request of the model",
             model=self._model,
             error=repr(error),
         )
@@ -147,7 +147,7 @@ class Slots:
         except BaseException as again:
             # The next step will fail as well, and retry the reset.
             structlog.get_logger("generation").error(
-                "the cache could not be made anew", model=self._model, error=repr(again)
+                "generator cache not recreated", model=self._model, error=repr(again)
             )
 
     def _fail(self, running: Running, error: Exception) -> None:

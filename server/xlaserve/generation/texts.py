@@ -92,9 +92,9 @@ def read(
             raise InvalidModel(f"{error} (parameter '{TEXT}' may be false)") from None
         # The model can still generate from token ids.
         structlog.get_logger("generation").warning(
-            "a generator is without text", model=model, reason=str(error)
+            "generator without text support", model=model, reason=str(error)
         )
-        return Found(None, f"is without text ({error})", is_offered=False)
+        return Found(None, f"has no text support ({error})", is_offered=False)
     return Found(text, "", is_listed)
 
 
@@ -147,7 +147,7 @@ def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
     if value is None:
         return ()
     if text is None:
-        raise InvalidParameter(STOP, "none, since the model has no text", str(value)[:64])
+        raise InvalidParameter(STOP, "none, since the model does not support text", str(value)[:64])
     if not isinstance(value, str):
         raise InvalidParameter(STOP, "a string, or a list of them in JSON", str(value)[:64])
     if len(value) > _MOST_STOP:

@@ -31,17 +31,17 @@ def family(config: ModelConfig, text: LanguageText | None, model: str) -> str:
             return ""
         if template is None:
             raise InvalidModel(
-                f"parameter '{PARAMETER}': expected '{_NONE}' of a model without a chat template, "
-                f"got '{wanted}'"
+                f"parameter '{PARAMETER}': expected '{_NONE}' for a model without a chat"
+                f" template, got '{wanted}'"
             )
         found = FAMILIES[wanted].name
-        log.info("calls of tools are read", model=model, family=found, reason="it is configured")
+        log.info("tool-call parsing enabled", model=model, family=found, reason="configured")
         if "tools" not in template:
-            log.warning("the chat template does not write tools", model=model, family=found)
+            log.warning("chat template without tools", model=model, family=found)
         return found
     known_by = None if template is None else recognised(template)
     if known_by is None:
         return ""
     found, sign = known_by[0].name, known_by[1]
-    log.info("calls of tools are read", model=model, family=found, reason=f"template has {sign}")
+    log.info("tool-call parsing enabled", model=model, family=found, reason=f"template has {sign}")
     return found

@@ -11,8 +11,8 @@ from xlaserve.grpc.http2.messages import Problem
 
 PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
     {
-        Problem.NONE: (Status.UNIMPLEMENTED, "{method} needs one message, none came"),
-        Problem.SECOND: (Status.UNIMPLEMENTED, "{method} takes one message, more came"),
+        Problem.NONE: (Status.UNIMPLEMENTED, "{method} needs one message, got none"),
+        Problem.SECOND: (Status.UNIMPLEMENTED, "{method} takes one message, got more"),
         Problem.TRUNCATED: (Status.INTERNAL, "the request ended within a message"),
         Problem.TOO_LARGE: (
             Status.RESOURCE_EXHAUSTED,
@@ -21,11 +21,11 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
         Problem.FLAG: (Status.INTERNAL, "the first byte of a message is neither 0 nor 1"),
         Problem.EXPIRED: (
             Status.CANCELLED,
-            "no message came in {seconds:g} seconds (message_timeout_seconds)",
+            "no message within {seconds:g} seconds (message_timeout_seconds)",
         ),
         Problem.NO_MEMORY: (
             Status.RESOURCE_EXHAUSTED,
-            "too many bytes of messages are in progress (max_held_bytes), try again",
+            "too many message bytes in progress (max_held_bytes), try again",
         ),
     }
 )

@@ -48,7 +48,7 @@ def refusal(headers: Headers) -> tuple[Status, str] | None:
         elif name.endswith(_BINARY) and not all(map(_is_base64, value.split(","))):
             return Status.INTERNAL, "a header that ends in -bin is not base64"
     if least is not None and least < NO_SECONDS:
-        return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
+        return Status.DEADLINE_EXCEEDED, "the request had already timed out"
     return None
 
 

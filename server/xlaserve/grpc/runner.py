@@ -97,10 +97,10 @@ class RpcStream(Stream[Any, Any]):
         except TimeoutError:
             if not timeout.expired():
                 raise
-            text = f"no message came in {self.message_seconds:g} seconds (message_timeout_seconds)"
+            text = f"no message within {self.message_seconds:g} seconds (message_timeout_seconds)"
             raise GRPCError(Status.CANCELLED, text) from None
         if message is None:
-            text = f"{self.method.path.lstrip('/')} needs one message, none came"
+            text = f"{self.method.path.lstrip('/')} needs one message, got none"
             raise GRPCError(Status.UNIMPLEMENTED, text)
         row = self.method.row
         if row.model:

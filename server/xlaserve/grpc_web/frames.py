@@ -54,7 +54,7 @@ class Messages:
         if problem is not None:
             return problem
         if rest[0]:
-            text = "messages over gRPC-Web are not compressed: the first byte of one is 1"
+            text = "compressed messages are not supported over gRPC-Web"
             raise GRPCError(Status.UNIMPLEMENTED, text)
         end = PREFIX_BYTES + self.length
         self._rest = rest[end:]

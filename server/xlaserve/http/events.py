@@ -167,7 +167,7 @@ class EventCall(InferCall):
 
     def _leave(self) -> None:
         if not self.has_ended:
-            self.cancel("its client has left")
+            self.cancel("the client disconnected")
 
     @staticmethod
     async def merged(

@@ -7,22 +7,22 @@ from types import MappingProxyType
 _OTHERS: Mapping[str, str] = MappingProxyType(
     {
         r"/v1/models/([^/:]+)(?:/versions/([^/:]+))?:(?:predict|classify|regress)": (
-            "TensorFlow Serving's API is not served: send a request of V2 to /v2/models/{0}/infer"
+            "TensorFlow Serving's API is not supported: send a V2 request to /v2/models/{0}/infer"
         ),
         r"(?:/openai)?/v1/responses/[^/]+(?:/[^/]+)?": (
-            "no response is stored: send its items in the 'input' of a POST to /v1/responses"
+            "responses are not stored: send the items in the 'input' of a POST to /v1/responses"
         ),
         r"/predictions/([^/]+)(?:/[^/]+)?": (
-            "TorchServe's API is not served: send a request of V2 to /v2/models/{0}/infer"
+            "TorchServe's API is not supported: send a V2 request to /v2/models/{0}/infer"
         ),
         r"/api/(?:generate|chat|tags)": (
-            "Ollama's API is not served: OpenAI's is, at /v1/chat/completions"
+            "Ollama's API is not supported: use OpenAI's at /v1/chat/completions"
         ),
     }
 )
 """Advice by a pattern of the whole path; its groups are format arguments."""
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {r"/metrics": "the setting metrics_endpoint says where metrics are"}
+    {r"/metrics": "metrics are served at the setting metrics_endpoint"}
 )
 """Advice for paths that this listener does not serve but another listener may."""
 

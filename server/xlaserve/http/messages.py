@@ -132,4 +132,4 @@ def read_json(body: Buffer, kind: Any, *, max_depth: int) -> Any:
         # Decode to text first: the ignored parts of the body must be valid UTF-8, too.
         return msgspec.json.decode(str(body, "utf-8") or "{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidBody(f"the body is not the JSON that is expected here: {error}") from error
+        raise InvalidBody(f"the body is not the expected JSON: {error}") from error

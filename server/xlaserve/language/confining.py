@@ -28,7 +28,12 @@ def receive(stream: BinaryIO) -> Any:
 
 def send(stream: BinaryIO, message: Any) -> None:
     """Send a message."""
-    _write(stream, json.dumps(message).encode())
+    _write(stream, _written(message))
+
+
+def _written(message: Any) -> bytes:
+    # Half of a surrogate pair is text for Python alone: as an escape no reader would take it.
+    return json.dumps(message, ensure_ascii=False).encode(errors="replace")
 
 
 def end_with(life: int) -> None:
@@ -105,9 +110,9 @@ def serve(begin: Callable[[Any], Answer]) -> None:
         if found is not None:
             _write(sink, found)
         elif how in FROM_OUTSIDE:
-            send(sink, {"killed": f"what computes it was killed (signal {how})"})
+            send(sink, {"killed": f"its process was killed (signal {how})"})
         else:
-            send(sink, {"over": "it takes more than it may"})
+            send(sink, {"over": "it exceeds its limits"})
         del asked, found
 
 
@@ -177,7 +182,7 @@ def _answer(source: BinaryIO, sink: BinaryIO, answer: Answer, limits: Mapping[st
         except BaseException as error:
             # A Rust panic does not derive from Exception.
             found = {"failed": f"{type(error).__name__}: {str(error)[:1000]}"}
-        data = json.dumps(found).encode()
+        data = _written(found)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if len(data) > limits["output_bytes"]:
             return

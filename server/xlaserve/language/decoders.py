@@ -86,14 +86,14 @@ def _kind(part: Mapping[str, Any]) -> str:
 
 def _unknown(kind: str) -> InvalidModel:
     known = ", ".join((*_STEPS, "BPEDecoder", "Fuse", "Strip", "Sequence"))
-    return InvalidModel(f"{_FILE}: expected a decoder that streams, of {known}; got '{kind}'")
+    return InvalidModel(f"{_FILE}: expected a streaming decoder, one of {known}, got '{kind}'")
 
 
 def _stripped(part: Mapping[str, Any], *, is_whole: bool) -> tuple[str, int]:
     content, start = part.get("content"), part.get("start")
     is_valid = isinstance(content, str) and len(content) == 1 and isinstance(start, int)
     if not is_valid or part.get("stop") or not is_whole:
-        raise _unknown("Strip of other than the beginning")
+        raise _unknown("a Strip elsewhere than at the start")
     return str(content), int(start or 0)
 
 
@@ -109,7 +109,7 @@ def _replace(part: Mapping[str, Any]) -> list[Step]:
     pattern, content = part.get("pattern"), part.get("content")
     old = pattern.get("String") if isinstance(pattern, dict) else None
     if not isinstance(old, str) or not old or not isinstance(content, str):
-        raise _unknown("Replace of other than a string")
+        raise _unknown("a Replace of a pattern that is not a string")
 
     def step(piece: Piece, is_first: bool) -> Piece:
         return piece.replace(old, content) if isinstance(piece, str) else piece

@@ -47,7 +47,7 @@ def parse_text(name: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise InvalidModel(f"{name} is not in UTF-8: {error}") from None
+        raise InvalidModel(f"{name} is not UTF-8: {error}") from None
 
 
 def parse_object(name: str, data: bytes | bytearray) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ else:
 
 _SPECIAL = b"\xff"
 """llguidance's prefix of special token names."""
-_UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref leads back to itself"
+_UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref refers to itself"
 
 
 class Alphabet:

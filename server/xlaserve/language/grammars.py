@@ -28,12 +28,19 @@ LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 20_000,
     "step_max_items": 10_000,
     "max_items_in_row": 1_000,
-    "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
 """Lower than llguidance's defaults, with which a regular expression of nested repetitions took 5.5
 s for its first step; with these 0.3 s. Later steps take a fraction of a millisecond.
 """
+
+GROWTH = {2_000: 3 << 20, 15_000: 14 << 20, 50_000: 36 << 20}
+"""Bytes to charge for the growth of a grammar during an answer, by its limit of lexer states.
+
+llguidance reports no size. Measured growth: 2.4, 13.3 and 34.8 MB."""
+MOST_STATES = max(GROWTH)
+_TOO_MANY = "too many states"
+"""llguidance's error for a grammar that needs more states."""
 
 STEP_SECONDS = 0.002
 """Limit of the average CPU time of a step in a grammar, during which other requests wait."""
@@ -50,7 +57,7 @@ MOST_KNOWN = 1024
 """Number of grammars per model whose compilation results are cached."""
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
-_EXPECTED = "one that can be compiled and followed (model '{}')"
+_EXPECTED = "a grammar that can be compiled and followed (model '{}')"
 _SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
@@ -74,25 +81,28 @@ class Grammars:
         except ImportError as error:
             raise TextNotInstalled(model, "llguidance") from error
         if not stop_tokens:
-            raise InvalidModel("a grammar needs stop tokens, which the model has none of")
+            raise InvalidModel("a grammar needs stop tokens, but the model has none")
         try:
             self._tokenizer = llguidance.LLTokenizer(
                 tokenizer, n_vocab=vocab, eos_token=list(stop_tokens)
             )
         except ValueError as error:
             shown = str(error)[:_SHOWN_CHARACTERS]
-            raise InvalidModel(f"tokenizer.json: no grammar can use it: {shown}") from error
+            raise InvalidModel(f"tokenizer.json does not support grammars: {shown}") from error
         self._model = model
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
-        self._limits = llguidance.LLParserLimits(**LIMITS)
+        self._limits = {
+            states: llguidance.LLParserLimits(**LIMITS, max_lexer_states=states)
+            for states in GROWTH
+        }
         made = self._tokenizer
         special = {i: made.decode_str([i]) for i in range(vocab) if made.is_special_token(i)}
         first = {
             "vocab": vocab,
             "special": special,
             "stop": list(stop_tokens),
-            "grammar": LIMITS,
+            "grammar": {**LIMITS, "max_lexer_states": MOST_STATES},
             "most_remainders": int(REMAINDERS_PER_SECOND * limits.cpu_seconds),
         }
         self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
@@ -111,21 +121,25 @@ class Grammars:
         """Compile a grammar, and return its initial state. Blocks, but releases the GIL.
 
         `parameter` is `json_schema`, `regex` or `grammar` (Lark). `charge` is called with the
-        memory in bytes before it is allocated. Raises InvalidParameter.
+        memory in bytes that it may have before it is allocated. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
             "regex": self._matcher.grammar_from_regex,
             "grammar": self._matcher.grammar_from_lark,
         }
-        read = readers[parameter]
-        charge(self._trial.check(parameter, text))
+
+        def begin(states: int) -> Any:
+            limits = self._limits[states]
+            return self._matcher(self._tokenizer, grammar, log_level=0, limits=limits)
+
+        first_bytes = self._trial.check(parameter, text)
+        charge(first_bytes)
         try:
-            matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
+            grammar = readers[parameter](text)
+            place = Place(self._model, parameter, begin, charge, first_bytes)
         except ValueError as error:
             raise _refused(self._model, parameter, str(error)) from error
-        place = Place(self._model, parameter, matcher)
-        place.check()
         # The first step takes longest, so it must not run on the generation thread.
         place.fill(np.zeros(self._words, np.int32))
         return place
@@ -189,9 +203,9 @@ class Trial:
         if "over" in found:
             within = f"{self._process.limits} (model '{self._model}')"
             return (
-                f"one that is compiled within {within}: a simpler one, with smaller numbers, "
-                "fewer alternatives, and fewer repetitions",
-                found.get("because", "one that takes more"),
+                f"a grammar that compiles within {within}: use smaller numbers, fewer"
+                " alternatives and fewer repetitions",
+                found.get("because", "a larger one"),
             )
         if "failed" in found:
             return _EXPECTED.format(self._model), _shown(found["failed"])
@@ -201,12 +215,50 @@ class Trial:
 class Place:
     """The state of an answer within a grammar (a Constraint). Used by one thread."""
 
-    def __init__(self, model: str, parameter: str, matcher: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        parameter: str,
+        begin: Callable[[int], Any],
+        charge: Callable[[int], None],
+        first_bytes: int,
+    ) -> None:
+        """Start a grammar with `begin(states)`, whose first bytes the trial measured.
+
+        Raises ValueError from `begin`, and what `charge` raises.
+        """
         self._model = model
         self._parameter = parameter
-        self._matcher = matcher
+        self._begin = begin
+        self._charge = charge
+        self._matcher: Any = None
+        self._rooms = iter(GROWTH.items())
+        self._charged_bytes = 0
+        self._taken: list[int] = []
         self._spent_ns = 0
         """CPU time of the steps so far that exceeds their average budget."""
+        self._enter(first_bytes)
+
+    def _enter(self, least_bytes: int) -> bool:
+        """Restart the grammar with the next higher limit of states, and replay the tokens taken.
+
+        Returns False if there is no higher limit. Limits whose charge is less than `least_bytes`
+        are skipped.
+        """
+        for states, most_bytes in self._rooms:
+            if most_bytes >= least_bytes or states == MOST_STATES:
+                self._charge(most_bytes - self._charged_bytes)
+                self._charged_bytes = most_bytes
+                self._matcher = None  # not two at a time
+                self._matcher = self._begin(states)
+                self._matcher.consume_tokens(self._taken)
+                return True
+        return False
+
+    def _lacks_room(self) -> bool:
+        """Tell whether the grammar had reached its limit of states, and was given a higher one."""
+        matcher = self._matcher
+        return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
 
     def check(self) -> None:
         """Raise InvalidParameter if the grammar has failed."""
@@ -217,22 +269,26 @@ class Place:
         """Set the bits of the tokens allowed next; raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        while self._lacks_room():
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self.check()
         spent_ns = self._spent_ns + time.thread_time_ns() - begun_ns - _STEP_NS
         self._spent_ns = max(0, spent_ns)
         if spent_ns > _MOST_STEPS_NS:
             raise InvalidParameter(
                 self._parameter,
-                f"one whose steps take at most {STEP_SECONDS:g} seconds of the processor, and "
-                f"{MOST_STEPS_SECONDS:g} beyond that together (model '{self._model}'): fewer ways "
-                "to read the same text",
-                "one whose steps take longer",
+                f"a grammar whose steps take at most {STEP_SECONDS:g} CPU seconds each, plus"
+                f" {MOST_STEPS_SECONDS:g} in total (model '{self._model}'): make it less ambiguous",
+                "a slower one",
             )
 
     def take(self, token: int) -> bool:
         """Consume a token; return True if no other may follow. Raises InvalidParameter."""
         begun_ns = time.thread_time_ns()
+        self._taken.append(token)
         self._matcher.consume_token(token)
+        while self._lacks_room():
+            pass
         self._spent_ns += time.thread_time_ns() - begun_ns
         self.check()
         return bool(self._matcher.is_stopped())

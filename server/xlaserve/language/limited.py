@@ -46,9 +46,7 @@ class Limits:
 
     def __str__(self) -> str:
         """Return the limits in the words of error texts."""
-        return (
-            f"{self.cpu_seconds:g} seconds of the processor and {self.memory_bytes} bytes of memory"
-        )
+        return f"{self.cpu_seconds:g} CPU seconds and {self.memory_bytes} bytes of memory"
 
 
 class TookTooMuch(Exception):
@@ -144,7 +142,7 @@ class LimitedProcess:
             return TookTooMuch(f"its process ended with {how}{behind}")
         if is_foreign and -status in FROM_OUTSIDE:
             return _FromOutside(f"it was killed ({how})")
-        return TookTooMuch(f"its process ended ({how}): it may take {self._limits}")
+        return TookTooMuch(f"its process ended ({how}), its limits are {self._limits}")
 
     def _wait(self, until: float, file: int, event: int) -> None:
         poll = select.poll()
@@ -155,7 +153,7 @@ class LimitedProcess:
                 return
             stopped.look()
             if stopped.is_over:
-                raise _FromOutside("it is stopped (SIGSTOP)")
+                raise _FromOutside("its process is stopped (SIGSTOP)")
         raise TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
 
 
@@ -195,7 +193,7 @@ class Limited:
                 except _FromOutside as error:
                     if attempt + 1 == _ATTEMPTS:
                         raise OSError(str(error)) from None
-        raise AssertionError("there is one attempt at least")
+        raise AssertionError("expected at least one attempt")
 
     def _asked(self, asked: bytes) -> Mapping[str, Any]:
         has_failed = True

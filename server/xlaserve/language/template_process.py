@@ -102,10 +102,12 @@ def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> di
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         text = render()
-        if len(text.encode(errors="surrogatepass")) > most_bytes:
+        if len(text.encode()) > most_bytes:
             return {"failed": f"it writes more than {most_bytes} bytes"}
     except Refused as error:
         return {"refused": str(error)[:1000]}
+    except UnicodeEncodeError:
+        return {"failed": "it writes half of a surrogate pair"}
     except MemoryError:
         return {"lost": "it takes more memory than it may"}
     except Exception as error:

@@ -85,7 +85,7 @@ class Template:
             }
             found = self._process.ask({"name": name, "given": given})
         except (ValueError, TypeError, RecursionError) as error:
-            raise MessagesRefused(self._model, f"they are no JSON: {error}") from None
+            raise MessagesRefused(self._model, f"they are not JSON: {error}") from None
         except OSError as error:
             raise TemplateFailed(self._model, f"its process was lost: {error}") from None
         except TookTooMuch as error:

@@ -66,7 +66,9 @@ class Tokens:
         try:
             self.marks = Marks(special.values())
         except RecursionError:
-            raise InvalidModel(f"{files.TOKENIZER}: special tokens begin alike too often") from None
+            raise InvalidModel(
+                f"{files.TOKENIZER}: too many special tokens share prefixes"
+            ) from None
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, or None if there is no such token."""
@@ -129,7 +131,7 @@ class Tokens:
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
         if "over" in found:
-            raise TokenizerFailed(self._model, f"that takes more than {self._limited.limits}")
+            raise TokenizerFailed(self._model, f"it exceeds {self._limited.limits}")
         if "ids" not in found:
             raise TokenizerFailed(self._model, found["failed"])
         ids: list[int] = found["ids"]
@@ -147,8 +149,8 @@ class Tokens:
             self.encode_marked(_RARE)
         except BaseException as error:
             raise InvalidModel(
-                f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
-                f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"
+                f"{files.TOKENIZER}: expected unk_token in the vocabulary, got"
+                f" '{repeatable(unknown)}': {str(error)[:400]}"
             ) from None
 
     def _checked(self, text: str) -> str:

@@ -19,8 +19,8 @@ import uvloop
 from xlaserve.app.display import Addresses, ModelRow, NoDisplay
 from xlaserve.app.server import run
 from xlaserve.errors import XlaserveError
-from xlaserve.process import log, signals
-from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process import signals
+from xlaserve.process.output import logged_output
 from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
 
@@ -72,8 +72,7 @@ def main() -> None:
 def _serve(given: Mapping[str, Any], told: Told) -> bool:
     settings = Settings.read(os.environ, **given)
     level = settings.log_level
-    log.configure("info" if level == "auto" else level)
-    with taken_stderr():
+    with logged_output("info" if level == "auto" else level):
         return uvloop.run(run(settings, told, Systemd.of({})))
 
 

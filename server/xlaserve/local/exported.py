@@ -82,8 +82,8 @@ def exportable(
         return replace(source, **changes)
     if inputs is None:
         raise InvalidModel(
-            "serve: a function needs its inputs, as inputs={'x': ('FP32', [-1, 3])}, "
-            "where -1 is the batch; its first argument are its parameters, params=..."
+            "serve: a function needs inputs, as inputs={'x': ('FP32', [-1, 3])} where -1 is the"
+            " batch, and params=... for its first argument"
         )
     return Exportable(source, params, inputs, outputs=outputs, max_batch_size=max_batch_size)
 

@@ -122,4 +122,4 @@ class ServerProcess:
 
     def _last_words(self) -> str:
         text = self.log[-_SHOWN_BYTES:].strip()
-        return f"; the end of its log:\n{text}" if text else ""
+        return f"; last lines of its log:\n{text}" if text else ""

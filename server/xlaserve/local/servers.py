@@ -73,8 +73,8 @@ def serve(
         given["max_batch_size"] = max_batch_size
         if unused := [key for key, value in given.items() if value is not None]:
             raise InvalidRequest(
-                f"serve: {', '.join(unused)}: expected with a function, got the directory "
-                f"'{source}'; its models have their own"
+                f"serve: {', '.join(unused)}: only for functions, got the directory '{source}',"
+                " whose models have their own"
             )
         function = None
     else:
@@ -93,7 +93,7 @@ def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str,
         if setting not in known:
             near = difflib.get_close_matches(setting, known, n=1, cutoff=0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise InvalidRequest(f"serve: '{setting}' is no setting{hint} (docs/settings.md)")
+            raise InvalidRequest(f"serve: '{setting}' is not a setting{hint} (docs/settings.md)")
     if settings.get("processes", 1) not in (1, "1"):
         raise InvalidRequest("serve: processes: expected 1; start `xlaserve serve` for more")
     endpoints = {"grpc_endpoint": f"port:{port}", "http_endpoint": f"port:{http_port}"}
@@ -186,7 +186,7 @@ def _check(started: Started) -> None:
     failed = [row for row in started.models if is_failure(row.state, row.reason)]
     if failed:
         told = "; ".join(row.reason for row in failed)
-        raise NotServing(f"{told} (exit_on_error=False serves the others)")
+        raise NotServing(f"{told} (serve the others with exit_on_error=False)")
 
 
 class Running:
@@ -203,8 +203,8 @@ class Running:
         """Write another version; raises InvalidRequest if the server serves a directory."""
         if self.function is None:
             raise InvalidRequest(
-                "update: expected a server of a function, this one serves a directory; export to "
-                "it, then client.load(NAME)"
+                "update: this server serves a directory, not a function: export to the directory,"
+                " then call client.load(NAME)"
             )
         return self.function, self.function.write(params)
 

@@ -84,7 +84,7 @@ def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
                 raise InvalidModel(f"{name}: expected 1 to {max_batch_size}, got {size}")
     found = {*(asked or buckets_up_to(max_batch_size)), *preferred, max_batch_size}
     if len(found) > MAX_BUCKETS:
-        raise InvalidModel(f"expected {MAX_BUCKETS} batch sizes at most, got {len(found)}")
+        raise InvalidModel(f"expected at most {MAX_BUCKETS} batch sizes, got {len(found)}")
     return BucketPlan(tuple(sorted(found)))
 
 
@@ -97,8 +97,8 @@ def exact(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
     most = max_batch_size or MAX_BATCH_SIZE
     if len(asked) > MAX_BUCKETS or not all(1 <= size <= most for size in asked):
         raise InvalidModel(
-            f"{BATCH_SIZES}: expected {MAX_BUCKETS} sizes of 1 to {most} at most, "
-            f"got '{config.parameters[BATCH_SIZES][:64]}'"
+            f"{BATCH_SIZES}: expected at most {MAX_BUCKETS} sizes of 1 to {most}, got"
+            f" '{config.parameters[BATCH_SIZES][:64]}'"
         )
     return tuple(sorted(set(asked)))
 
@@ -164,13 +164,13 @@ def _boolean(config: ModelConfig, name: str) -> bool | None:
 def _every_size(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
     if BATCH_SIZES in config.parameters:
         raise InvalidModel(
-            f"parameter '{BATCH_SIZES}': a model whose rows depend on one another is compiled for "
-            "every size, nothing is padded"
+            f"parameter '{BATCH_SIZES}': not available for a model whose rows depend on one"
+            " another, which is compiled for every size"
         )
     if max_batch_size > MAX_BUCKETS:
         raise InvalidModel(
-            f"max_batch_size: expected {MAX_BUCKETS} at most for a model whose rows depend on one "
-            f"another, since every size is compiled, got {max_batch_size}"
+            f"max_batch_size: expected at most {MAX_BUCKETS} for a model whose rows depend on one"
+            f" another, since every size is compiled, got {max_batch_size}"
         )
     return tuple(range(1, max_batch_size + 1)) or (FIXED,)
 

@@ -27,8 +27,8 @@ def verify(
         got = _md5(directory / expected.file, roots, check_cancelled)
         if got != expected.md5:
             raise InvalidModel(
-                f"'{expected.file}' is not the file of its checksum (model_repository_agents): "
-                f"expected MD5 {expected.md5}, got {got}"
+                f"'{expected.file}' does not match its checksum (model_repository_agents):"
+                f" expected MD5 {expected.md5}, got {got}"
             )
 
 

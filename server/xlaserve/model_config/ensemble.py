@@ -43,8 +43,7 @@ def _makers(steps: Sequence[EnsembleStep], inputs: frozenset[str]) -> dict[str, 
                 first = made_by[tensor]
                 other = "an input" if first is None else _called(steps, first)
                 raise BadConfig(
-                    f"tensor {shown(tensor)} is made by {_called(steps, index)} "
-                    f"and already by {other}"
+                    f"tensor {shown(tensor)} has two sources: {other} and {_called(steps, index)}"
                 )
             made_by[tensor] = index
     return made_by
@@ -52,7 +51,9 @@ def _makers(steps: Sequence[EnsembleStep], inputs: frozenset[str]) -> dict[str, 
 
 def _maker(made_by: Mapping[str, int | None], tensor: str, taker: str) -> int | None:
     if tensor not in made_by:
-        raise BadConfig(f"tensor {shown(tensor)} of {taker} is neither an input nor made by a step")
+        raise BadConfig(
+            f"tensor {shown(tensor)} of {taker} is neither an input nor an output of a step"
+        )
     return made_by[tensor]
 
 
@@ -61,7 +62,7 @@ def _sorted(sorter: TopologicalSorter[int], steps: Sequence[EnsembleStep]) -> It
         sorter.prepare()
     except CycleError as error:
         names = " -> ".join(_called(steps, index) for index in error.args[1][:8])
-        raise BadConfig(f"the steps wait for one another: {names}") from None
+        raise BadConfig(f"the steps form a cycle: {names}") from None
     ready: list[int] = []
     while sorter.is_active():
         for index in sorter.get_ready():

@@ -51,7 +51,7 @@ class Row:
 
 _OBEYED = Row(Effect.OBEYED)
 _NONE = Row(Effect.NONE)
-_TENSOR = "the model would be given, or give, other tensors"
+_TENSOR = "it would change the model's tensors"
 
 
 def _named(files: _Files = lambda value: (value,)) -> Row:
@@ -118,18 +118,18 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "instance_group.kind": _OBEYED,
         "instance_group.profile": _NONE,
         "instance_group.rate_limiter": _NONE,
-        "instance_group.passive": _refused("no instance is kept from answering"),
+        "instance_group.passive": _refused("rate limits for instances are not supported"),
         "instance_group.secondary_devices": _NONE,
         "instance_group.host_policy": _NONE,
         "default_model_filename": _named(),
         # Logged as having no effect on devices without a compute capability.
         "cc_model_filenames": _named(lambda value: value.values()),
         "model_operations": _OBEYED,
-        "model_operations.op_library_filename": _refused("no library is loaded"),
+        "model_operations.op_library_filename": _refused("custom libraries are not loaded"),
         "model_repository_agents": _OBEYED,
         "model_repository_agents.agents": _OBEYED,
         "model_repository_agents.agents.name": _refused(
-            "the only agent is 'checksum'", lambda value, message: value != CHECKSUM
+            "only the agent 'checksum' is supported", lambda value, message: value != CHECKSUM
         ),
         # Keys are `MD5:<file>`, values are checksums.
         "model_repository_agents.agents.parameters": _named(

@@ -26,16 +26,13 @@ class Foreign:
 _TENSORFLOW = f"convert it to ONNX (python -m tf2onnx.convert), {_TO_ONNX} (jax2tf)"
 _SAVED_MODEL = Foreign("TensorFlow", _TENSORFLOW, ("model.savedmodel",))
 _GRAPH = Foreign("TensorFlow", _TENSORFLOW, ("model.graphdef",))
-_TENSORRT = Foreign(
-    "TensorRT", "serve the ONNX model that its plan was built from", ("model.plan",)
-)
+_TENSORRT = Foreign("TensorRT", "serve the ONNX model the plan was built from", ("model.plan",))
 _TORCH = Foreign(
     "PyTorch",
-    "save what torch.export.export makes of it as model.pt2, export it to ONNX "
-    f"(torch.onnx.export), {_TO_ONNX}",
+    f"save it with torch.export as model.pt2, export it to ONNX (torch.onnx.export), {_TO_ONNX}",
     ("model.pt",),
 )
-_OPENVINO = Foreign("OpenVINO", "serve the ONNX model that it was converted from", ("model.xml",))
+_OPENVINO = Foreign("OpenVINO", "serve the ONNX model it was converted from", ("model.xml",))
 _TREES = Foreign("trees", "serve it from a Python model (backend python)")
 _VIDEO = Foreign("DALI", "do the preprocessing in JAX, or in a Python model (backend python)")
 _LANGUAGE = Foreign("a language model's own engine", "serve it from a Python model, or in JAX")
@@ -71,5 +68,5 @@ def recognise(directory: Path) -> str:
     for kind, row in FOREIGN.items():
         for name in row.files:
             if (directory / name).exists():
-                return f"'{name}' is a model of {kind}{advice(kind)}"
+                return f"'{name}' is a {kind} model{advice(kind)}"
     return ""

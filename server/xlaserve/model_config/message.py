@@ -82,7 +82,7 @@ def _check_names(kind: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            raise _unfit(f"{kind}[{index}].name", "a name of its own", f"{shown(name)} again")
+            raise _unfit(f"{kind}[{index}].name", "a unique name", f"{shown(name)} again")
         seen.add(name)
 
 
@@ -119,8 +119,8 @@ def _reshape(
         return None
     if _between_open(shape) != _between_open(tensor.dims):
         expected = (
-            f"as many elements as in dims {list(tensor.dims)}, and so many before, between and "
-            "behind the open sizes"
+            f"the number of elements of dims {list(tensor.dims)}, also before, between and after"
+            " the open sizes"
         )
         raise _unfit(f"{place}.reshape", expected, list(shape))
     return shape
@@ -131,7 +131,7 @@ def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTens
     if scheduling == "sequence_batching":
         for tensor in tensors:
             if tensor.reshape is not None:
-                because = f"is not implemented together with {scheduling}"
+                because = f"cannot be combined with {scheduling}"
                 raise BadConfig(because).within(f"reshape of '{shown(tensor.name)}'")
 
 
@@ -212,7 +212,7 @@ def _check_priorities(batching: inference.ModelDynamicBatching) -> None:
         raise _unfit("dynamic_batching.priority_levels", expected, levels)
     if levels > 1 and batching.preserve_ordering:
         place = "dynamic_batching.priority_levels"
-        raise _unfit(place, "1 at most, or none, with preserve_ordering", levels)
+        raise _unfit(place, "at most 1 level with preserve_ordering", levels)
     for level in batching.priority_queue_policy:
         if not 1 <= level <= levels:
             expected = f"a level of 1 to {levels}" if levels else "no level without priority_levels"
@@ -224,9 +224,9 @@ def _response_cache(message: inference.ModelConfig) -> bool:
         return False
     scheduling, _ = betterproto.which_one_of(message, "scheduling_choice")
     if scheduling == "sequence_batching":
-        because = "its answers depend on the requests before (sequence_batching)"
+        because = "its answers depend on earlier requests (sequence_batching)"
     elif message.model_transaction_policy.decoupled:
-        because = "it may give many answers to a request (decoupled)"
+        because = "it may give several answers to a request (decoupled)"
     else:
         return True
     raise BadConfig(f"is not possible for this model, {because}").within("response_cache.enable")

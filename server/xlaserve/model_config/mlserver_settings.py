@@ -27,7 +27,7 @@ _OF_RUNTIMES: Mapping[str, str] = MappingProxyType(
         "mlserver_lightgbm": "convert it to ONNX (onnxmltools), or call it from a Python model",
         "mlserver_catboost": "save the model as ONNX, or call it from a Python model",
         "mlserver_mlflow": "call the model from a Python model",
-        "mlserver_onnx": "put the ONNX file at 1/model.onnx, and leave the backend out",
+        "mlserver_onnx": "put the ONNX file at 1/model.onnx and remove the backend",
         "mlserver_huggingface": "call the pipeline from a Python model, or export it to ONNX",
         "mlserver_alibi_explain": "call the explainer from a Python model",
         "mlserver_alibi_detect": "call the detector from a Python model",
@@ -137,39 +137,39 @@ def _notes(directory: Path, found: _Settings) -> Iterator[str]:
         yield f"implementation {found.implementation}: {advice}"
     elif found.implementation:
         yield (
-            f"implementation {found.implementation}: put its code at 1/model.py, as a class of "
-            "xlaserve (docs/python-models.md), and write this configuration beside it"
+            f"implementation {found.implementation}: put its code at 1/model.py, as an xlaserve"
+            " class (docs/python-models.md), and this configuration next to the directory 1"
         )
     yield from (text for holds, text in _NOT_SAID if holds(found))
     for tensor in (*found.inputs, *found.outputs):
         if tensor.datatype not in DATATYPES:
             name, datatype = tensor.name[:_SHOWN], tensor.datatype[:_SHOWN]
-            yield f"tensor '{name}': there is no datatype '{datatype}'"
+            yield f"tensor '{name}': unknown datatype '{datatype}'"
 
 
 _NOT_SAID: tuple[tuple[Callable[[_Settings], bool], str], ...] = (
     (
         lambda found: bool((found.parameters or {}).get("extra")),
-        "parameters.extra: read them in the code, from a file beside it",
+        "parameters.extra: read these in the code, from a file in its directory",
     ),
     (
         lambda found: bool(found.content_types),
-        "content_type: a class with decoded = True is given what its inputs stand for",
+        "content_type: a class with decoded = True gets decoded inputs",
     ),
     (
         lambda found: found.is_batched,
-        "max_batch_size: here it is the most rows of a request too",
+        "max_batch_size: here it also limits the rows of a request",
     ),
     (
         lambda found: bool((found.parameters or {}).get("version")),
-        "parameters.version: it is the name of the version directory here",
+        "parameters.version: here it is the name of the version directory",
     ),
     (
         lambda found: bool((found.parameters or {}).get("uri")),
-        "parameters.uri: what it names belongs into the version directory",
+        "parameters.uri: put these files into the version directory",
     ),
     (
         lambda found: bool((found.parameters or {}).get("environment_tarball")),
-        "parameters.environment_tarball: install what it holds where the server runs",
+        "parameters.environment_tarball: install its packages in the server's environment",
     ),
 )

@@ -98,7 +98,7 @@ class _Tokens:
             return
         self.token = _Token("end", self._text[start : start + 1], start)
         if self.token.text:
-            what = "a string without its end" if self.token.text in "\"'" else self.got
+            what = "an unterminated string" if self.token.text in "\"'" else self.got
             raise BadConfig.mismatch("a token of the text format", what)
 
     @property

@@ -147,7 +147,7 @@ def find_field(fields: Mapping[str, Field], name: str) -> Field:
     if field is None:
         near = dict.fromkeys(fields[key].name for key in get_close_matches(name[:_SHOWN], fields))
         known = sorted({known.name for known in fields.values()})
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"expected {', '.join(known)}"
         raise BadConfig(f"unknown field {shown(name)}, {hint}")
     return field
 
@@ -172,7 +172,7 @@ class Draft:
         if field.oneof:
             chosen = self._chosen.setdefault(field.oneof, field.name)
             if chosen != field.name:
-                raise BadConfig(f"{field.name} is given beside {chosen}, only one of them may be")
+                raise BadConfig(f"{field.name} and {chosen} are both given, expected one of them")
 
     def set(self, field: Field, value: object) -> None:
         """Set the value of a field."""
@@ -231,7 +231,7 @@ def checked_float(field: Field, value: float) -> float:
 def finite(field: Field, value: float) -> float:
     """Return the value; raises BadConfig if the number overflowed to infinity."""
     if not math.isfinite(value):
-        raise BadConfig.mismatch(ARTICLES[field.kind], "a number too large for it")
+        raise BadConfig.mismatch(ARTICLES[field.kind], "a number out of range")
     return value
 
 

@@ -117,7 +117,7 @@ def _id_datatype(
     place: str, control: inference.ModelSequenceBatchingControl, values: Sequence[str]
 ) -> Datatype:
     if values:
-        raise _unfit(f"{place}.{values[0]}", "none: the value is the id of the sequence", "some")
+        raise _unfit(f"{place}.{values[0]}", "none, since the value is the sequence id", "some")
     datatype = BY_CONFIG_NAME.get(control.data_type.name or "")
     if datatype not in _IDS:
         expected = ", ".join(one.config_name for one in _IDS)
@@ -141,7 +141,7 @@ def _state(place: str, given: inference.ModelSequenceBatchingState) -> State:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0", size)
     if given.use_growable_memory and not given.use_same_buffer_for_input_output:
         place = f"{place}.use_same_buffer_for_input_output"
-        raise _unfit(place, "true beside use_growable_memory", "false")
+        raise _unfit(place, "true with use_growable_memory", "false")
     dims = tuple(given.dims)
     if len(given.initial_state) > 1:
         raise _unfit(f"{place}.initial_state", "one at most", len(given.initial_state))
@@ -158,10 +158,10 @@ def _initial(
 ) -> str:
     """Return the file name of an initial state, or an empty string for zeros."""
     if given.data_type != state.data_type:
-        expected = f"{state.data_type.name} as its state has it"
+        expected = f"{state.data_type.name} like its state"
         raise _unfit(f"{place}.data_type", expected, given.data_type.name)
     if list(given.dims) != list(state.dims):
-        raise _unfit(f"{place}.dims", f"{list(state.dims)} as its state has them", given.dims)
+        raise _unfit(f"{place}.dims", f"{list(state.dims)} like its state", given.dims)
     match betterproto.which_one_of(given, "state_data"):
         case ("data_file", str(file)):
             if not file or "/" in file or file.startswith("."):

@@ -105,7 +105,7 @@ class Acceptor:
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
-            _log.error("no more connections are accepted", listener=self._name, reason=str(error))
+            _log.error("accepting paused", listener=self._name, reason=str(error))
             self._loop.remove_reader(self._listening.fileno())
             self._retry = self._loop.call_later(_RETRY_SECONDS, self._accept_again)
             return False
@@ -194,7 +194,7 @@ class Acceptor:
             async with asyncio.timeout_at(until):
                 await heard
         except TimeoutError:
-            raise TimeoutError("the client said nothing") from None
+            raise TimeoutError("the client sent nothing") from None
         finally:
             self._loop.remove_reader(connection.fileno())
 
@@ -206,7 +206,7 @@ class Acceptor:
             return
         host = address[0] if isinstance(address, tuple) else "unix"
         _log.info(
-            "no connection",
+            "connection not accepted",
             listener=self._name,
             peer=host,
             reason=reason,

@@ -183,7 +183,7 @@ class Inflation:
 
     def _next_member(self) -> None:
         if self._bits != _GZIP_BITS:
-            raise BadCompression(f"has {len(self._rest)} bytes behind its end")
+            raise BadCompression(f"has {len(self._rest)} bytes after its end")
         if self._members >= _MOST_MEMBERS:
             raise BadCompression(f"has more than {_MOST_MEMBERS} members")
         self._members += 1

@@ -67,10 +67,10 @@ def server_tls(settings: Settings) -> ServerTls | None:
     if not settings.tls_certificate:
         for name in ("tls_key", "tls_client_ca"):
             if getattr(settings, name):
-                raise InvalidSettings("tls_certificate", f"a file, as {name} is set", "")
+                raise InvalidSettings("tls_certificate", f"a file, since {name} is set", "")
         return None
     if not settings.tls_endpoints:
-        raise InvalidSettings("tls_endpoints", "an endpoint, as tls_certificate is set", "")
+        raise InvalidSettings("tls_endpoints", "an endpoint, since tls_certificate is set", "")
     return ServerTls(settings)
 
 
@@ -90,7 +90,7 @@ def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
         key = settings.tls_key or settings.tls_certificate
         if _has_password(Path(key)):
             expected = "a key without a password: openssl pkey -in KEY -out KEY-WITHOUT-PASSWORD"
-            raise InvalidSettings(setting, expected, f"{key}, which has one") from error
+            raise InvalidSettings(setting, expected, f"{key}, which is encrypted") from error
         got = f"{settings.tls_certificate}: {error}"
         raise InvalidSettings("tls_certificate", "a certificate chain and its key", got) from error
     if settings.tls_client_ca:

@@ -20,7 +20,7 @@ Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
 """Loads a version directory; blocks."""
 
 PYTHON = "python"
-_NOT_RUN = "its code was not run: --allow-python-models does, and a server needs it too"
+_NOT_RUN = "its code was not run: pass --allow-python-models, which servers need too"
 
 
 class Finding(StrEnum):
@@ -177,7 +177,7 @@ class Checkup:
             return f"is refused: {report.reason}"
         version = step.model_version
         if version and version not in report.versions:
-            return f"has no version {version} that its version_policy picks"
+            return f"has no version {version} selected by its version_policy"
         return ""
 
 

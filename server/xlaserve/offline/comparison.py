@@ -59,7 +59,9 @@ def level_of(path: Path) -> Level:
     if path.is_file():
         return Level.VERSION
     if not path.is_dir():
-        raise InvalidRequest(f"expected a version, a model or a repository, got '{path}': nothing")
+        raise InvalidRequest(
+            f"expected a version, a model or a repository at '{path}', got nothing"
+        )
     resolved = path.resolve()
     if is_version(resolved.name) and is_model(resolved.parent):
         return Level.VERSION
@@ -78,7 +80,7 @@ def compare(before: Path, after: Path, *, only: str = "") -> Comparison:
     """
     level, other = level_of(before), level_of(after)
     if level is not other:
-        raise InvalidRequest(f"expected two of one kind, got {level} and {other}")
+        raise InvalidRequest(f"expected two of the same kind, got {level} and {other}")
     if only and level is not Level.REPOSITORY:
         raise InvalidRequest(f"model '{only}': expected two repositories, got two of {level}")
     notes: dict[str, None] = {}
@@ -94,7 +96,7 @@ Notes = dict[str, None]
 def _repositories(before: Path, after: Path, only: str, notes: Notes) -> Iterator[Difference]:
     first, second = (_models(path, only) for path in (before, after))
     if only and only not in first and only not in second:
-        raise InvalidRequest(f"model '{only}': expected one of '{before}' or '{after}'")
+        raise InvalidRequest(f"model '{only}': not found in '{before}' or '{after}'")
     yield from _one_sided("", "model", first, second)
     for name in sorted(first.keys() & second.keys()):
         yield from _models_differ(name, first[name], second[name], notes)

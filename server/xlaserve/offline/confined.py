@@ -132,7 +132,7 @@ PROCESSES: tuple[Confined, ...] = (
         f"{_TEXT_MEMORY}{_answer(_TEXTS.grammar)}; "
         f"{grammars.MOST_KNOWN} verdicts kept; "
         f"{grammars.LIMITS['max_grammar_size']} rules, "
-        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.MOST_STATES} states",
         f"{_seconds(_TEXTS.grammar, 'grammar')} on the "
         f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
         "none",

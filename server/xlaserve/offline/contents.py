@@ -122,7 +122,7 @@ def _add_parameters(path: Path, roots: Roots, found: Contents) -> None:
 
 def _read_exported(version: Path, config: ModelConfig, roots: Roots, found: Contents) -> None:
     if not (version / manifest.FILE_NAME).exists():
-        found.notes.append("its tensors are in the artifact, and are not compared by themselves")
+        found.notes.append("its tensors are part of the artifact and not compared separately")
         return
     described = manifest.read(version, roots)
     for kind, specs in (("input", described.inputs), ("output", described.outputs)):
@@ -163,14 +163,14 @@ def _read_onnx(version: Path, config: ModelConfig, roots: Roots, found: Contents
     source = onnx_source.find(version, config)
     assert source is not None
     if importlib.util.find_spec(_ONNX) is None:
-        found.notes.append("its tensors are not compared: onnx is not installed (xlaserve[onnx])")
+        found.notes.append("tensors not compared: onnx is not installed (xlaserve[onnx])")
         return
     from xlaserve.importers.onnx import reading
 
     try:
         model = reading.read(source.path, roots=roots)
     except InvalidModel as error:
-        found.notes.append(f"its tensors are not compared: {error}")
+        found.notes.append(f"tensors not compared: {error}")
         return
     found.add("fact", "opset", model.opset)
     found.add("fact", "producer", model.producer)
@@ -192,7 +192,7 @@ def _read_pt2(version: Path, config: ModelConfig, roots: Roots, found: Contents)
     try:
         read = archive.open_file(source.path, roots=roots)
     except InvalidModel as error:
-        found.notes.append(f"its tensors are not compared: {error}")
+        found.notes.append(f"tensors not compared: {error}")
         return
     program = read.program
     found.add("fact", "torch_version", program.torch_version)

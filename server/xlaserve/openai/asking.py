@@ -96,7 +96,7 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
     body = bodies.read_completion(text, max_depth=max_depth)
     most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
-        expected = "false or null with logprobs, since those of a prompt are not computed"
+        expected = "false or null with logprobs, since prompt logprobs are not computed"
         raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
     asked = asked_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
     return measured(replace(asked, echoes=bool(body.echo)))
@@ -107,11 +107,9 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
     body = bodies.read_chat(text, max_depth=max_depth)
     most, other = body.max_completion_tokens, body.max_tokens
     if most is not None and other is not None and most != other:
-        raise InvalidField(
-            "max_tokens", f"{most}, as max_completion_tokens has it, or none", str(other)
-        )
+        raise InvalidField("max_tokens", f"{most} (max_completion_tokens), or no value", str(other))
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidField("top_logprobs", "none without logprobs", str(body.top_logprobs))
+        raise InvalidField("top_logprobs", "no value without logprobs", str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
     asked = asked_of(body, (), messages, other if most is None else most, tops)
@@ -142,7 +140,7 @@ def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]
         found = {"reasoning_effort": effort, **dict.fromkeys(_THINKING, effort != "none")}
     for name in given:
         if name in OWN_VARIABLES:
-            expected = f"no variable of the server's own ({', '.join(sorted(OWN_VARIABLES))})"
+            expected = f"no reserved variable ({', '.join(sorted(OWN_VARIABLES))})"
             raise InvalidField("chat_template_kwargs", expected, f"'{name}'")
     return {**found, **given}
 
@@ -157,7 +155,7 @@ def asked_of(
     """Convert the fields that all endpoints share; raises InvalidField."""
     options = body.stream_options
     if options is not None and not body.stream:
-        raise InvalidField("stream_options", "none without stream", "an object")
+        raise InvalidField("stream_options", "no value without stream", "an object")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return Asked(
         body.model,
@@ -204,15 +202,15 @@ def _message(message: Any, index: int) -> Message:
     """Convert a message to the form that chat templates expect; raises InvalidField."""
     content, calls, place = message.content, message.tool_calls or [], f"messages[{index}]."
     if calls and message.role != "assistant":
-        raise InvalidField(f"{place}tool_calls", "none but of role assistant", f"{len(calls)}")
+        raise InvalidField(f"{place}tool_calls", "none except for role assistant", f"{len(calls)}")
     if (message.tool_call_id is None) == (message.role == "tool"):
         raise InvalidField(
             f"{place}tool_call_id",
-            "one of role tool, and no other",
+            "only on messages of role tool",
             "none" if message.tool_call_id is None else "one",
         )
     if content is None and not calls:
-        raise InvalidField(f"{place}content", "a text, or parts of one", "none")
+        raise InvalidField(f"{place}content", "a string or text parts", "none")
     if not isinstance(content, str):
         content = "\n".join(part.text for part in content or ())
     found: dict[str, Any] = {"role": str(message.role), "content": content}
@@ -251,11 +249,11 @@ def listed(name: str, value: str | list[str | int | list[int]]) -> Sequence[Prom
     if isinstance(value, str):
         return (value,)
     if not value:
-        raise InvalidField(name, "at least one text or token", "[]")
+        raise InvalidField(name, "at least one string or token", "[]")
     kinds = {type(part) for part in value}
     if len(kinds) > 1:
         got = msgspec.json.encode(value[:4]).decode()
-        raise InvalidField(name, "texts, token ids, or lists of token ids alone", got)
+        raise InvalidField(name, "only strings, only token ids, or only lists of token ids", got)
     if int in kinds:
         return (cast(list[int], value),)
     return cast(list[Prompt], value)

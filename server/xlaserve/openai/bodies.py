@@ -249,12 +249,12 @@ def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidF
     inside = f"{at}." if at else ""
     unknown, missing = _FIELD.fullmatch(what), _MISSING.fullmatch(what)
     if unknown:
-        return InvalidField(inside + unknown[1], "no field of that name", "one", code=UNKNOWN)
+        return InvalidField(inside + unknown[1], "no such field", "one", code=UNKNOWN)
     if missing:
         return InvalidField(inside + missing[1], "a value", "none")
     if what.startswith("Invalid "):
         values = " or ".join(msgspec.json.encode(one).decode() for one in _values(kind, path))
-        expected = values or "a value that docs/openai.md lists"
+        expected = values or "a value listed in docs/openai.md"
         return InvalidField(at, expected, _quoted(body, path))
     expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
     return InvalidField(at, expected, _quoted(body, path))
@@ -292,7 +292,7 @@ def _inner(found: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]
 def _quoted(body: memoryview, path: str) -> str:
     """Return the value at a path of a body as JSON."""
     if len(body) > _QUOTED_BYTES:
-        return "something else"
+        return "another type"
     found: Any = msgspec.json.decode(body)
     for name, index in _STEPS.findall(path):
         if name and isinstance(found, dict) and name in found:
@@ -319,5 +319,5 @@ def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside
         known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))
         got = bytes(raw[:256] if isinstance(raw, bytes) else memoryview(raw)[:256])
         shown = got.decode(errors="replace")
-        why = INSTEAD.get(name, "nothing else is obeyed here")
+        why = INSTEAD.get(name, "other values are not supported")
         raise InvalidField(inside + name, f"{known}, since {why}", shown, code=UNSUPPORTED)

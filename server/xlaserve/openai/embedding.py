@@ -79,7 +79,7 @@ class Embeddings:
                 return await self._answer(request, asked, inputs)
             except _Reloaded:
                 continue
-        raise ModelNotReady(asked.model, "", "LOADING", "it is reloaded again and again")
+        raise ModelNotReady(asked.model, "", "LOADING", "it keeps being reloaded")
 
     async def _answer(
         self, request: HttpRequest, asked: EmbeddingFields, inputs: Sequence[Prompt]
@@ -88,7 +88,7 @@ class Embeddings:
             _, instance = self._engine.resolve(asked.model, "")
             info = described.embedding
             if info is None:
-                expected, got = "a model of embeddings", f"'{asked.model}', which is none"
+                expected, got = "an embedding model", f"'{asked.model}', which is not one"
                 raise InvalidField("model", expected, f"{got} ({described.platform})")
             size = _size(asked, info)
             encoded = await self._encoded(request, asked.model, inputs, info)
@@ -202,7 +202,7 @@ def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
     if not 1 <= len(ids) <= info.max_tokens:
         raise InvalidField(
             field,
-            f"1 to {info.max_tokens} tokens, which is what the model takes (max_tokens)",
+            f"1 to {info.max_tokens} tokens (the model's max_tokens)",
             f"{len(ids)}",
             code=CONTEXT_LENGTH if len(ids) else None,
         )
@@ -220,7 +220,7 @@ def _size(asked: EmbeddingFields, info: EmbeddingInfo) -> int:
         if info.cuts is not None:
             cuts = ", ".join(map(str, sorted({*info.cuts, info.size})))
         raise InvalidField(
-            "dimensions", f"{cuts}, which the model declares", str(size), code=UNSUPPORTED
+            "dimensions", f"{cuts}, as the model declares", str(size), code=UNSUPPORTED
         )
     return size
 

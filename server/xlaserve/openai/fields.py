@@ -55,15 +55,15 @@ RESPONSE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Unsupported fields, with the neutral values that are accepted besides null."""
 
-_ALL_ITEMS = "nothing is stored here: send the earlier items themselves in 'input'"
+_ALL_ITEMS = "responses are not stored: send the earlier items in 'input'"
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "background": "nothing is stored here, to be fetched later",
+        "background": "responses are not stored",
         "conversation": _ALL_ITEMS,
         "previous_response_id": _ALL_ITEMS,
-        "prompt": "nothing is stored here: send its text in 'instructions' and 'input'",
-        "store": "nothing is stored here: send the items of the response in the next 'input'",
-        "truncation": "no input is cut here: leave out items until the rest fits",
+        "prompt": "prompts are not stored: send the text in 'instructions' and 'input'",
+        "store": "responses are not stored: send the response's items in the next 'input'",
+        "truncation": "input is not truncated: leave out items until the rest fits",
     }
 )
 """Explanations in errors about unsupported fields: what to send instead."""

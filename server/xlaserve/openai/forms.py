@@ -59,7 +59,7 @@ class Form:
             taken = "text" if is_schema else "none or auto"
             raise InvalidField(
                 self.format_field if is_schema else "tool_choice",
-                f"{taken}, since the configuration of the model has no parameter 'grammars'",
+                f"{taken}, since the model's configuration lacks the parameter 'grammars'",
                 "JSON" if is_schema else "required",
                 code=UNSUPPORTED,
             )
@@ -69,8 +69,8 @@ class Form:
         if family is None:
             raise InvalidField(
                 "tools",
-                "none, since the chat template is of no known family, and the configuration of "
-                f"the model has no parameter 'tool_calls' ({' or '.join(FAMILIES)})",
+                "none, since the chat template is of no known family and the model's"
+                f" configuration lacks the parameter 'tool_calls' ({' or '.join(FAMILIES)})",
                 f"{len(self.tools)}",
                 code=UNSUPPORTED,
             )
@@ -132,13 +132,13 @@ def read(asked: Wanted) -> Form:
     for index, function in enumerate(functions):
         place, name = f"tools[{index}]{inside}", function.name
         if name in schemas:
-            raise InvalidField(f"{place}.name", "names that differ", f"'{name}'")
+            raise InvalidField(f"{place}.name", "unique names", f"'{name}'")
         schemas[name] = _arguments(function, place)
     if choice == "none":
         return Form(schema, format_field=asked.format_field)
     if schema is not None:
         raise InvalidField(
-            asked.format_field, "text beside tools that may be called", "JSON", code=UNSUPPORTED
+            asked.format_field, "text format when tools may be called", "JSON", code=UNSUPPORTED
         )
     given = [
         {"type": "function", "function": _given(function, schemas[function.name])}

@@ -86,7 +86,7 @@ class Generations:
         if asked.choices > self._max_choices:
             raise InvalidField(
                 "n",
-                f"at most {self._max_choices} choices of all prompts (max_choices)",
+                f"at most {self._max_choices} choices over all prompts (max_choices)",
                 str(asked.choices),
             )
         call = request.call
@@ -117,7 +117,7 @@ class Generations:
                 calls = self._begun(call, whole, name, prompts)
                 length = sum(map(len, prompts))
                 return Begun(calls, choices, length, asked.count, echoes)
-        raise ModelNotReady(asked.model, "", "LOADING", "it is reloaded again and again")
+        raise ModelNotReady(asked.model, "", "LOADING", "it keeps being reloaded")
 
     def _is_current(self, model: str, instance: Served) -> bool:
         """Tell whether the instance still serves the model.
@@ -212,7 +212,7 @@ def _tokens(prompt: Prompt, asked: Asked, info: GenerationInfo) -> NDArray[np.in
     if not 1 <= len(prompt) <= info.max_length:
         raise InvalidField(
             field,
-            f"1 to {info.max_length} tokens, which is what the model has positions for",
+            f"1 to {info.max_length} tokens (the model's positions)",
             f"{len(prompt)}",
             code=CONTEXT_LENGTH if len(prompt) else None,
         )

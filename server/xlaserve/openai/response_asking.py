@@ -33,7 +33,7 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
     """
     body = response_bodies.read_fields(text, max_depth=max_depth)
     if body.n not in (None, 1):
-        raise InvalidField("n", "1 or null, since a response is one answer", str(body.n))
+        raise InvalidField("n", "1 or null, since a response has one answer", str(body.n))
     has_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
         expected = f'0 or null without "{LOGPROBS}" in include'

@@ -52,7 +52,7 @@ def give_back_large_blocks(
     """
     given = [name for name in _SETTINGS if name in environment]
     if given:
-        _log.info("the allocator is left as it is", variables=given)
+        _log.info("allocator settings unchanged", variables=given)
         return False
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -63,7 +63,7 @@ def give_back_large_blocks(
         }
         if all(library.mallopt(*item) for item in values.items()):
             return True
-        _log.warning("the allocator refuses its settings", kept_bytes=kept_bytes)
+        _log.warning("allocator settings refused", kept_bytes=kept_bytes)
     return False
 
 

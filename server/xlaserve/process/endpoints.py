@@ -164,7 +164,9 @@ def check_backlog(backlog: int) -> None:
     except (OSError, ValueError):
         return
     if longest < backlog:
-        _log.warning("the system shortens listen_backlog", to=longest, sysctl="net.core.somaxconn")
+        _log.warning(
+            "listen_backlog reduced by the system", to=longest, sysctl="net.core.somaxconn"
+        )
 
 
 def _listen_tcp(setting: str, host: str, port: int, backlog: int) -> Listener:
@@ -205,12 +207,12 @@ def _remove_stale(setting: str, path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise InvalidSettings(setting, "a path without a file in its place", str(path))
+        raise InvalidSettings(setting, "a path that does not exist", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # Non-blocking, since connecting blocks while the accept queue is full. Only ECONNREFUSED
         # proves that nobody listens; a socket without permission or of another type fails
         # differently.
         probe.setblocking(False)
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
-            raise InvalidSettings(setting, "a socket that no other process serves", str(path))
+            raise InvalidSettings(setting, "a socket not in use by another process", str(path))
     path.unlink()

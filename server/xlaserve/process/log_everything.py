@@ -1,12 +1,11 @@
-"""Routes library logs, warnings, uncaught exceptions and stderr output into the log."""
+"""Routes library logs, warnings, uncaught exceptions and output of Python code into the log."""
 
 import io
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -61,27 +60,19 @@ def take_libraries() -> None:
     root.setLevel(_LEAST)
 
 
-class StderrLines(io.TextIOBase):
-    """Replaces sys.stderr, and logs each printed line."""
+class PrintedLines(io.TextIOWrapper):
+    """Replaces stdout or stderr, and logs each printed line."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.behind = stream
+    def __init__(self, number: int, name: str, level: str, behind: TextIO) -> None:
+        # Bytes written to `buffer` go to the descriptor.
+        raw = io.FileIO(number, "w", closefd=False)
+        super().__init__(raw, "utf-8", "backslashreplace", write_through=True)
+        self.behind = behind
         """The wrapped stream."""
+        self._event = f"printed on {name}"
+        self._level = level
         self._part = ""
         self._lock = threading.Lock()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Return the wrapped stream's encoding."""
-        return self.behind.encoding
-
-    def fileno(self) -> int:
-        """Return the wrapped stream's descriptor, for crash handlers."""
-        return self.behind.fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def write(self, text: str) -> int:
         """Log each complete line; keep an incomplete one until the rest is written."""
@@ -90,37 +81,27 @@ class StderrLines(io.TextIOBase):
             if len(self._part) > MAX_TEXT:
                 lines, self._part = [*lines, self._part], ""
         for line in lines:
-            if line.strip():
-                write("warning", {"event": "printed on stderr", "line": line})
+            self._show(line)
         return len(text)
 
+    def finish(self) -> None:
+        """Log the line that is not whole: the process ends."""
+        with self._lock:
+            line, self._part = self._part, ""
+        self._show(line)
 
-@contextmanager
-def taken_stderr() -> Iterator[None]:
-    """Within this context, log this process's stderr, warnings and uncaught exceptions.
+    def _show(self, line: str) -> None:
+        if line.strip():
+            thread = threading.current_thread().name
+            write(self._level, {"event": self._event, "line": line, "thread": thread})
 
-    The hooks for warnings and uncaught exceptions remain after the context. If stderr is a
-    terminal, nothing changes. Output of native code and of faulthandler bypasses Python and is not
-    logged.
-    """
-    before = sys.stderr
-    if before is None or before.isatty():
-        yield
-        return
-    # Some libraries print to `sys.__stderr__`.
-    named = {"stderr": before, "__stderr__": sys.__stderr__}
-    lines = StderrLines(before)
-    for name in named:
-        setattr(sys, name, lines)
+
+def take_hooks() -> None:
+    """Log warnings, and exceptions that nobody catches, until the interpreter has ended."""
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     sys.unraisablehook = _unraisable
     warnings.showwarning = _warned
-    try:
-        yield
-    finally:
-        for name, stream in named.items():
-            setattr(sys, name, stream)
 
 
 def _uncaught(

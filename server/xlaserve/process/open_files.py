@@ -39,7 +39,7 @@ def raise_open_files(settings: Settings) -> None:
         allowed = soft  # some sandboxes forbid any change
     if allowed < wanted:
         _log.warning(
-            "open files are limited to fewer than the settings may need",
+            "open file limit below the needs of the settings",
             allowed=max(soft, allowed),
             wanted=wanted,
             settings="max_connections, max_http_connections, max_shared_memory_regions",

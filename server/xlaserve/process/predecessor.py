@@ -113,7 +113,7 @@ class Predecessor:
         await _readable(self._channel)
         said, descriptors, _, _ = socket.recv_fds(self._channel, len(CHANGES), 1)
         if said != CHANGES or len(descriptors) != 1:
-            raise ConnectionError("it said nothing of them")
+            raise ConnectionError("it did not send them")
         os.set_inheritable(descriptors[0], False)
         return open(descriptors[0], "rb")  # noqa: ASYNC230, PTH123, an open descriptor
 

@@ -108,7 +108,7 @@ class Systemd:
         )
         if taken.family not in _FAMILIES or not listens:
             taken.close()
-            raise InvalidSettings(setting, "a socket of ListenStream=", name)
+            raise InvalidSettings(setting, "a ListenStream= socket", name)
         taken.setblocking(False)
         return taken
 

@@ -169,6 +169,6 @@ def _check_mode(name: str, mode: int) -> None:
     """Raise InvalidModel for a world-writable file, through which any user could run code here."""
     if mode & stat.S_IWOTH:
         raise InvalidModel(
-            f"{name} may be written by everybody (mode {stat.S_IMODE(mode):o}): its code is not "
-            "run, take the permission away (chmod o-w)"
+            f"{name} is writable by everybody (mode {stat.S_IMODE(mode):o}), so its code is not "
+            "run: remove the permission (chmod o-w)"
         )

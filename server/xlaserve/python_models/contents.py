@@ -65,7 +65,7 @@ class Contents:
             return data_frame(found)
         except (TensorDataError, ValueError) as error:
             # The columns have different lengths.
-            expected = "what makes columns of one DataFrame"
+            expected = "columns of equal length, as in a DataFrame"
             raise InvalidParameter(
                 CONTENT_TYPE, expected, str(error)[:_SHOWN_CHARACTERS]
             ) from error

@@ -71,5 +71,5 @@ class Context:
     @property
     def _host(self) -> PythonHost:
         if self.host is None:
-            raise RuntimeError("this model is not in a server")
+            raise RuntimeError("this model does not run in a server")
         return self.host

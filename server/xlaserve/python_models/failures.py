@@ -45,7 +45,7 @@ def failure(model: str, error: BaseException, doing: str = "infer") -> XlaserveE
         return error
     # Limit the frames: infinite recursion has a thousand of them.
     lines = "".join(traceback.format_exception(error, limit=-_SHOWN_FRAMES))
-    _log.error("the code of a model raised", model=model, doing=doing, traceback=lines)
+    _log.error("exception in model code", model=model, doing=doing, traceback=lines)
     return ModelFailed(model, described(error))
 
 
@@ -54,7 +54,7 @@ def described(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException:  # the exception class is the model's: its `__str__` may raise
-        text = "(its text cannot be made)"
+        text = "(its text cannot be shown)"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 

@@ -84,5 +84,5 @@ def close_all(copies: Sequence[Copy], forget: Callable[[], None]) -> None:
         try:
             copy.close()
         except Exception:
-            structlog.get_logger("python").exception("a copy could not be closed")
+            structlog.get_logger("python").exception("model instance not closed")
     forget()

@@ -107,11 +107,13 @@ def _execution(config: ModelConfig) -> str:
 def _allowed(context: LoadContext) -> PythonHost:
     if context.is_sent:
         raise InvalidModel(
-            f"{FILE_NAME} came with the request, and the code of a client is never run: put it "
-            "into the model repository"
+            f"{FILE_NAME} came with the request, but code from clients is never run: put it into"
+            " the model repository"
         )
     if context.python is None:
-        raise InvalidModel(f"it is code ({FILE_NAME}), which this server runs only with {SETTING}")
+        raise InvalidModel(
+            f"it is code ({FILE_NAME}), which runs only if the server is started with {SETTING}"
+        )
     return context.python
 
 
@@ -155,14 +157,14 @@ def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> Maki
     config = context.config
     if config.sequence_batching is not None and config.sequence_batching.is_iterative:
         raise InvalidModel(
-            "sequence_batching.iterative_sequence: expected a TritonPythonModel, which reschedules "
-            "its requests; an infer that is a generator goes on by itself"
+            "sequence_batching.iterative_sequence: expected a TritonPythonModel, which"
+            " reschedules its requests; for an infer that is a generator, remove the field"
         )
     is_decoupled = is_generator(kind.infer)
     info = _info(agreed(config, kind), config, is_decoupled=is_decoupled, is_own=True)
     if config.is_decoupled and not is_decoupled:
         raise InvalidModel(
-            "model_transaction_policy.decoupled: expected false, since its infer is no generator"
+            "model_transaction_policy.decoupled: expected false, since its infer is not a generator"
         )
     is_batched = _is_batched(kind, config, info)
 
@@ -258,8 +260,8 @@ def _check_environment(config: ModelConfig) -> None:
     """Raise InvalidModel if the configuration asks for a separate Python environment."""
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise InvalidModel(
-            "parameter 'EXECUTION_ENV_PATH': expected none, since code runs with the Python of the "
-            "server and its libraries: install what it needs there"
+            "parameter 'EXECUTION_ENV_PATH': not available, since code runs in the server's"
+            " Python environment: install its dependencies there"
         )
 
 
@@ -275,8 +277,8 @@ def _class_of(module: ModuleType) -> type[PythonModel]:
     if len(found) != 1:
         names = ", ".join(kind.__name__ for kind in found) or "none"
         raise InvalidModel(
-            f"{FILE_NAME}: expected a TritonPythonModel, or one class that is a "
-            f"xlaserve.PythonModel, got {names}"
+            f"{FILE_NAME}: expected a TritonPythonModel, or one subclass of xlaserve.PythonModel,"
+            f" got {names}"
         )
     return found[0]
 
@@ -289,19 +291,16 @@ def _is_batched(kind: type[PythonModel], config: ModelConfig, info: ModelInfo) -
         return False
     if kind.decoded:
         raise InvalidModel(
-            "its requests are to be put together: expected decoded False, since each may have "
-            "content types of its own"
+            "batching requests needs decoded = False, since each request may have its own content"
+            " types"
         )
     if info.ragged:
         raise InvalidModel(
-            f"input '{min(info.ragged)}': allow_ragged_batch is not possible where the rows of "
-            "requests are put together for one infer, expected a class that is not batched"
+            f"input '{min(info.ragged)}': allow_ragged_batch needs a class that is not batched,"
+            " since infer gets the rows of several requests"
         )
     if is_generator(kind.infer) or is_async(kind.infer) or takes_request(kind):
-        raise InvalidModel(
-            "its requests are to be put together: expected an infer that is a function of the "
-            "inputs alone"
-        )
+        raise InvalidModel("batching requests needs an infer whose only argument is the inputs")
     return True
 
 

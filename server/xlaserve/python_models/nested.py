@@ -308,7 +308,7 @@ def _cancel_change(
 def _cancel_all(parent: InferCall) -> None:
     for call in tuple(parent.nested or ()):
         if not isinstance(call, Nested) or _nobody_waits(call.waiting):
-            call.cancel("the call that it is part of has ended")
+            call.cancel("its calling request ended")
 
 
 def _request(asked: Asked) -> InferRequest:

@@ -83,14 +83,13 @@ class OutputCheck:
     def _value(self, output: str, name: object, value: object) -> Parameter:
         plain = value.item() if isinstance(value, np.generic) else value
         if not isinstance(name, str) or not _is_text(name) or name in _RESERVED:
-            expected = f"a text, not one of {', '.join(sorted(_RESERVED))}"
+            expected = f"a string, not one of {', '.join(sorted(_RESERVED))}"
             raise WrongOutput(self._model, output, f"as name of a parameter {expected}", repr(name))
         if not _can_be_told(plain):
             raise WrongOutput(
                 self._model,
                 output,
-                f"as parameter '{name}' a truth value, an integer of 64 bits, a finite number or "
-                "a text",
+                f"as parameter '{name}' a boolean, a 64-bit integer, a finite number or a string",
                 repr(value)[:_SHOWN_CHARACTERS],
             )
         return cast(Parameter, plain)

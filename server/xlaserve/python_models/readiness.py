@@ -45,7 +45,7 @@ class CodeReadiness:
             return False
         if not isinstance(said, bool):
             structlog.get_logger("python").error(
-                "is_ready: expected True or False", model=self._name, got=type(said).__name__
+                "invalid result of is_ready", model=self._name, got=type(said).__name__
             )
             return False
         return said

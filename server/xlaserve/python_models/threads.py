@@ -57,7 +57,7 @@ class PlainThread:
                 call()
             except BaseException as error:
                 # Calls must not raise; if one does, the queued ones still run.
-                _log.error("call of a model thread failed", thread=self.name, exc_info=error)
+                _log.error("call from model thread failed", thread=self.name, exc_info=error)
             del call
 
 
@@ -107,7 +107,7 @@ class LoopThread:
         try:
             self._loop.run_forever()
         except BaseException as error:
-            _log.error("a task of a model was lost", thread=self.name, exc_info=error)
+            _log.error("model task lost", thread=self.name, exc_info=error)
             return False
         return True
 

@@ -24,12 +24,12 @@ class Cancelled(NamedTuple):
 
 
 LEFT = Cancelled(
-    "its clients: none of them waits any more",
-    "nothing: the next load of it begins anew",
+    "its clients, none of which is waiting now",
+    "the next load starts from the beginning",
 )
-STOPPING = Cancelled("the end of the server", "the next start loads what its settings say")
+STOPPING = Cancelled("the server's shutdown", "the next start loads the models of its settings")
 _UNLOADED = "it stays unloaded until a client loads it"
-_ANSWERS = "the version that was loaded before goes on to answer"
+_ANSWERS = "the previously loaded version continues to answer"
 
 _log = structlog.get_logger("loading")
 

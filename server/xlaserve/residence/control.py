@@ -420,8 +420,8 @@ class ModelControl:
                     name = step_now(step.model_name)
                     raise LoadFailed(
                         source.name,
-                        f"its step {name} is not loaded, and this caller may not load it: ask its "
-                        "owner to",
+                        f"its step {name} is not loaded, and this caller may not load it: ask its"
+                        " owner to load it",
                     )
                 self._dependents.brought(source.name, step.model_name)
                 try:
@@ -495,5 +495,5 @@ def _refuse_unseen(plane: ControlPlane, what: str) -> None:
     """
     if not plane.loads and seen_now() is not everything:
         raise Unsupported(
-            f"{what} by a caller that may not see every model, behind front ends (process_roles),"
+            f"{what} by a caller that may not see every model, with front ends (process_roles),"
         )

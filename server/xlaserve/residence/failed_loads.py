@@ -47,7 +47,7 @@ def is_failure(state: str, reason: str) -> bool:
 
 def of_reload(reason: str) -> str:
     """Return the reason of a version that still answers after a failed reload."""
-    return f"answers from before, its reload failed: {reason}"
+    return f"serves the earlier version, its reload failed: {reason}"
 
 
 class FailedLoads:

@@ -111,13 +111,15 @@ class Finisher:
             return
         except XlaserveError as error:
             # The model continues with the programs compiled so far.
-            self._log.warning("not all was compiled", model=version.model, reason=str(error))
+            self._log.warning(
+                "background compilation incomplete", model=version.model, reason=str(error)
+            )
         if version.instance is not instance:
             return
         instance.correct()
         instance.renew()  # the new programs may change which batch sizes are best
         self._log.info(
-            "model complete",
+            "background compilation finished",
             model=version.model,
             version=version.number,
             compile_seconds=round(model.info.compile_seconds, 3),
@@ -135,7 +137,7 @@ class Finisher:
         try:
             instance.reservation.set(_sum(instance.held, added))
         except OutOfMemory as error:
-            self._log.info("not all is compiled yet", model=version.model, reason=str(error))
+            self._log.info("background compilation pending", model=version.model, reason=str(error))
             raise NoMemoryNow(version.model) from None
 
     async def _until_there_is_memory(

@@ -35,9 +35,9 @@ EVERY_MODEL = "*"
 
 _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
     {
-        ModelControlMode.EXPLICIT: "load it by the repository API, or start the server again",
-        ModelControlMode.POLL: "the next look at the repository loads it",
-        ModelControlMode.NONE: "start the server again",
+        ModelControlMode.EXPLICIT: "load it with the repository API, or restart the server",
+        ModelControlMode.POLL: "the next poll of the repository loads it",
+        ModelControlMode.NONE: "restart the server",
     }
 )
 """How to load a model after its files are fixed, by control mode."""
@@ -186,7 +186,7 @@ class RepositoryFollower:
                 # The model was requested by name, so no listing of the repository includes it.
                 missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
                 self._registry.failed.note(name, str(missing))
-            to_do = f"mend its files, then {_NEXT[self._settings.model_control_mode]}"
+            to_do = f"fix its files, then {_NEXT[self._settings.model_control_mode]}"
             said = {"model": name, "error": str(error), "to_do": to_do}
             self._log.error("model not loaded from the repository", **said)
         except Exception as error:
@@ -235,9 +235,9 @@ class RepositoryFollower:
         await self._workers.fetch_for(remotes.look)
         for url, problem in remotes.problems.items():
             if problem and not before[url]:
-                self._log.warning("store does not answer", store=url, reason=problem)
+                self._log.warning("store unreachable", store=url, reason=problem)
             elif before[url] and not problem:
-                self._log.info("store answers again", store=url)
+                self._log.info("store reachable again", store=url)
 
     async def _refresh(self) -> None:
         """List the object stores for the next scan."""

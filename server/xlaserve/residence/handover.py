@@ -32,8 +32,8 @@ class ChangesNotTaken(StartFailed):
 
     def __init__(self, reason: str) -> None:
         super(StartFailed, self).__init__(
-            "the changes that clients made were not taken over from the server that is to be "
-            f"replaced: {reason}; it serves on. Restart the service to have what the settings say"
+            "client changes were not taken over from the running server, which continues to serve: "
+            f"{reason}. Restart the service to start from the settings alone"
         )
 
 
@@ -119,7 +119,7 @@ def read(file: BinaryIO, settings: Settings) -> Iterator[Change]:
     allowed = kinds(settings)
     for entry in head.changes:
         if entry.kind not in _OF_ALL | _OF_MODELS:
-            raise ChangesNotTaken(f"a change of the kind '{entry.kind}' is none of clients")
+            raise ChangesNotTaken(f"a change of the kind '{entry.kind}' is not a client change")
         if entry.bytes > most:
             raise ChangesNotTaken(
                 f"the files of '{entry.subject}' have {entry.bytes} bytes, max_override_bytes is "
@@ -141,7 +141,7 @@ def _head(file: BinaryIO) -> _Head:
     file.seek(0)
     size = int.from_bytes(file.read(_LENGTH_BYTES), "big")
     if size > MOST_HEAD_BYTES:
-        raise ChangesNotTaken(f"they take {size} bytes, at most {MOST_HEAD_BYTES} are read")
+        raise ChangesNotTaken(f"they take {size} bytes, expected at most {MOST_HEAD_BYTES}")
     data = file.read(size)
     try:
         found = msgspec.msgpack.decode(data, type=_Format).format

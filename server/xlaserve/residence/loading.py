@@ -210,14 +210,14 @@ class VersionLoader:
         unused = (*model.config.without_effect, *without_effect(model.config, devices.platform))
         if unused:
             self._log.warning(
-                "fields of the configuration have no effect",
+                "configuration fields without effect",
                 model=version.model,
                 version=version.number,
                 fields=list(unused),
             )
         for told, reason in (
             ("a layer of the model may be in training mode", runner.info.training),
-            ("no request is put together with another", runner.info.notice),
+            ("requests are not batched", runner.info.notice),
         ):
             if reason:
                 self._log.warning(told, model=version.model, version=version.number, reason=reason)
@@ -280,7 +280,9 @@ class VersionLoader:
         except InvalidModel as error:
             raise read_failure(version.model, str(error), error.__cause__) from error
         except MemoryError as error:
-            raise OutOfMemory(version.model, "failed to load it, the host is full") from error
+            raise OutOfMemory(
+                version.model, "failed to load it, the host is out of memory"
+            ) from error
 
     async def _load_booked(
         self,
@@ -297,7 +299,7 @@ class VersionLoader:
         Raises OutOfMemory, after closing the model, if the measured size does not fit.
         """
         if source.sent:
-            self._registry.note(version, "loading in a process of its own")
+            self._registry.note(version, "loading in a separate process")
             trial = partial(self._machinery.try_loading, source.directory, model.config)
             await until_given_up(self._workers, version.model, trial)
         if self._devices is None:
@@ -374,7 +376,7 @@ class VersionLoader:
                 _, instance = self._registry.resolve(step.model_name, step.model_version)
             except (ModelNotFound, ModelNotReady) as error:
                 told = without_names(str(error), seen_now())
-                raise LoadFailed(model.name, f"its step cannot answer: {told}") from error
+                raise LoadFailed(model.name, f"its step is not ready: {told}") from error
             described[step.model_name, step.model_version] = instance.info
         return plan_ensemble(model.config, described)
 

@@ -88,8 +88,8 @@ _ROWS: Mapping[str, tuple[str, Callable[[Value], bool]]] = {
         lambda value: type(value) is int and 0 <= value <= _LARGEST,
     ),
     "log_format": (
-        f"{FORMAT} or {_DEFAULT_FORMAT}, the same form of times",
+        f"{FORMAT} or {_DEFAULT_FORMAT} (the same time format)",
         lambda value: value in (FORMAT, _DEFAULT_FORMAT),
     ),
-    "log_file": ("an empty text", lambda value: value == ""),
+    "log_file": ("an empty string", lambda value: value == ""),
 }

@@ -28,7 +28,7 @@ class NobodyAnswers(Exception):
     """No process that loads models has reported its ready versions."""
 
     def __init__(self) -> None:
-        super().__init__("no process that loads models answers: it has died, starts or is silent")
+        super().__init__("no model-loading process responds: it died, is starting or is silent")
 
 
 class Answering(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def check_lost(
         named = "; ".join(f"model '{name}': {failed[name][1]}" for name in broken[:_SHOWN])
         raise ChangesNotTaken(f"{named}{' ...' if len(broken) > _SHOWN else ''}")
     if theirs and not theirs.keys() & ours.keys():
-        raise ChangesNotTaken(f"none of the {len(theirs)} models that answer there is here")
+        raise ChangesNotTaken(f"none of the {len(theirs)} models served there is served here")
     for name, have in (theirs or {}).items():
         if left := sorted(set(have) - set(ours.get(name, ())), key=int):
             _tell(name, left, ours.get(name, []), failed.get(name, _ABSENT)[1])
@@ -128,11 +128,11 @@ def check_lost(
 def _tell(name: str, left: Sequence[str], ours: Sequence[str], reason: str) -> None:
     if ours:
         _log.warning(
-            "versions of a model not taken over",
+            "model versions not taken over",
             model=name,
             versions=left,
             instead=ours,
-            reason="they are not in the model repository, or its version_policy picks others",
+            reason="they are not in the model repository or not selected by its version_policy",
         )
         return
     _log.error(
@@ -140,7 +140,7 @@ def _tell(name: str, left: Sequence[str], ours: Sequence[str], reason: str) -> N
         model=name,
         versions=left,
         reason=reason,
-        to_do="clients of it get NOT_FOUND; put its files back, then load it",
+        to_do="its clients get NOT_FOUND; restore its files, then load it",
     )
 
 

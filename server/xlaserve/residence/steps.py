@@ -70,7 +70,7 @@ def _misfit(instance: Stepped, find: Find) -> str:
         try:
             plan.fitted(_models(plan, find))
         except InvalidModel as error:
-            reason = f"a step was loaded with other tensors: {error}"
+            reason = f"a step was reloaded with different tensors: {error}"
             for name, _ in plan.models():
                 reason = reason.replace(f"'{name}'", step_now(name))
             return reason

@@ -134,7 +134,7 @@ def merged(parts: Sequence[Factor]) -> Dimension:
     size = size_of(tuple(parts))
     along = max(part.along for part in parts)
     if size is None or (len(parts) > 1 and along and not size.is_static):
-        raise NoRule("has a shape that could not be followed")
+        raise NoRule("has a shape that could not be analysed")
     return factor(size, along)
 
 
@@ -169,7 +169,7 @@ def blocked(values: Iterable[Value]) -> Value:
 def joined_dimensions(left: Dimensions, right: Dimensions) -> Dimensions:
     """Return how an elementwise combination of two values varies; raises Mixes."""
     if len(left) != len(right):
-        raise NoRule("takes values of different ranks")
+        raise NoRule("has operands of different ranks")
     return tuple(joined_dimension(one, other) for one, other in zip(left, right, strict=True))
 
 
@@ -182,7 +182,7 @@ def joined_dimension(left: Dimension, right: Dimension) -> Dimension:
         return left
     size = size_of(left)
     if size is None or size != size_of(right):
-        raise NoRule("puts dimensions together whose sizes are not the same")
+        raise NoRule("combines dimensions of different sizes")
     found: list[Factor] = []
     for one, other in _runs(left, right):
         found.extend(_joined_run(one, other))
@@ -223,10 +223,10 @@ def _joined_run(one: Dimension, other: Dimension) -> Dimension:
     if len(one) == len(other) == 1:
         along = {one[0].along, other[0].along}
         if along == {Along.ROW, Along.ANY}:
-            raise Mixes("puts rows together with values that differ by their place in the batch")
+            raise Mixes("combines rows with values that depend on the batch index")
         return (Factor(one[0].size, max(along)),)
     if has_rows(one) or has_rows(other):
-        raise Mixes("puts rows together with values that are not of the same row")
+        raise Mixes("combines rows with values of other rows")
     return merged([Factor(part.size, Along.ANY) for part in max(one, other, key=len)])
 
 
@@ -253,7 +253,7 @@ def reshaped(dimensions: Dimensions, shape: Sequence[Size]) -> Dimensions:
     rest.reverse()
     found = tuple(_taken(rest, size) for size in shape)
     if rest:
-        raise NoRule("has a shape that could not be followed")
+        raise NoRule("has a shape that could not be analysed")
     return found
 
 
@@ -262,7 +262,7 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
     found: list[Factor] = []
     while wanted != ONE:
         if not rest:
-            raise NoRule("has a shape that could not be followed")
+            raise NoRule("has a shape that could not be analysed")
         part = rest.pop()
         left = sizes.quotient(wanted, part.size)
         if left is not None:
@@ -274,7 +274,7 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
             found.extend(_taken_whole(part, rest, wanted))
             break
         if part.along is Along.ROW:
-            raise NoRule("cuts the batch into pieces")
+            raise NoRule("splits the batch")
         _check_cut(part.along, beyond)
         found.append(Factor(wanted, part.along))
         rest.append(Factor(beyond, part.along))
@@ -285,7 +285,7 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
 def _check_cut(along: Along, minor: Size) -> None:
     """Raise NoRule if splitting a factor would make indices depend on the batch size."""
     if along and not minor.is_static:
-        raise NoRule("has a shape that could not be followed")
+        raise NoRule("has a shape that could not be analysed")
 
 
 def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
@@ -296,10 +296,10 @@ def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
         pieces.append(rest.pop())
         size = sizes.product(size, pieces[-1].size)
     if any(one.along is Along.ROW for one in pieces):
-        raise NoRule("cuts the batch into pieces")
+        raise NoRule("splits the batch")
     beyond = None if size is None else sizes.quotient(size, wanted)
     if beyond is None:
-        raise NoRule("has a shape that could not be followed")
+        raise NoRule("has a shape that could not be analysed")
     (whole,) = merged(pieces)
     if beyond != ONE:
         _check_cut(whole.along, beyond)

@@ -44,7 +44,7 @@ def prove_each(
     wanted = tuple(platforms) or tuple(exported.platforms)
     asked = Asked(exported, parameters, tuple(outputs), sizes or {}, wanted)
     if not asked.batch:
-        return dict.fromkeys(wanted, _unknown("its inputs have no batch in common"))
+        return dict.fromkeys(wanted, _unknown("its inputs do not share a batch dimension"))
     if len(wanted) > 1:
         with suppress(Exception):
             return proof.verdicts(asked)

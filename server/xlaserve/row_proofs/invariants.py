@@ -20,7 +20,7 @@ def unread(operation: Operation, grows: Collection[str]) -> str:
     """
     for name, attribute in operation.attributes.items():
         if isinstance(attribute, Pair) and name not in grows:
-            return f"takes the size of the batch for its '{name}', which has no rule"
+            return f"uses the batch size for its '{name}', which has no rule"
     return ""
 
 
@@ -35,7 +35,7 @@ def broken(
     `ignored` has the positions of operands on which the results need not depend.
     """
     if len(results) != len(operation.types):
-        return "has another number of results than its rule gives"
+        return "has a different number of results than its rule"
     counted = [
         one
         for number, (one, kind) in enumerate(zip(operands, operation.operand_types, strict=False))
@@ -58,11 +58,11 @@ def misfit(value: Value, shape: Shape) -> str:
     if value.blocked is not None:
         return ""
     if len(value.dimensions) != len(shape):
-        return "gives another number of dimensions than its rule says"
+        return "has a different rank than its rule"
     if any(
         size_of(dimension) != size for dimension, size in zip(value.dimensions, shape, strict=True)
     ):
-        return "gives dimensions of other sizes than its rule says"
+        return "has different dimension sizes than its rule"
     return _rows_misfit(value.dimensions) or _fact_misfit(value.fact, shape)
 
 
@@ -70,11 +70,11 @@ def _rows_misfit(dimensions: Dimensions) -> str:
     rows = [factor for dimension in dimensions for factor in dimension if factor.along is Along.ROW]
     if len(rows) > 1:
         return "computes something for every pair of rows"
-    return "has rows that are not those of the batch" if rows and rows[0].size != BATCH else ""
+    return "has rows other than the batch's" if rows and rows[0].size != BATCH else ""
 
 
 def _fact_misfit(fact: object, shape: Shape) -> str:
-    reason = "gives elements of another shape than its rule says"
+    reason = "has a different element shape than its rule"
     if isinstance(fact, RowNumber):
         is_of_rows = fact.dimension < len(shape) and shape[fact.dimension] == BATCH
         return "" if is_of_rows else reason
@@ -86,7 +86,7 @@ def _fact_misfit(fact: object, shape: Shape) -> str:
 def _parts_misfit(fact: Segments, shape: Shape) -> str:
     sizes, axis = fact.sizes, fact.dimension
     if axis >= len(shape) or _summed(sizes) != shape[axis] or len(sizes) != len(fact.values):
-        return "is put together from parts of other sizes than its rule says"
+        return "has parts of different sizes than its rule"
     for value, size in zip(fact.values, sizes, strict=True):
         reason = misfit(value, (*shape[:axis], size, *shape[axis + 1 :]))
         if reason:
@@ -104,9 +104,9 @@ def _forgotten(counted: Sequence[Value], result: Value, shape: Shape) -> str:
     if result.blocked is not None or is_known or ZERO in shape:
         return ""
     if any(one.has_rows for one in counted) and not result.has_rows:
-        return "depends on rows, of which its rule says nothing"
+        return "depends on rows, contrary to its rule"
     if any(one.sized for one in counted) and result.sized is None:
-        return "depends on the size of the batch, of which its rule says nothing"
+        return "depends on the batch size, contrary to its rule"
     if any(one.blocked and not isinstance(one.fact, Segments) for one in counted):
-        return "depends on what is not known, of which its rule says nothing"
+        return "depends on unknown values, contrary to its rule"
     return ""

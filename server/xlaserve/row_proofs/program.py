@@ -86,7 +86,7 @@ class Operation:
         first, second = integers(found.first), integers(found.second)
         fits = [sizes.fitted(*both, self.rows) for both in zip(first, second, strict=True)]
         if None in fits:
-            raise NoRule("uses the size of the batch in a way that could not be followed")
+            raise NoRule("uses the batch size in a way that could not be analysed")
         return tuple(fit for fit in fits if fit is not None)
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Operation:
         """Return an attribute in MLIR's text form."""
         found = self.attributes.get(name, "")
         if isinstance(found, Pair):
-            raise NoRule("uses the size of the batch in a way that has no rule")
+            raise NoRule("uses the batch size in a way that has no rule")
         return str(found)
 
     def location(self) -> str:
@@ -172,7 +172,7 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise Unfollowed("has regions nested too deeply")
         if len(first.blocks) != 1 or len(second.blocks) != 1:
-            raise Unfollowed("has a region that is not one block")
+            raise Unfollowed("has a region with several blocks")
         block, other = first.blocks[0], second.blocks[0]
         arguments = self._values(block.arguments, other.arguments)
         operations = []
@@ -183,7 +183,7 @@ class _Reader:
             operations.append(self._operation(one.operation, two.operation, depth))
         end, other_end = left[-1].operation, right[-1].operation
         if end.name not in _ENDS or other_end.name != end.name:
-            raise Unfollowed("has a block with another end")
+            raise Unfollowed("has a block with an unexpected terminator")
         return Region(arguments, tuple(operations), self._operands(end, other_end)[0])
 
     def _operation(self, first: Any, second: Any, depth: int) -> Operation:
@@ -225,7 +225,7 @@ class _Reader:
         if len(left) != len(right):
             raise Mismatch
         if len(left) > MAX_VALUES_OF_ONE:
-            raise Unfollowed("has an operation of too many values")
+            raise Unfollowed("has an operation with too many values")
         for one, two in zip(left, right, strict=True):
             number = self._numbers[one] = len(self._numbers)
             self._partners[one] = two
@@ -244,14 +244,14 @@ class _Reader:
         ):
             return Tensor((), str(first))
         if not first.has_static_shape or not second.has_static_shape:
-            raise Unfollowed("has shapes that stay open when the batch size is known")
+            raise Unfollowed("has shapes that remain dynamic for a fixed batch size")
         left, right = first.shape, second.shape
         dtype = str(first.element_type)
         if len(left) != len(right) or dtype != str(second.element_type):
             raise Mismatch
         fits = [sizes.fitted(*both, self._rows) for both in zip(left, right, strict=True)]
         if None in fits:
-            raise Unfollowed("has a dimension that is no multiple of the batch size and a constant")
+            raise Unfollowed("has a dimension that is not a constant multiple of the batch size")
         return Tensor(tuple(fit for fit in fits if fit is not None), dtype)
 
 

@@ -135,7 +135,7 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
             raise Unfollowed("does not take all of its arguments")
         question = partial(size_arithmetic.question, module, asked.batched)
         return walked(read, asked.batched, asked.outputs, question)
-    raise Unfollowed("is not the same at two batch sizes")
+    raise Unfollowed("differs between two batch sizes")
 
 
 def walked(
@@ -176,7 +176,7 @@ def _argument(kind: Tensor, *, is_batched: bool) -> Value:
         return Value(varying(kind.shape))
     first, *rest = kind.shape
     if first != BATCH or not all(size.is_static for size in rest):
-        raise Unfollowed("takes an input of which more than the first dimension is the batch")
+        raise Unfollowed("has an input with several batch dimensions")
     return Value(((ROWS,), *varying(rest)))
 
 
@@ -208,9 +208,9 @@ def not_proved(value: Value) -> Finding | None:
         return Finding(False, "", "an output is a scalar")
     first, *rest = value.dimensions
     if any(has_rows(dimension) for dimension in rest):
-        return Finding(True, "", "its rows lie along another dimension than the first")
+        return Finding(True, "", "its rows are not along the first dimension")
     if any(not part.size.is_static for dimension in rest for part in dimension):
-        return Finding(False, "", "a dimension besides the first is as large as the batch")
+        return Finding(False, "", "another dimension depends on the batch size")
     return _not_rows(first)
 
 
@@ -219,5 +219,5 @@ def _not_rows(first: Dimension) -> Finding | None:
     if first == (ROWS,) or (is_uniform(first) and size_of(first) == BATCH):
         return None
     if has_rows(first):
-        return Finding(True, "", "its rows are not those of the batch")
-    return Finding(True, "", "it differs from row to row whatever the inputs are")
+        return Finding(True, "", "its rows are not the rows of the batch")
+    return Finding(True, "", "it depends on the row's index in the batch")

@@ -58,18 +58,16 @@ class Verdict:
         place = f" ({self.location})" if self.location else ""
         operation = f": {self.operation} {self.reason}{place}" if self.operation else ""
         reason = f": {self.reason}" if self.reason and not self.operation else ""
-        output = f", seen in output '{self.output}'" if self.output else ""
+        output = f", in output '{self.output}'" if self.output else ""
         return f"{self.independence}{operation}{reason}{output}"
 
 
-_FOR_EACH = "write the function of one row and jax.vmap it"
-_AXIS = "give another axis than the first, as x.max(axis=-1) for x.max()"
-_LOOP = "jax.vmap the loop of one row, in place of a loop that ends for all rows at once"
-_PLACES = (
-    "keep the first axis as it is, and take or put along others, or jax.vmap what one row does"
-)
-_NOISE = "take a seed for each row as an input, and jax.vmap over it"
-_NUMBER = "take a constant, or the size of another dimension, in place of the size of the batch"
+_FOR_EACH = "write the function for one row and apply jax.vmap"
+_AXIS = "reduce over another axis than the first: x.max(axis=-1) instead of x.max()"
+_LOOP = "apply jax.vmap to a loop over one row, instead of one loop for all rows"
+_PLACES = "index only other axes than the first, or apply jax.vmap to the function for one row"
+_NOISE = "take one seed per row as an input, and apply jax.vmap over it"
+_NUMBER = "use a constant or another dimension's size instead of the batch size"
 
 _ADVICE: Mapping[str, str] = MappingProxyType(
     {
@@ -92,11 +90,11 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
             _PLACES,
         ),
         "stablehlo.while": _LOOP,
-        "stablehlo.case": "use jnp.where, or jax.vmap lax.cond",
-        "stablehlo.if": "use jnp.where, or jax.vmap lax.cond",
+        "stablehlo.case": "use jnp.where, or jax.vmap over lax.cond",
+        "stablehlo.if": "use jnp.where, or jax.vmap over lax.cond",
         "stablehlo.rng_bit_generator": _NOISE,
         "stablehlo.constant": _NUMBER,
-        "stablehlo.batch_norm_training": "normalise by statistics that were learned",
+        "stablehlo.batch_norm_training": "normalize by learned statistics",
     }
 )
 """How to change the model, by the operation that prevents the proof."""

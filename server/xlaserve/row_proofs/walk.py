@@ -86,9 +86,9 @@ class Walker:
     def _operation(self, operation: Operation) -> None:
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise Unfollowed(f"takes more than {MAX_STEPS} steps to follow")
+            raise Unfollowed(f"takes more than {MAX_STEPS} steps to analyse")
         if not self._steps & 255 and time.thread_time() > self._deadline:
-            raise Unfollowed("takes too long to follow")
+            raise Unfollowed("takes too long to analyse")
         operands = [self._values[number] for number in operation.operands]
         self._made.update(dict.fromkeys(operation.results, operation))
         if operation.name == "stablehlo.while":
@@ -129,7 +129,7 @@ class Walker:
             raise
         # An unexpected form of the operation blocks its results, but not other outputs.
         except Exception as error:
-            reason = f"is of a form that its rule cannot read ({type(error).__name__})"
+            reason = f"has a form unknown to its rule ({type(error).__name__})"
             return self._stopped(operation, mixed=False, reason=reason)
         reason = invariants.broken(operation, operands, results, rule.ignored(len(operands)))
         return self._stopped(operation, mixed=False, reason=reason) if reason else results

@@ -29,7 +29,7 @@ def _there(path: Path) -> str:
     if path.is_symlink() or path.parent.is_symlink():
         # Do not list the entries: the link's target may be a directory that the caller may not
         # read.
-        return f"the directory '{_shown(path)}', behind a link, holds no such file"
+        return f"the directory '{_shown(path)}', the target of a link, has no such file"
     try:
         entries = [entry for entry, _ in zip(path.iterdir(), range(_MOST), strict=False)]
     except FileNotFoundError:
@@ -45,8 +45,8 @@ def _found(path: Path, entries: list[Path]) -> str:
     versions = [entry for entry in entries if entry.name.isdecimal() and entry.is_dir()]
     if versions:
         return (
-            f"the directory '{_shown(path)}' holds the versions {_listed(versions)}, and no files "
-            "of a model by itself: name one of them"
+            f"the directory '{_shown(path)}' contains the versions {_listed(versions)} but no"
+            " model files: name one of these"
         )
     within = [entry for entry in entries if (entry / FILE_NAME).is_file()]
     if within:

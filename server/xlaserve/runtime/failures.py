@@ -23,7 +23,7 @@ def is_exhausted(error: Exception) -> bool:
 def raise_if_exhausted(model: str, error: Exception) -> None:
     """Raise OutOfMemory if the error means that."""
     if isinstance(error, MemoryError):
-        raise OutOfMemory(model, "the host has no memory left") from error
+        raise OutOfMemory(model, "the host is out of memory") from error
     if is_exhausted(error):
         raise OutOfMemory(model, str(error).splitlines()[0][:300]) from error
 

@@ -79,8 +79,8 @@ def load(directory: Path, context: LoadContext) -> IdentityModel:
     for source, output in zip(inputs, outputs, strict=True):
         if (source.datatype, source.shape) != (output.datatype, output.shape):
             raise InvalidModel(
-                f"output '{output.name}': expected {source} as its input '{source.name}' has it, "
-                f"got {describe(output.datatype, output.shape)}"
+                f"output '{output.name}': expected {source} like its input '{source.name}', got"
+                f" {describe(output.datatype, output.shape)}"
             )
     optional = optional_inputs.with_defaults(context.config)
     pairs = zip(outputs, inputs, strict=True)

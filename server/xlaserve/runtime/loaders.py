@@ -268,8 +268,8 @@ def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     if context.config.is_decoupled and not model.info.is_decoupled:
         model.close()
         raise InvalidModel(
-            "model_transaction_policy.decoupled: expected false, since the model gives one answer "
-            "to each request, got true"
+            "model_transaction_policy.decoupled: expected false, since the model returns one"
+            " answer per request, got true"
         )
     if declaration is not None:
         _check_embedding(model, declaration, context.config)
@@ -449,9 +449,9 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
             return row
     if path.is_file():
         raise InvalidModel(
-            f"'{path.name}' is no model: one that is a single file is an artifact of jax.export, "
-            f"*{_ARTIFACT_SUFFIX}, an ONNX model, *{onnx_source.SUFFIX}, or a program of "
-            f"torch.export, *{onnx_source.PT2_SUFFIX}"
+            f"'{path.name}' is not a model: a single-file model is a jax.export artifact,"
+            f" *{_ARTIFACT_SUFFIX}, an ONNX model, *{onnx_source.SUFFIX}, or a torch.export"
+            f" program, *{onnx_source.PT2_SUFFIX}"
         )
     if found := foreign.recognise(path):
         raise InvalidModel(found)
@@ -472,6 +472,6 @@ def _check_file_name(row: Loader, config: ModelConfig) -> None:
     if name and files is not None and name not in files and not was_imported:
         shown = f"one of {', '.join(files)}" if len(files) > 1 else "".join(files) or "none"
         raise InvalidModel(
-            f"default_model_filename: expected {shown}, as models of {row.kind} have it, "
-            f"got '{name[:200]}'"
+            f"default_model_filename: expected {shown}, as for {row.kind} models, got"
+            f" '{name[:200]}'"
         )

@@ -112,7 +112,7 @@ class ModelMetrics:
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise MetricError(f"metric {name[:_LONGEST]!r}: expected a name of letters and digits")
         if name.startswith(_RESERVED):
-            raise MetricError(f"metric '{name}': names that begin so are the server's")
+            raise MetricError(f"metric '{name}': this prefix is reserved for the server")
         with self._lock:
             self._found(described)
 
@@ -133,14 +133,14 @@ class ModelMetrics:
         for label, value in key:
             if not _LABEL.fullmatch(label) or len(label) > _LONGEST or len(value) > _LONGEST:
                 place = f"metric '{described.name}'"
-                raise MetricError(f"{place}: label {label[:_LONGEST]!r} cannot be")
+                raise MetricError(f"{place}: label {label[:_LONGEST]!r} is invalid")
         with self._lock:
             family = self._found(described) or self._add(described)
             found = family.series.get(key)
             if found is None:
                 if len(family.series) >= MAX_SERIES:
                     place = f"metric '{described.name}'"
-                    raise MetricError(f"{place} has {MAX_SERIES} sets of labels already")
+                    raise MetricError(f"{place} has {MAX_SERIES} label sets already")
                 found = family.series[key] = Metric(described.kind, bounds)
             family.owners.setdefault(key, set()).add(owner)
             return found

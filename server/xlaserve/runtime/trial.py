@@ -163,8 +163,8 @@ def _late(seconds: float) -> str:
 
 def _starved(had: OwnTime, seconds: float) -> str:
     return (
-        f"a trial load did not end in {CLOCK_TIMES * seconds:g} seconds on the clock, and waited "
-        f"for a processor in all but {had.seconds:.0f} of them (trial_seconds)"
+        f"a trial load did not end in {CLOCK_TIMES * seconds:g} seconds of wall time, with a CPU "
+        f"for only {had.seconds:.0f} of them (trial_seconds)"
     )
 
 
@@ -197,8 +197,8 @@ def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes:
 
 def _too_much(memory_bytes: int) -> str:
     return (
-        f"a trial load took more than {memory_bytes} bytes of memory besides what it starts with "
-        "(compile_process_bytes)"
+        f"a trial load took more than {memory_bytes} bytes of memory beyond its initial size"
+        " (compile_process_bytes)"
     )
 
 

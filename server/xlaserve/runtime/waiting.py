@@ -36,7 +36,7 @@ class Waiting:
         if isinstance(self._found, BaseException):
             raise self._found
         if self._found is None:
-            raise ModelFailed(self._model, "its code gave no answer")
+            raise ModelFailed(self._model, "its code returned no answer")
         return self._found
 
     def _take(self, found: Mapping[str, Tensor] | BaseException) -> None:

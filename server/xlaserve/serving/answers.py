@@ -7,7 +7,6 @@ from functools import partial
 from itertools import repeat
 from typing import Any, cast
 
-from xlaserve.errors import InvalidRequest
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters
 from xlaserve.serving.call import Call, Outcome, end_together, report, tell_together
@@ -83,7 +82,10 @@ def answer_with(
         try:
             shaped = outputs if call.shaping is None else call.shaping(outputs)
             response = _shaped(call, shaped, parameters)
-        except InvalidRequest as error:
+        except ENDS:
+            raise
+        except BaseException as error:
+            # Its own fault, whatever it is, and not of the one that it is answered like.
             _refuse([call], error)
             return
     call.conclude(response, how)

@@ -50,8 +50,8 @@ Models: TypeAlias = Mapping[tuple[str, str], ModelInfo]
 class Lead(Enum):
     """Batch dimension added or dropped where a batching model meets one without batches."""
 
-    ADDED = "a batch of one row is put before its dimensions"
-    DROPPED = "the one row of its batch is taken without the batch"
+    ADDED = "a batch dimension of 1 is added"
+    DROPPED = "its batch dimension of 1 is removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class EnsemblePlan:
         plan = plan_ensemble(self.config, models)
         if _promised(plan.info) != _promised(self.info):
             raise InvalidModel(
-                "its steps now give another number of answers, take sequences or none, or have "
-                "other optional tensors, expected what they were when it was loaded"
+                "its steps changed their number of answers, sequence support or optional tensors"
+                " since it was loaded: load it again"
             )
         return plan
 
@@ -148,8 +148,8 @@ def plan_ensemble(config: ModelConfig, described: Models) -> EnsemblePlan:
         raise InvalidModel("an ensemble's configuration must name its inputs and outputs")
     if config.is_decoupled and not is_decoupled:
         raise InvalidModel(
-            "model_transaction_policy.decoupled: expected false, since no step gives more than one "
-            "answer to a request, got true"
+            "model_transaction_policy.decoupled: expected false, since every step returns one"
+            " answer per request, got true"
         )
     tensors = {
         spec.name: _Made(spec, is_batched=bool(info.max_batch_size))
@@ -270,12 +270,12 @@ def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> 
     It may be absent if it is an optional input of the ensemble without a default.
     """
     if tensor is None:
-        raise InvalidModel(f"ensemble step '{model}' leaves out input '{name}'")
+        raise InvalidModel(f"ensemble step '{model}' has no source for input '{name}'")
     if tensor in info.optional and info.optional[tensor] is None:
         raise InvalidModel(
-            f"input '{tensor}' of the ensemble is optional, and step '{model}' needs it for "
-            f"'{name}': expected an input that is optional there too, or a default in the "
-            f"parameter '{DEFAULT}{tensor}'"
+            f"input '{tensor}' of the ensemble is optional, but step '{model}' requires it for"
+            f" '{name}': make the step's input optional, or set a default in the parameter"
+            f" '{DEFAULT}{tensor}'"
         )
 
 

@@ -94,7 +94,7 @@ class Gates:
 
         Raises the error of the gate that rejects the call; the caller fails the call with it.
         """
-        assert not call.has_begun, "a call begins once"
+        assert not call.has_begun, "the call already began"
         call.has_begun = True
         call._observers = self._observers
         if self._proxies is not None:

@@ -248,4 +248,4 @@ class AwaitedInfer(InferCall):
         try:
             return await self._answer
         finally:
-            self.cancel("nobody waits for the answer")
+            self.cancel("no caller is waiting for the answer")

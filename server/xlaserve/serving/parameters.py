@@ -182,7 +182,7 @@ class NamedParameters:
                 new[name[:_SHOWN_CHARACTERS]] = None
         if new:
             self._log.warning(
-                "parameters of requests have no effect",
+                "request parameters without effect",
                 model=request.model_name,
                 parameters=list(new),
                 others_are_named=len(self._named) < MAX_NAMED,

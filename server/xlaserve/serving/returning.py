@@ -99,7 +99,7 @@ class Returning:
             if ledger.pressures > self._pressures:
                 self._logged_at = now
                 _log.warning(
-                    "clients hold much memory",
+                    "client memory high",
                     held_bytes=ledger.held,
                     max_held_bytes=ledger.limit,
                     refused=ledger.refused - self._refused,
@@ -107,7 +107,7 @@ class Returning:
         elif not ledger.is_pressed and now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = None
             _log.info(
-                "clients hold less memory again",
+                "client memory normal again",
                 held_bytes=ledger.held,
                 refused=ledger.refused - self._refused,
                 waited=ledger.waited,

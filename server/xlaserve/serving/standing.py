@@ -38,10 +38,14 @@ STATES: Mapping[State, Row] = MappingProxyType(
         State.UNREAD: Row("the model repository has not been read yet", False, False),
         State.AWAY: Row("the model repository could not be read yet", False, False),
         State.LOADING: Row("models are being loaded for the first time", False, True),
-        State.SETTLED: Row("the model repository was read, its models were tried", True, True),
-        State.MISSING: Row("the model repository cannot be read now, its models stay", True, True),
+        State.SETTLED: Row(
+            "the model repository was read and its models were loaded or refused", True, True
+        ),
+        State.MISSING: Row(
+            "the model repository is currently unreadable, its models stay loaded", True, True
+        ),
         State.DOUBTED: Row(
-            "a look at the model repository found most models gone, a second one decides",
+            "most models disappeared from the model repository, the next poll decides",
             True,
             True,
         ),

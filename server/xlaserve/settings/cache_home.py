@@ -14,5 +14,5 @@ def cache_home(name: str, setting: str) -> Path:
     try:
         return Path.home() / ".cache" / name
     except RuntimeError:
-        expected = "a directory: the user that the server runs as has no home (HOME is not set)"
+        expected = "a directory, since the server's user has no home (HOME is not set)"
         raise InvalidSettings(setting, expected, "auto") from None

@@ -8,7 +8,7 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.settings.choices import ModelControlMode, ProcessRoles, TraceLevel, TraceMode
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
-_MESH_DECIDES = "none with modelmesh, which decides what is loaded"
+_MESH_DECIDES = "none with modelmesh, which controls loading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class _Conflict:
 _CONFLICTS: Sequence[_Conflict] = (
     _Conflict(
         "server_name",
-        "a name that can be printed",
+        "a printable name",
         lambda s: not s.server_name.strip() or not s.server_name.isprintable(),
         lambda s: s.server_name,
     ),
     _Conflict(
         "process_roles",
-        "auto or workers with one process: front ends are beside an engine (processes)",
+        "auto or workers with one process, since front ends need a separate engine (processes)",
         lambda s: s.process_roles is ProcessRoles.FRONT_ENDS and s.processes == 1,
         lambda s: s.process_roles.value,
     ),
@@ -41,7 +41,7 @@ _CONFLICTS: Sequence[_Conflict] = (
     ),
     _Conflict(
         "trace_file",
-        "none with trace_mode opentelemetry, which writes none",
+        "none with trace_mode opentelemetry, which writes no files",
         lambda s: bool(s.trace_file) and s.trace_mode is TraceMode.OPENTELEMETRY,
         lambda s: s.trace_file,
     ),
@@ -75,7 +75,7 @@ _CONFLICTS: Sequence[_Conflict] = (
     ),
     _Conflict(
         "sagemaker",
-        "false with modelmesh: one decides",
+        "false with modelmesh, since only one can control loading",
         lambda s: s.modelmesh and s.sagemaker,
         lambda s: "true",
     ),

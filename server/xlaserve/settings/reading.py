@@ -34,7 +34,7 @@ def successor(name: str, spelled: Callable[[str], str] = str) -> str:
     `spelled` formats the replacement's name as a flag or variable.
     """
     found = REPLACED.get(name)
-    return "" if found is None else f"{spelled(found)}, which took its place"
+    return "" if found is None else f"{spelled(found)}, which replaced it"
 
 
 def read_values(

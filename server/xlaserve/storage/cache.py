@@ -78,10 +78,10 @@ class ModelCache:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.directory.stat()
         except OSError as error:
-            expected = f"a directory that can be written ({error.strerror})"
+            expected = f"a writable directory ({error.strerror})"
             raise InvalidSettings(SETTING, expected, str(self.directory)) from None
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            expected = "a directory of this user, that nobody else may write to"
+            expected = "a directory owned by this user and writable by nobody else"
             raise InvalidSettings(SETTING, expected, str(self.directory))
         count = remove_leftovers(self.directory)
         for unit in self._units():
@@ -103,8 +103,8 @@ class ModelCache:
         """Raise InvalidModel for a model larger than the whole cache."""
         if size_bytes > self._max_bytes:
             raise InvalidModel(
-                f"its files have {size_bytes} bytes, more than the cache for fetched models may "
-                f"hold (remote_cache_max_bytes is {self._max_bytes})"
+                f"its files have {size_bytes} bytes, which exceeds the cache for fetched models"
+                f" (remote_cache_max_bytes {self._max_bytes})"
             )
 
     def held(self, wanted: Wanted) -> Lease | None:
@@ -169,7 +169,7 @@ class ModelCache:
     def _discard(self, unit: Unit, wanted: Wanted) -> None:
         """Remove a unit whose files were modified, even if in use: open files remain readable."""
         self._verified.discard(wanted.digest)
-        self._log.warning("cached files changed since they were fetched", model=wanted.model)
+        self._log.warning("cached files modified since the fetch", model=wanted.model)
         # Units are only removed under this lock or an exclusive lock on the unit, so the path
         # cannot refer to a newly fetched unit.
         with self._claiming():
@@ -260,7 +260,7 @@ class ModelCache:
             if time.monotonic() - told > _PROGRESS_SECONDS:
                 told = time.monotonic()
                 self._log.info(
-                    "model is being fetched",
+                    "model fetch in progress",
                     model=wanted.model,
                     fetched_bytes=control.done_bytes,
                     size_bytes=wanted.size_bytes,
@@ -289,9 +289,8 @@ class ModelCache:
                     unit.close()
             if used + wanted.size_bytes > self._max_bytes:
                 raise InvalidModel(
-                    f"its files have {wanted.size_bytes} bytes, and models that are loaded or "
-                    f"fetched have {used} of the {self._max_bytes} that the cache may hold "
-                    "(remote_cache_max_bytes)"
+                    f"its files have {wanted.size_bytes} bytes, but loaded and fetched models use"
+                    f" {used} of {self._max_bytes} bytes of the cache (remote_cache_max_bytes)"
                 )
             own.claim(wanted.size_bytes)
 

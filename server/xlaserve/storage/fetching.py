@@ -10,7 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xlaserve.storage.objects import FetchCancelled, RangeIgnored, RemoteObject, Store, StoreProblem
+from xlaserve.storage.objects import (
+    FetchCancelled,
+    RangeIgnored,
+    RemoteObject,
+    Store,
+    StoreProblem,
+    ended_early,
+)
 
 ATTEMPTS = 5
 """Maximum number of consecutive attempts without progress."""
@@ -119,8 +126,7 @@ def read_part(
             if len(got) == stop - begin:
                 control.counts.add(fetched_bytes=len(got))
                 return bytes(memoryview(got)[start - begin :])
-            reason = f"'{found.name}' ended at byte {begin + len(got)} of {found.size_bytes}"
-            raise StoreProblem(reason)  # noqa: TRY301, counted as every other
+            raise ended_early(found, begin + len(got))
         except RangeIgnored:
             # Read from the start and drop the bytes before the part: headers are short.
             begin = 0
@@ -155,16 +161,17 @@ class _Download:
 
     def run(self) -> None:
         """Fetch the missing bytes, and retry as long as attempts make progress."""
-        failed = 0
+        failed = furthest = 0
         while self._position < self._found.size_bytes:
             self._control.check()
-            before = self._position
             try:
                 self._fetch()
             except RangeIgnored:
                 self._restart()
             except StoreProblem as problem:
-                failed = 1 if self._position > before else failed + 1
+                # What was read again, as the server sends no parts, is no progress.
+                failed = 1 if self._position > furthest else failed + 1
+                furthest = max(furthest, self._position)
                 if not problem.is_transient or failed >= ATTEMPTS:
                     raise
                 self._control.pause(pause_seconds(failed))
@@ -177,15 +184,13 @@ class _Download:
             self._control.check()
             self._append(piece)
         if self._position < self._found.size_bytes:
-            raise StoreProblem(
-                f"'{self._found.name}' ended at byte {self._position} of {self._found.size_bytes}"
-            )
+            raise ended_early(self._found, self._position)
 
     def _append(self, piece: bytes) -> None:
         if self._position + len(piece) > self._found.size_bytes:
             raise StoreProblem(
-                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes that the "
-                "listing says",
+                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes of the"
+                " listing",
                 is_transient=False,
             )
         rest = memoryview(piece)
@@ -202,7 +207,7 @@ class _Download:
             # The data is corrupt: discard it, so that the next fetch starts over.
             self._restart()
             raise StoreProblem(
-                f"'{self._found.name}' has not the {checksum.algorithm} that its store says",
+                f"'{self._found.name}' does not match the {checksum.algorithm} of its store",
                 is_transient=False,
             )
 

@@ -15,6 +15,7 @@ from xlaserve.storage.objects import (
     ObjectMissing,
     RemoteObject,
     StoreProblem,
+    ended_early,
 )
 
 _PIECE_BYTES = 8 << 20
@@ -24,7 +25,7 @@ _LISTING_TIMES = 10
 _WRITING_TIMES = 10
 """Time limit of an upload, as a multiple of that of one read."""
 
-_ABSENT = "it is not there"
+_ABSENT = "it does not exist"
 _MARKS = (
     "ETag", "generation", "etag", "blob_id", "content_md5", "LastModified", "last_modified",
     "updated", "created", "mtime",
@@ -38,10 +39,10 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "RepositoryNotFoundError": _ABSENT,
         "PermissionError": "access is denied",
         "Forbidden": "access is denied",
-        "NoCredentialsError": "the environment of the SDK has no credentials",
-        "PartialCredentialsError": "the environment of the SDK has no credentials",
-        "DefaultCredentialsError": "the environment of the SDK has no credentials",
-        "ClientAuthenticationError": "the environment of the SDK has no credentials",
+        "NoCredentialsError": "the SDK found no credentials in its environment",
+        "PartialCredentialsError": "the SDK found no credentials in its environment",
+        "DefaultCredentialsError": "the SDK found no credentials in its environment",
+        "ClientAuthenticationError": "the SDK found no credentials in its environment",
     }
 )
 """Permanent errors, by class name, because the classes of an SDK that is not installed cannot be
@@ -129,11 +130,11 @@ class FsspecStore:
             end = min(start + _PIECE_BYTES, stop)
             with self._attempts.noting():
                 piece = self._call("cat_file", path, start=start, end=end)
-            if not piece:
-                raise StoreProblem(f"'{found.name}' ended at byte {start} of {found.size_bytes}")
+                if not piece:
+                    raise ended_early(found, start)
             if len(piece) > end - start:
                 raise StoreProblem(
-                    f"'{found.name}' sent {len(piece)} bytes, asked for {end - start}",
+                    f"'{found.name}' sent {len(piece)} bytes, expected {end - start}",
                     is_transient=False,
                 )
             yield piece

@@ -21,6 +21,7 @@ from xlaserve.storage.objects import (
     RangeIgnored,
     RemoteObject,
     StoreProblem,
+    ended_early,
 )
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ _MAX_DEPTH = 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 410})
+_DENIED = frozenset({401, 403, 407})
+_SERVER_ERROR = 500
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -80,7 +83,7 @@ class HttpStore:
                     seen += len(names)
                     if seen > self._max_objects:
                         raise StoreProblem(
-                            f"it lists more objects than remote_max_objects ({self._max_objects})",
+                            f"it has more objects than remote_max_objects ({self._max_objects})",
                             is_transient=False,
                         )
                     for name in names:
@@ -115,6 +118,8 @@ class HttpStore:
                 missing -= len(piece)
                 if missing <= 0:
                     break
+            if missing > 0:
+                raise ended_early(found, stop - missing)
             if missing < 0 and stop == found.size_bytes:
                 raise _too_long(found)
             if not missing and stop == found.size_bytes and next(answer.pieces(), b""):
@@ -161,6 +166,11 @@ class HttpStore:
                         f"the page of '{directory}' has more than {_MAX_PAGE_BYTES} bytes",
                         is_transient=False,
                     )
+            # http.client ends a body that is cut as one that is whole: models would be missing.
+            if answer.length is not None and len(page) < answer.length:
+                raise StoreProblem(
+                    f"the page of '{directory}' ended at byte {len(page)} of {answer.length}"
+                )
         links = _Links()
         links.feed(page.decode(errors="replace"))
         return sorted({name for link in links.found if (name := _name_below(url, link))})
@@ -170,13 +180,13 @@ class HttpStore:
             if answer.status != http.client.OK:
                 raise answer.refused(name)
             if answer.length is None:
-                raise StoreProblem(f"the server gives '{name}' no length", is_transient=False)
+                raise StoreProblem(f"the server sent no length for '{name}'", is_transient=False)
             return RemoteObject(name, answer.length, answer.mark)
 
 
 def _too_long(found: RemoteObject) -> StoreProblem:
     return StoreProblem(
-        f"'{found.name}' has more than the {found.size_bytes} bytes that the listing says",
+        f"'{found.name}' has more than the {found.size_bytes} bytes of the listing",
         is_transient=False,
     )
 
@@ -288,8 +298,11 @@ class _Answer:
         status = self.status
         if status in _ABSENT:
             return ObjectMissing(f"the server answered {status} for '{name}'")
+        hint = ": it has to let this server read" if status in _DENIED else ""
         return StoreProblem(
-            f"the server answered {status} for '{name}'", is_transient=status in _TRANSIENT
+            f"the server answered {status} for '{name}'{hint}",
+            is_transient=status in _TRANSIENT,
+            is_away=status in _TRANSIENT | _DENIED or status >= _SERVER_ERROR,
         )
 
     def check_length(self, found: RemoteObject, asked: tuple[int, int]) -> None:
@@ -305,7 +318,7 @@ class _Answer:
                 )
         if self.length is not None and self.length != stop - start:
             raise StoreProblem(
-                f"'{found.name}' comes with {self.length} bytes, expected {stop - start}",
+                f"'{found.name}' has {self.length} bytes, expected {stop - start}",
                 is_transient=False,
             )
 
@@ -326,7 +339,7 @@ class _Answer:
         if coding.lower() not in ("", "identity"):
             self.close()
             raise StoreProblem(
-                f"the server sends Content-Encoding '{coding[:40]}', asked for identity",
+                f"the server sends Content-Encoding '{coding[:40]}', expected identity",
                 is_transient=False,
             )
 
@@ -339,5 +352,5 @@ def _problem(error: Exception, seconds: float) -> StoreProblem:
     if isinstance(error, ConnectionRefusedError):
         return StoreProblem("the connection was refused")
     if isinstance(error, socket.gaierror):
-        return StoreProblem("its name is not known")
+        return StoreProblem("its host name could not be resolved")
     return StoreProblem(f"the connection failed with {type(error).__name__}")

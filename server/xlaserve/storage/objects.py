@@ -27,7 +27,7 @@ class StoreProblem(OSError):
 class ObjectMissing(StoreProblem):
     """A missing object or bucket."""
 
-    def __init__(self, reason: str = "it is not there") -> None:
+    def __init__(self, reason: str = "it does not exist") -> None:
         super().__init__(reason, is_transient=False)
 
 
@@ -35,7 +35,7 @@ class ObjectChanged(StoreProblem):
     """An object has changed since it was listed."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"'{name}' was changed while it was fetched", is_transient=False)
+        super().__init__(f"'{name}' changed while it was fetched", is_transient=False)
 
 
 class RangeIgnored(Exception):
@@ -66,6 +66,11 @@ class RemoteObject:
     mark: str
     """ETag, generation or modification time; it differs if the object has changed."""
     checksum: Checksum | None = None
+
+
+def ended_early(found: RemoteObject, position: int) -> StoreProblem:
+    """Return the problem of an object whose bytes end before the size of its listing."""
+    return StoreProblem(f"'{found.name}' ended at byte {position} of {found.size_bytes}")
 
 
 class Store(Protocol):
@@ -127,13 +132,13 @@ def check_names(objects: Iterable[RemoteObject]) -> None:
             path = "/".join(parts[:depth])
             before = folded.setdefault(path.casefold(), path)
             if before != path:
-                raise InvalidModel(f"its objects {before!r} and {path!r} differ by case alone")
+                raise InvalidModel(f"its objects {before!r} and {path!r} differ only in case")
         files.add(found.name)
     for name in files:
         parts = name.split("/")
         for depth in range(1, len(parts)):
             if "/".join(parts[:depth]) in files:
-                raise InvalidModel(f"its object {name!r} is below another object")
+                raise InvalidModel(f"its object {name!r} is nested below another object")
 
 
 def _check_name(name: str) -> None:
@@ -148,12 +153,12 @@ def _fault_of(name: str) -> str:
     if "\\" in name:
         return "has a backslash in its name"
     if not name.isprintable():
-        return "has a name that cannot be printed"
+        return "has an unprintable name"
     if any(part in ("", ".", "..") for part in name.split("/")):
         return "has an empty name, '.' or '..' in its path"
     parts = name.split("/")
     if len(name.encode()) > _MAX_NAME_BYTES or any(
         len(part.encode()) > _MAX_PART_BYTES for part in parts
     ):
-        return "has a name that is too long for a file"
+        return "has a name too long for a file"
     return ""

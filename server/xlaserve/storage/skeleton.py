@@ -86,7 +86,7 @@ def _write(path: Path, found: RemoteObject, pieces: Iterator[bytes]) -> None:
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
-        raise InvalidModel(f"its objects have '{found.name}' twice") from None
+        raise InvalidModel(f"its objects contain '{found.name}' twice") from None
     with os.fdopen(descriptor, "wb") as file:
         for piece in pieces:
             file.write(piece)

@@ -41,12 +41,14 @@ def check_url(setting: str, url: str, allowed: Collection[str]) -> None:
     shown = f"{parts.scheme}://..."
     if "@" in parts.netloc:
         # Do not show the rejected URL: it may contain a password.
-        raise InvalidSettings(setting, "a URL without credentials, which the SDK reads", shown)
+        raise InvalidSettings(
+            setting, "a URL without credentials: the SDK reads them from its environment", shown
+        )
     if parts.query or parts.fragment:
         raise InvalidSettings(setting, "a URL without a query, which may hold a signature", shown)
     if parts.scheme not in EXTRAS:
         known = ", ".join(f"{scheme}://" for scheme in EXTRAS)
-        raise InvalidSettings(setting, f"a directory, or a URL that is one of {known}", url[:200])
+        raise InvalidSettings(setting, f"a directory or a URL with one of {known}", url[:200])
     if not parts.netloc:
         raise InvalidSettings(setting, "a URL with a bucket or a host", url[:200])
     if {".", "..", ""} & set(parts.path.strip("/").split("/")) and parts.path.strip("/"):

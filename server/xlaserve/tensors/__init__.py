@@ -220,7 +220,7 @@ def _shaped(array: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _not_addressable(shape: Sequence[int]) -> TensorDataError:
     # Without elements any sizes are possible in V2, but numpy has a limit.
-    return TensorDataError("dimensions that can be addressed", str(list(shape)))
+    return TensorDataError("dimensions within the address space", str(list(shape)))
 
 
 def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -279,7 +279,7 @@ def _split(view: memoryview, count: int) -> Tensor:
         done += len(piece)
         position += size
     if position != len(view):
-        raise TensorDataError(f"{count} elements", f"{len(view) - position} bytes more")
+        raise TensorDataError(f"{count} elements", f"{len(view) - position} extra bytes")
     return elements
 
 
@@ -389,12 +389,12 @@ def _floats(datatype: Datatype, elements: Elements) -> Tensor:
     try:
         wide = np.asarray(elements, dtype=np.float64)
     except OverflowError:
-        raise TensorDataError(f"{datatype}", "a number too large for it") from None
+        raise TensorDataError(f"{datatype}", "a number out of range") from None
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(datatype.dtype, copy=False)
     # Numbers out of range became infinite, or NaN in datatypes without infinity.
     if np.any(np.isfinite(wide) & ~np.isfinite(narrow)):
-        raise TensorDataError(f"{datatype}", "a number too large for it")
+        raise TensorDataError(f"{datatype}", "a number out of range")
     return narrow
 
 

@@ -21,7 +21,7 @@ def flattened(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         leaves = _leaves(model, name, value) if _is_tree(value) else ((name, value),)
         for path, leaf in leaves:
             if path in found:
-                raise InvalidRequest(f"model '{model}': two inputs are called '{path}'")
+                raise InvalidRequest(f"model '{model}': two inputs are named '{path}'")
             found[path] = leaf
     return found
 
@@ -83,6 +83,6 @@ def _leaves(model: str, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         part = str(key) if isinstance(key, int) else key
         if not isinstance(part, str) or not part or _DOT in part:
             raise InvalidRequest(
-                f"model '{model}', input '{path}': expected keys of texts without dots, got {key!r}"
+                f"model '{model}', input '{path}': expected string keys without dots, got {key!r}"
             )
         yield from _leaves(model, f"{path}{_DOT}{part}", inner)

@@ -169,7 +169,7 @@ def _write_object(value: object) -> Tensor:
         # A single document without a batch: MLServer's shape is [1].
         return _column([json.dumps(value).encode()]).reshape(-1)
     except (TypeError, ValueError):
-        raise TensorDataError("what JSON can say", type(value).__name__) from None
+        raise TensorDataError("JSON-serializable elements", type(value).__name__) from None
 
 
 CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
@@ -184,7 +184,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
             _rows("binaries", base64.b64encode),
         ),
         "datetime": ContentType(
-            _each("a time of ISO 8601", lambda e: datetime.fromisoformat(e.decode("ascii"))),
+            _each("an ISO 8601 time", lambda e: datetime.fromisoformat(e.decode("ascii"))),
             _rows("times", _written_time),
         ),
         "hg_json": ContentType(_read_object, _write_object),
@@ -228,4 +228,4 @@ def _pandas() -> Any:
     try:
         return import_module("pandas")
     except ImportError:
-        raise TensorDataError("pandas, which content_type pd needs", "no such module") from None
+        raise TensorDataError("pandas, which content_type pd needs", "no pandas") from None

@@ -53,26 +53,27 @@ class Channel(Generic[Incoming]):
             raise ChannelError(f"a message of {len(data)} bytes, at most {LIMIT_MESSAGE_BYTES}")
         transport = self._writer.transport
         if transport.is_closing():
-            raise ChannelError("the other end is gone")
+            raise ChannelError("the other end closed the channel")
         if transport.get_write_buffer_size() + len(data) > LIMIT_PENDING_BYTES:
             transport.abort()
-            raise ChannelError("the other end does not read")
+            raise ChannelError("the other end is not reading")
         self._writer.write(_LENGTH.pack(len(data)) + data)
 
     async def receive(self) -> Incoming:
-        """Return the next message; raises ChannelError if it is invalid or the peer is gone."""
+        """Return the next message; raises ChannelError if it is invalid or the peer closed the"
+        " channel."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > LIMIT_MESSAGE_BYTES:
                 raise ChannelError(f"a message of {length} bytes")
             return self._decoder.decode(await self._reader.readexactly(length))
         except asyncio.IncompleteReadError as error:
-            raise ChannelError("the other end is gone") from error
+            raise ChannelError("the other end closed the channel") from error
         except OSError as error:
             # Retrieve the exception, or asyncio may report it as unhandled when the process exits.
             with suppress(OSError):
                 await self._writer.wait_closed()
-            raise ChannelError("the other end is gone") from error
+            raise ChannelError("the other end closed the channel") from error
         except msgspec.DecodeError as error:
             raise ChannelError(f"a message that cannot be read, {error}") from error
 

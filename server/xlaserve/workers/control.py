@@ -61,7 +61,7 @@ _UNDONE = {
 }
 """The change that undoes another."""
 _MODELS = OF_MODELS - {ChangeKind.PURGE}
-_DIED = Failure("Exception", "a worker has died")
+_DIED = Failure("Exception", "a worker died")
 _SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
 
 _log = structlog.get_logger("processes")
@@ -130,7 +130,7 @@ class Control:
             except WorkerGone:
                 return
             except Exception:
-                _log.exception("change not made", kind=kind, subject=ask.change.subject)
+                _log.exception("change failed", kind=kind, subject=ask.change.subject)
             finally:
                 del self._asked[origin, ask.number]
                 # Report after an exception too, since the worker waits for it.
@@ -217,7 +217,7 @@ class Control:
             return None
         for worker, failure in {} if asked.is_given_up else failed.items():
             _log.error(
-                "a worker could not make a change that others made",
+                "change failed in one worker only",
                 of=worker.role.worker,
                 kind=change.kind,
                 subject=change.subject,
@@ -319,7 +319,7 @@ class Control:
             self._remember(change)
             # During shutdown, workers reject every change but still have clients to answer.
             for worker in () if self._is_stopping else failed:
-                worker.failure = f"it could not {change.kind} '{change.subject}' as others did"
+                worker.failure = f"it failed to {change.kind} '{change.subject}', unlike others"
                 worker.kill()
             return
         arguments = {"models": [change.subject]} if kind is ChangeKind.UNLOAD else {}
@@ -373,7 +373,7 @@ class Control:
         await remaking.settle()
         for one in remaking.failed:
             said = {"of": worker.role.worker, "subject": one.change.subject}
-            _log.error("worker lacks changes of the other workers", **said, error=one.error.text)
+            _log.error("worker lacks changes of other workers", **said, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Make all other workers load what a restarted worker found in the repository.
@@ -421,7 +421,7 @@ class Control:
     async def _answer(self, worker: WorkerProcess, ask: AskAll) -> WorkerAnswer:
         name, number = worker.role.worker, next(self._numbers)
         if worker.is_silent:
-            return WorkerAnswer(name, None, "it gives no sign of life")
+            return WorkerAnswer(name, None, "it does not respond")
         try:
             async with asyncio.timeout(QUESTION_SECONDS):
                 reply = await worker.expect(Question(number, ask.name, ask.said), ("reply", number))

@@ -160,7 +160,7 @@ class Handing:
             except OSError as error:
                 if error.errno not in _TRANSIENT:
                     raise
-                _log.error("no more connections are accepted", reason=str(error))
+                _log.error("accepting paused", reason=str(error))
                 return self._pause()
         if self._hand(connection):
             connection.close()

@@ -256,7 +256,7 @@ class Link:
     def _may_go(self, number: int) -> None:
         if number not in self._turns:
             # The change was cancelled before the parent's Go arrived.
-            gone = LoadCancelled("a change that nobody waits for")
+            gone = LoadCancelled("a change without waiting callers")
             self._tell(Done(number, failure_of(gone)))
         _settle(self._turns.get(number), None)
 
@@ -298,7 +298,7 @@ class Link:
         except asyncio.CancelledError:
             return failure_of(LoadCancelled(text.subject))
         except BaseException as error:
-            _log.exception("change not made", kind=text.kind, subject=text.subject)
+            _log.exception("change failed", kind=text.kind, subject=text.subject)
             return failure_of(error)
         return None
 
@@ -335,7 +335,7 @@ class Link:
         try:
             self._channel.send(message)
         except ChannelError as error:
-            _log.warning("the parent does not hear", reason=str(error))
+            _log.warning("parent not reachable", reason=str(error))
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)

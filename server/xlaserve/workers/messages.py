@@ -77,6 +77,8 @@ class Begin(_Message, frozen=True):
     """Descriptor that receives the ends of bridges to other processes; -1 if there are none."""
     board: int = -1
     """Descriptor of the workers' board; -1 without work stealing."""
+    outputs: tuple[int, int] = (1, 2)
+    """The original stdout and stderr descriptors of the parent."""
 
 
 class Go(_Message, frozen=True):

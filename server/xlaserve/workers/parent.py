@@ -363,7 +363,7 @@ class Supervisor:
         if self._stopping:
             return ""
         if silence.seconds >= limit:
-            return f"it gave no sign of life for {silence.seconds:.0f} s"
+            return f"it did not respond for {silence.seconds:.0f} s"
         if stopped.is_over and self.was_ready:
             return f"it was stopped for {stopped.seconds:.0f} s (SIGSTOP)"
         return ""
@@ -372,10 +372,10 @@ class Supervisor:
         worker.is_silent = is_silent
         said = {"of": worker.role.worker, "pid": worker.process.pid}
         if is_silent:
-            _log.error("worker gives no sign of life", **said, replaced_after_seconds=seconds)
+            _log.error("worker unresponsive", **said, replaced_after_seconds=seconds)
             self._hand_again(worker)
         else:
-            _log.info("worker gives signs of life again", **said)
+            _log.info("worker responsive again", **said)
         self._say_state()
 
     def _hand_again(self, worker: WorkerProcess) -> None:

@@ -94,28 +94,29 @@ class _Unsupported:
 UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
     {
         "processes": _Unsupported(
-            "1, or process_roles front-ends, with a device other than the CPU, which one process "
-            "owns",
+            "1, or process_roles front-ends with a device other than the CPU, since a device"
+            " belongs to one process",
             lambda s: s.device not in (Device.AUTO, Device.CPU) and not has_front_ends(s),
             lambda s: s.processes,
         ),
         "modelmesh": _Unsupported(
-            "false with process_roles front-ends: a mesh is not told the sizes of the engine",
+            "false with process_roles front-ends, which cannot report the engine's sizes to a mesh",
             lambda s: s.modelmesh and has_front_ends(s),
             lambda s: "true",
         ),
         "evict": _Unsupported(
-            "false with several processes: each would evict other models",
+            "false with several processes, each of which would evict different models",
             lambda s: s.evict,
             lambda s: "true",
         ),
         "trace_file": _Unsupported(
-            "none with several processes, which cannot write one file",
+            "none with several processes, which cannot share one file",
             lambda s: bool(s.trace_file),
             lambda s: s.trace_file,
         ),
         "access_log": _Unsupported(
-            "a path, stderr or stdout with several processes, which have no other descriptors",
+            "a path, stderr or stdout with several processes, which do not inherit other"
+            " descriptors",
             lambda s: s.access_log.startswith("fd:"),
             lambda s: s.access_log,
         ),

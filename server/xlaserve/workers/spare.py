@@ -30,7 +30,7 @@ class Spare:
             try:
                 spare.channel.send(spare.begin)
             except ChannelError as error:
-                _log.warning("spare engine is gone", reason=str(error))
+                _log.warning("spare engine lost", reason=str(error))
             else:
                 return spare
         await _ended(spare)
@@ -44,7 +44,7 @@ class Spare:
         try:
             spare = await WorkerProcess.ahead(self._role)
         except OSError as error:
-            _log.warning("no spare engine", reason=str(error))
+            _log.warning("spare engine not started", reason=str(error))
             return
         finally:
             self._is_starting = False

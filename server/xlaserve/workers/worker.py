@@ -20,12 +20,11 @@ from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
 from xlaserve.language.text_settings import text_limits
-from xlaserve.process import log
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.process.children import stay_deaf
 from xlaserve.process.endings import end_with_parent
 from xlaserve.process.endpoints import Listener
-from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process.output import logged_output
 from xlaserve.process.silence import Silence
 from xlaserve.process.systemd import ServiceManager
 from xlaserve.runtime import loaders
@@ -149,9 +148,9 @@ async def serve(end: socket.socket) -> bool:
     channel = await Channel.open(end, to_worker())
     begin = await channel.receive()
     assert isinstance(begin, Begin)
-    log.configure(str(begin.settings["log_level"]), worker=begin.worker)
+    level = str(begin.settings["log_level"])
     try:
-        with taken_stderr():
+        with logged_output(level, worker=begin.worker, given=begin.outputs):
             return await _serve(channel, begin)
     except* XlaserveError as group:
         error = group.exceptions[0]
@@ -222,7 +221,7 @@ def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
 def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
     """Exit if this process cannot connect to its peers, so that a replacement tries again."""
     if not bridging.cancelled() and (error := bridging.exception()) is not None:
-        _log.error("no connection to another process", reason=str(error), consequence="it ends")
+        _log.error("process connection failed", reason=str(error), consequence="this worker ends")
         os._exit(_FAILED)
 
 
@@ -312,7 +311,7 @@ async def _hear(
                 case _:
                     link.heard(message)
     except ChannelError as error:
-        _log.error("the parent is gone", reason=str(error))
+        _log.error("parent lost", reason=str(error))
         link.hears_no_more()
         serving.cancel()
 

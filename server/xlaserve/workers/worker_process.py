@@ -15,6 +15,7 @@ import msgspec
 
 from xlaserve.concurrency.control_plane import OF_MODELS, ChangeKind
 from xlaserve.process.children import start_deaf
+from xlaserve.process.output import descriptors
 from xlaserve.process.silence import Silence, is_stopped
 from xlaserve.workers.channel import Channel, ChannelError, from_worker
 from xlaserve.workers.handing import handing_pair
@@ -132,7 +133,9 @@ class WorkerProcess:
                 ours.callback(handing[BRIDGES].close)
                 theirs.callback(other.close)
                 bridges = other.fileno()
-            given = its_end.fileno(), *(e[2] for e in endpoints), role.quotas, role.board, bridges
+            outputs = descriptors()
+            given = its_end.fileno(), *(e[2] for e in endpoints), *outputs
+            given = *given, role.quotas, role.board, bridges
             arguments = [str(its_end.fileno()), str(os.getpid()), *([IMPORTS] if imports else ())]
             process = _started(arguments, [one for one in given if one >= 0])
             channel = await Channel.open(end, from_worker())
@@ -145,6 +148,7 @@ class WorkerProcess:
                 role.part,
                 bridges,
                 role.board,
+                outputs,
             )
             ours.pop_all()
         return cls(role, process, channel, begin, handing, its_ends, Silence(role.answer_seconds))

@@ -221,7 +221,7 @@ async def test_a_failed_reload_keeps_the_old_version(
         await core.control.load("m")
 
     assert ("1", 1.0) == await answer(core, "m")
-    assert "READY answers from before, its reload failed" in (await index(core))["m/1"]
+    assert "READY serves the earlier version, its reload failed" in (await index(core))["m/1"]
 
 
 async def test_a_failed_new_version_keeps_the_old_one(core: Core, add_model: AddModel) -> None:
@@ -373,8 +373,12 @@ async def test_a_cancelled_load_leaves_nothing(
 
 
 ENDS: dict[str, tuple[Callable[[Core, "asyncio.Task[None]"], Any], str, str]] = {
-    "left": (lambda core, load: load.cancel(), "its clients: none of them waits", "begins anew"),
-    "stopped": (lambda core, load: core.control.begin_shutdown(), "the end of the server", "start"),
+    "left": (
+        lambda core, load: load.cancel(),
+        "its clients, none of which is waiting now",
+        "the next load starts from the beginning",
+    ),
+    "stopped": (lambda core, load: core.control.begin_shutdown(), "the server's shutdown", "start"),
     "evicted": (
         lambda core, load: asyncio.ensure_future(core.control.evict("m")),
         "an unload by the server",
@@ -432,7 +436,7 @@ async def test_a_cancelled_reload_says_that_the_old_version_answers(
             await load
 
     (line,) = (one for one in log if one["event"] == "model not loaded")
-    assert "the version that was loaded before goes on to answer" == line["next"]
+    assert "the previously loaded version continues to answer" == line["next"]
     assert ("1", 1.0) == await answer(core, "m")
 
 
@@ -708,7 +712,11 @@ async def test_a_link_out_of_the_repository_is_not_followed(
     (outside / "amount.json").write_text("1")
     (core.root / "m").mkdir()
     (core.root / "m/1").symlink_to(outside)
-    with pytest.raises(LoadFailed, match="link that leads out of them"):
+    with pytest.raises(
+        LoadFailed,
+        match="is outside the model repository and every model_root (--model-root), or a link"
+        " that leads outside",
+    ):
         await core.control.load("m")
 
 
@@ -722,7 +730,7 @@ async def test_a_file_that_is_a_link_out_of_the_repository_is_refused(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "outside")
 
-    with pytest.raises(LoadFailed, match="'labels' is neither in the model repository"):
+    with pytest.raises(LoadFailed, match="'labels' is outside the model repository"):
         await core.control.load("m")
 
 

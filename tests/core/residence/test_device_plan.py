@@ -122,7 +122,10 @@ def test_too_little_for_a_mesh_is_said(plan: Callable[..., DevicePlan]) -> None:
     made = plan({"a": 1}, capacity_bytes=MIB)
 
     assert 0 == made.mesh_capacity_bytes
-    assert "which ModelMesh demands" in made.mesh_problem
+    assert (
+        "of model memory, which ModelMesh requires for a default_model_size_bytes of"
+        in made.mesh_problem
+    )
 
 
 def test_a_gpu_has_less_for_models_than_it_has(plan: Callable[..., DevicePlan]) -> None:

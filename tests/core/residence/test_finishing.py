@@ -106,7 +106,7 @@ async def test_a_bucket_waits_for_memory_that_others_hold(
         for name in ("a", "b"):
             add_model(name, {1: 1})
             await core.control.load(name)
-        while len([log for log in logs if log["event"] == "not all is compiled yet"]) < 2:
+        while len([log for log in logs if log["event"] == "background compilation pending"]) < 2:
             await asyncio.sleep(0.001)
     world.next_bucket_bytes = {"cpu:0": 30}
 
@@ -128,7 +128,7 @@ async def test_the_end_of_the_server_ends_a_wait_for_memory(
     add_model("m", {1: 1})
     with structlog.testing.capture_logs() as logs:
         await core.control.load("m")
-        while not any(log["event"] == "not all is compiled yet" for log in logs):
+        while not any(log["event"] == "background compilation pending" for log in logs):
             await asyncio.sleep(0.001)
     await asyncio.wait_for(core.control.close(), 10)
 

@@ -38,7 +38,7 @@ def test_models_past_the_limit_are_left_out_with_the_reason(tmp_path: Path) -> N
     found = list_root(tmp_path, max_models=2)
 
     assert ("a", "b") == found.models
-    reason = "there are 2 models before it (max_models)"
+    reason = "it exceeds the limit of 2 models (max_models)"
     assert {"c": reason, "d": reason} == found.skipped
 
 

@@ -252,16 +252,20 @@ async def test_the_name_in_a_configuration_does_not_count(
 
 
 REFUSED_URLS = {
-    "/etc": "is neither in the model repository nor in a model_root",
-    "/nowhere": "is neither in the model repository nor in a model_root",
-    "{archives}/../../../x": "is neither in the model repository nor in a model_root",
-    "{archives}/out": "is neither in the model repository nor in a model_root",
-    "/dev/shm": "leads into a file system of the kernel",
-    "/dev/../proc/self": "leads into a file system of the kernel",
-    "/proc/self/root{archives}/a/model": "leads into a file system of the kernel",
-    "/sys": "leads into a file system of the kernel",
-    "{archives}/kernel": "leads into a file system of the kernel",
-    "{archives}/nothing": "there is nothing at",
+    "/etc": "is outside the model repository and every model_root (--model-root), or a link that"
+    " leads outside",
+    "/nowhere": "is outside the model repository and every model_root (--model-root), or a link"
+    " that leads outside",
+    "{archives}/../../../x": "is outside the model repository and every model_root"
+    " (--model-root), or a link that leads outside",
+    "{archives}/out": "is outside the model repository and every model_root (--model-root), or a"
+    " link that leads outside",
+    "/dev/shm": "its url points into a kernel file system: '",
+    "/dev/../proc/self": "its url points into a kernel file system: '",
+    "/proc/self/root{archives}/a/model": "its url points into a kernel file system: '",
+    "/sys": "its url points into a kernel file system: '",
+    "{archives}/kernel": "its url points into a kernel file system: '",
+    "{archives}/nothing": "nothing found at",
     "{archives}/fifo": "is not a regular file",
     "a/model": "is not an absolute path",
     "s3://bucket/model.tar.gz": "is not an absolute path",
@@ -284,7 +288,7 @@ async def test_a_url_leads_to_a_model_inside_the_allowed_roots(
 
 async def test_no_root_makes_the_kernel_hold_models(make_core: MakeCore) -> None:
     container = contain(make_core(model_root=(Path("/"),)))
-    with pytest.raises(LoadFailed, match="leads into a file system of the kernel"):
+    with pytest.raises(LoadFailed, match="its url points into a kernel file system: '"):
         await container.load("m", "/dev/shm")
 
 

@@ -227,8 +227,8 @@ async def test_what_all_read_is_read_for_no_caller(
 async def test_who_sees_some_models_is_told_of_no_process_that_is_missing(
     board: StatusBoard,
 ) -> None:
-    """Process names, and why a process is silent, are shown to operators only."""
-    whole = replace(await board.whole(), missing={"worker 1": "it is stopped (SIGSTOP)"})
+    """What a process of the server is called, and why it is silent, is of those who run it."""
+    whole = replace(await board.whole(), missing={"worker 1": "its process is stopped (SIGSTOP)"})
 
     assert {} == status_in_sight(whole, lambda model: True).missing
     assert 1 == len(whole.missing)

@@ -20,12 +20,12 @@ from xlaserve.settings.choices import ModelControlMode, Readiness
 
 ODD: Mapping[str, str] = {
     "loop": "it cannot be read: Too many levels of symbolic links",
-    "broken": "it is a link to nothing",
+    "broken": "it is a dangling link",
     "file": "it is a file, expected a directory",
     "pipe": "it is a FIFO, expected a directory",
     "socket": "it is a socket, expected a directory",
     "null": "it is a character device, expected a directory",
-    "x\ny": r"model name 'x\ny' is not allowed: it holds a control character",
+    "x\ny": r"model name 'x\ny' is not allowed: it contains a control character",
     " x": "model name ' x' is not allowed: it starts or ends with white space",
 }
 
@@ -73,7 +73,7 @@ async def test_odd_entries_are_skipped_with_a_reason(core: Core, log: LogCapture
     add_odd_entries(core.root)
     await core.control.follower.poll()
     await core.control.follower.poll()
-    told = events(log, "entry of the repository skipped")
+    told = events(log, "repository entry skipped")
 
     assert ODD == {entry["entry"]: entry["reason"] for entry in told}
     assert len(ODD) == len(told) == core.control.follower.watch.skipped
@@ -100,7 +100,7 @@ async def test_an_odd_entry_is_told_again_when_its_reason_changes(
     await core.control.follower.poll()
     (core.root / "odd").touch()
     await core.control.follower.poll()
-    reasons = [entry["reason"] for entry in events(log, "entry of the repository skipped")]
+    reasons = [entry["reason"] for entry in events(log, "repository entry skipped")]
 
     assert [ODD["loop"], ODD["file"], ODD["file"]] == reasons
 
@@ -112,8 +112,8 @@ async def test_thousands_of_odd_entries_are_counted_and_some_are_named(
         (core.root / f"odd-{number}").symlink_to(f"odd-{number}")
     await core.control.follower.start()
 
-    assert 20 == len(events(log, "entry of the repository skipped"))
-    assert [1980] == [e["count"] for e in events(log, "more entries of the repository skipped")]
+    assert 20 == len(events(log, "repository entry skipped"))
+    assert [1980] == [e["count"] for e in events(log, "more repository entries skipped")]
     assert 2000 == core.control.follower.watch.skipped
 
 
@@ -124,9 +124,9 @@ async def test_models_beyond_the_limit_are_named(
     add_model("a", {1: 1})
     add_model("b", {1: 2})
     await core.control.follower.start()
-    (told,) = events(log, "entry of the repository skipped")
+    (told,) = events(log, "repository entry skipped")
 
-    assert ("b", "there are 1 models before it (max_models)") == (told["entry"], told["reason"])
+    assert ("b", "it exceeds the limit of 1 models (max_models)") == (told["entry"], told["reason"])
     assert ["a"] == ready(core)
 
 
@@ -158,14 +158,14 @@ async def test_a_volume_that_vanished_changes_nothing(
 
     assert ["a", "b"] == ready(core)
     assert core.control.follower.watch.problem
-    assert 1 == len(events(log, "repository not followed, its models stay"))
+    assert 1 == len(events(log, "repository unreadable, its models stay loaded"))
 
     core.root.unlink() if core.root.is_file() else shutil.rmtree(core.root, ignore_errors=True)
     core.root.with_name("elsewhere").rename(core.root)
     await core.control.follower.poll()
 
     assert "" == core.control.follower.watch.problem
-    assert 1 == len(events(log, "repository can be read again"))
+    assert 1 == len(events(log, "repository readable again"))
     assert 2 == len(world.loads)
 
 
@@ -203,7 +203,7 @@ async def test_where_many_models_are_gone_a_second_look_decides(
     for name in names[:removed]:
         (core.root / name).rename(away / name)
     await core.control.follower.poll()
-    (told,) = events(log, "models are gone from the repository, they stay until a second look")
+    (told,) = events(log, "models missing from the repository, kept until the next poll")
 
     assert (names, removed, 4) == (ready(core), told["gone"], told["models"])
     assert "DOUBTED" == core.registry.standing.state.name
@@ -488,11 +488,11 @@ def version(path: Path) -> None:
         (["digits/1"], ".", ""),
         (["digits/1"], "digits", "it looks like a model: serve its parent '{root}'"),
         (["digits/1"], "digits/1", "it looks like a version of a model: serve '{root}'"),
-        (["m/digits/1"], ".", "its directory 'm' holds models: serve '{root}/m'"),
+        (["m/digits/1"], ".", "its directory 'm' contains models: serve '{root}/m'"),
         (["digits"], ".", "none of its directories has a version: expected MODEL/VERSION/"),
         (["1/1"], ".", ""),
-        (["x.onnx"], ".", "'x.onnx' is to be converted first: xlaserve import {root}/x.onnx"),
-        (["x.pt2"], ".", "'x.pt2' is to be converted first: xlaserve import {root}/x.pt2"),
+        (["x.onnx"], ".", "'x.onnx' must be converted first: xlaserve import {root}/x.onnx"),
+        (["x.pt2"], ".", "'x.pt2' must be converted first: xlaserve import {root}/x.pt2"),
         (["x.jaxexp"], ".", "'x.jaxexp' is a model in one file: expected MODEL/VERSION/"),
     ],
 )
@@ -506,7 +506,7 @@ async def test_a_wrong_root_gets_a_hint(
     core.repository.root = core.root / served
     await core.control.follower.start()
     await core.control.follower.poll()
-    told = [entry["hint"] for entry in events(log, "no models to serve")]
+    told = [entry["hint"] for entry in events(log, "no models found")]
 
     assert bool(said) == len(told)
     assert all(hint.startswith(said.format(root=core.root)) for hint in told)

@@ -276,7 +276,7 @@ async def test_nobody_waits_for_a_file_that_takes_nothing(tmp_path: Path) -> Non
         os.close(writer)
 
     assert 40 == dropped
-    (warning,) = [entry for entry in logged if entry["event"] == "access records were dropped"]
+    (warning,) = [entry for entry in logged if entry["event"] == "access records dropped"]
     assert warning["count"] >= 40
 
 

@@ -62,7 +62,7 @@ def test_memory_is_read_and_written_where_it_is_and_within_its_region(cuda: Fake
         (b"short", 0, 8, "a raw_handle of 64 bytes .cudaIpcMemHandle_t., got 5"),
         (b"\7" * 64, 2, 8, "a device_id of 0 to 1, got 2"),
         (b"\7" * 64, -1, 8, "a device_id of 0 to 1, got -1"),
-        (b"\1" * 64, 0, 8, "its process has not freed, got CUDA_ERROR_INVALID_HANDLE"),
+        (b"\1" * 64, 0, 8, "is still allocated, got CUDA_ERROR_INVALID_HANDLE"),
         (b"\7" * 64, 0, 17, "17 bytes of CUDA memory, got 16"),
         (b"\7" * 64, 0, 0, "a byte_size of 1 or more"),
         (b"\7" * 64, 0, 1 << 63, "a byte_size of 0 to"),
@@ -144,7 +144,7 @@ def test_status_and_unregistration_are_of_their_own_kind(cuda: FakeCuda) -> None
     table.unregister(NOBODY, "a")
     with pytest.raises(RegionNotFound, match="cuda"):
         table.status("a")
-    with pytest.raises(InvalidRegion, match="none of this name"):
+    with pytest.raises(InvalidRegion, match="none with this name"):
         regions.find(NOBODY, "a")
     table.unregister(NOBODY)
     assert ({}, []) == (cuda.opened, table.status())

@@ -185,6 +185,7 @@ def test_the_order_of_resizing_is_not_seen() -> None:
 
 # --- refusals ---
 
+ANIMATED = {"save_all": True, "append_images": [gradient(mode="L")]}
 JPEG_DATA = encoded(gradient(), "JPEG")
 PROGRESSIVE = encoded(gradient(), "JPEG", progressive=True)
 PNG_DATA = encoded(gradient(), "PNG")
@@ -195,14 +196,20 @@ PNG_DATA = encoded(gradient(), "PNG")
     [
         (b"", "a JPEG or PNG image, got no bytes"),
         (b"hello", "a JPEG or PNG image, got other data"),
-        (encoded(gradient(), "GIF"), "got other data"),
-        (encoded(gradient(), "TIFF"), "got other data"),
-        (JPEG_DATA[:3], "a whole JPEG"),
-        (JPEG_DATA[:100], "a whole JPEG"),
+        (encoded(gradient(), "GIF"), "a JPEG or PNG image, got a GIF: convert it first"),
+        (encoded(gradient(), "GIF", **ANIMATED), "got a GIF"),
+        (encoded(gradient(), "WEBP"), "got a WebP"),
+        (encoded(gradient(), "WEBP", **ANIMATED), "got a WebP"),
+        (encoded(gradient(), "BMP"), "got a BMP"),
+        (encoded(gradient(), "TIFF"), "got a TIFF"),
+        (b"MM\0*" + bytes(99), "got a TIFF"),
+        (b"\0\0\0\x20ftypavif" + bytes(99), "got an AVIF or HEIC"),
+        (JPEG_DATA[:3], "a complete JPEG"),
+        (JPEG_DATA[:100], "a complete JPEG"),
         (JPEG_DATA[:-100], "broken"),
         (PROGRESSIVE[:-100], "broken"),
-        (b"\xff\xd8\xff\xd9", "a whole JPEG"),
-        (b"\xff\xd8" + b"\xff" * 1000, "a whole JPEG"),
+        (b"\xff\xd8\xff\xd9", "a complete JPEG"),
+        (b"\xff\xd8" + b"\xff" * 1000, "a complete JPEG"),
         (PNG, "broken"),
         (PNG_DATA[:30], "broken"),
         (PNG_DATA[: len(PNG_DATA) // 2], "broken"),
@@ -297,6 +304,16 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
 def test_broken_metadata_is_passed_over(data: bytes) -> None:
     """No warning is raised, which would be an error here."""
     assert decoded(data).shape in {(1, 1, 3), (30, 40, 3)}
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_profile_of_megabytes_is_passed_over(format: str) -> None:
+    """Pillow itself refuses the PNG, whose profile it unpacks."""
+    data = encoded(gradient(), format, icc_profile=bytes(3 * MEGABYTE), quality=95)
+    plain = encoded(gradient(), format, quality=95)
+
+    with allowing(len(data) + 16 * MEGABYTE):
+        assert np.array_equal(decoded(plain), decoded(data))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

@@ -210,8 +210,8 @@ def test_integers_are_rounded_and_kept_in_range(
         ("image_channel_order", "rgb", "expected RGB or BGR, got 'rgb' in the configuration of"),
         ("image_channel_order", "", "expected RGB or BGR, got ''"),
         ("image_mean", "1,2", "expected 1 number, got '1,2'"),
-        ("image_mean", "nan", "pixels become finite FP16, got 'nan'"),
-        ("image_std", "0", "pixels become finite FP16, got '0'"),
+        ("image_mean", "nan", "keeps pixels finite in FP16, got 'nan'"),
+        ("image_std", "0", "keeps pixels finite in FP16, got '0'"),
         ("image_resize", "fill", "expected stretch or crop or pad, got 'fill'"),
         ("image_sampling", "cubic", "expected bilinear or nearest or box"),
         ("image_orientation", "up", "expected exif or ignore, got 'up'"),
@@ -220,10 +220,10 @@ def test_integers_are_rounded_and_kept_in_range(
         ("image_resize_to", "99999", "expected a number from 0 to 16384, got '99999'"),
         ("image_scale", "", "expected a number, got ''"),
         ("image_scale", "1/255", "expected a number, got '1/255' in the configuration of model"),
-        ("image_scale", "nan", "pixels become finite FP16, got 'nan'"),
-        ("image_scale", "inf", "pixels become finite FP16"),
-        ("image_scale", "1e308", "pixels become finite FP16"),
-        ("image_scale", "300", "pixels become finite FP16, got '300'"),
+        ("image_scale", "nan", "keeps pixels finite in FP16, got 'nan'"),
+        ("image_scale", "inf", "keeps pixels finite in FP16"),
+        ("image_scale", "1e308", "keeps pixels finite in FP16"),
+        ("image_scale", "300", "keeps pixels finite in FP16, got '300'"),
     ],
 )
 def test_a_parameter_that_makes_no_sense_is_named(name: str, value: str, text: str) -> None:
@@ -243,7 +243,7 @@ def test_a_parameter_that_makes_no_sense_is_named(name: str, value: str, text: s
             (-1, 2, 2, 2, 1),
             elements(plain(2), plain(2), plain(2), plain(2)[:-30], shape=(2, 2)),
             "an image that can be decoded as element 1,1",
-            "a broken one",
+            "a broken one:",
         ),
         (
             (-1, -1, 3),
@@ -251,8 +251,18 @@ def test_a_parameter_that_makes_no_sense_is_named(name: str, value: str, text: s
             "an image of 3x2 pixels like the first as element 1",
             "3x3 pixels",
         ),
-        ((-1, 5, 8, 8), elements(plain(2)), "a model of [N,H,W,C] or [N,C,H,W] with", "[-1,5,8,8]"),
-        ((-1, 8, 8, -1), elements(plain(2)), "a model of [N,H,W,C] or [N,C,H,W]", "one of FP32"),
+        (
+            (-1, 5, 8, 8),
+            elements(plain(2)),
+            "a model with [N,H,W,C] or [N,C,H,W] input and 1, 3 or 4 channels for images",
+            "[-1,5,8,8]",
+        ),
+        (
+            (-1, 8, 8, -1),
+            elements(plain(2)),
+            "a model with [N,H,W,C] or [N,C,H,W] input and 1, 3 or 4 channels for images",
+            "one of FP32",
+        ),
     ],
 )
 def test_a_refusal_names_model_and_input_and_element(

@@ -137,11 +137,11 @@ async def test_pressure_is_said_when_it_begins_and_when_it_is_over(process: Proc
             account.release(200 * MIB)
             await process.look(1)
         events = [(record["event"], record["refused"]) for record in said]
-        assert [("clients hold much memory", 1)] == events
+        assert [("client memory high", 1)] == events
         await process.look(40)
     events = [(record["event"], record["refused"]) for record in said]
 
-    assert [("clients hold much memory", 1), ("clients hold less memory again", 20)] == events
+    assert [("client memory high", 1), ("client memory normal again", 20)] == events
 
 
 async def test_while_there_is_pressure_its_end_is_not_said(process: Process) -> None:
@@ -150,4 +150,4 @@ async def test_while_there_is_pressure_its_end_is_not_said(process: Process) -> 
     with capture_logs() as said:
         await process.look(100)
 
-    assert ["clients hold much memory"] == [record["event"] for record in said]
+    assert ["client memory high"] == [record["event"] for record in said]

@@ -79,7 +79,7 @@ async def test_a_load_that_does_not_end_fails_by_its_limit(core: Core, world: Wo
     with capture_logs() as logs, pytest.raises(LoadTimedOut, match=r"'stuck'.* warming 1 of 2"):
         await core.control.load("stuck")
     await core.control.load("m")
-    (line,) = [log for log in logs if log["event"] == "abandoned calls that do not end"]
+    (line,) = [log for log in logs if log["event"] == "abandoned calls still running"]
 
     assert core.registry.ready("m")
     assert ("stuck", "warming 1 of 2", 100) == (line["model"], line["doing"], line["holds_bytes"])
@@ -244,9 +244,7 @@ async def test_a_shape_that_does_not_end_is_told_to_whoever_asked(
     shapes = StuckShapes()
     monkeypatch.setattr(world.open[0], "on_demand", shapes)
     for rows in (2, 2, 3):
-        with pytest.raises(
-            CompilationTimedOut, match=rf"'m': to compile and warm the shape {rows}"
-        ):
+        with pytest.raises(CompilationTimedOut, match=rf"'m': compiling shape {rows}"):
             await infer(core, rows=rows)
     answered = await infer(core)
     await core.control.unload("m")

@@ -184,7 +184,7 @@ def test_a_process_with_other_lines_or_versions_proves_nothing(
         (lambda job: replace(job, environment={**job.environment, "processor": "x"}), "processor"),
         (lambda job: replace(job, program={**job.program, "packing": "x"}), "packing: expected"),
         (lambda job: replace(job, device=7), "there are 2 devices of 8"),
-        (lambda job: replace(job, computation="other"), "its artifact is not there"),
+        (lambda job: replace(job, computation="other"), "its artifact is missing"),
     ],
 )
 def test_a_process_that_differs_from_the_server_compiles_nothing(
@@ -377,4 +377,4 @@ def test_a_full_disk_of_the_cache_ends_no_load(
     model = loaded(directory, Elsewhere(), cache=cache)
 
     assert 2 == model.info.compiled_programs
-    assert 1 == capsys.readouterr().out.count("compiled programs are not kept")
+    assert 1 == capsys.readouterr().out.count("compiled programs not kept")

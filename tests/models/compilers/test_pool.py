@@ -133,7 +133,7 @@ def test_a_process_that_is_started_ahead_serves_the_first_job(
 
     assert b"program of c" == found
     assert 1 == len(notes()) == one.count
-    assert [] == [entry for entry in logs if entry["event"] == "a process compiles"]
+    assert [] == [entry for entry in logs if entry["event"] == "compiler process started"]
 
 
 def test_an_idle_process_that_is_stopped_is_replaced_ahead_of_a_load(
@@ -152,7 +152,7 @@ def test_an_idle_process_that_is_stopped_is_replaced_ahead_of_a_load(
         compiled(one)
 
     assert not is_left
-    assert [] == [entry for entry in logs if entry["event"] == "a process compiles"]
+    assert [] == [entry for entry in logs if entry["event"] == "compiler process started"]
     assert victim != notes()[-1]["pid"]
 
 
@@ -186,7 +186,7 @@ def test_what_takes_long_is_logged_with_what_it_waited_for(
         compiled(processes())
 
     names = ("model", "waited_seconds", "seconds", "processor_seconds")
-    found = [e for e in logs if e["event"] == "a program took long to compile"]
+    found = [e for e in logs if e["event"] == "slow compilation finished"]
     assert expected == [tuple(entry[name] for name in names) for entry in found]
 
 
@@ -218,7 +218,7 @@ def test_a_process_that_dies_is_replaced_once(
     assert b"program of c" == found
     assert [8, 8] == [note["artifact"] for note in notes()]
     assert 2 == len({note["pid"] for note in notes()})
-    assert "a process that compiles ended, another tries again" in capsys.readouterr().out
+    assert "compiler process lost, compilation retried" in capsys.readouterr().out
 
 
 def test_a_model_that_ends_two_processes_is_to_blame(
@@ -226,9 +226,7 @@ def test_a_model_that_ends_two_processes_is_to_blame(
 ) -> None:
     one = processes()
 
-    with pytest.raises(
-        InvalidModel, match=r"ended the process that compiles \(SIGABRT\): F0000 no"
-    ):
+    with pytest.raises(InvalidModel, match=r"ended the compiler process \(SIGABRT\): F0000 no"):
         compiled(one, job("dies"))
     assert b"program of c" == compiled(one)
 
@@ -401,9 +399,9 @@ def test_an_idle_process_is_ended_and_another_started_when_asked(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("/nowhere/python",), "no process can be started"),
+        (("/nowhere/python",), "no compiler process can be started"),
         ((sys.executable, "-S", "-c", "raise SystemExit('no jax')"), "does not start.*no jax"),
-        ((sys.executable, "-S", "-c", "print('hello')"), "does not start: its first line"),
+        ((sys.executable, "-S", "-c", "print('hello')"), "did not start: its first line"),
     ],
 )
 def test_without_processes_the_server_compiles(

@@ -273,7 +273,7 @@ def test_a_step_that_fails_fails_its_requests_alone(
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ([], "expected 1 to 64 tokens, which is what the model has positions for, got 0"),
+        ([], "expected 1 to 64 tokens (the model's positions), got 0"),
         ([1] * (LENGTH + 1), "expected 1 to 64 tokens, .*, got 65"),
         ([1, VOCAB], "expected token ids of 0 to 31, got 32"),
         ([-1], "expected token ids of 0 to 31, got -1"),
@@ -334,7 +334,7 @@ def test_sizes_that_it_cannot_have_are_refused(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("sequence_batching { }", "sequence_batching: expected none"),
+        ("sequence_batching { }", "sequence_batching: not available for generators"),
         ("max_batch_size: 4", "max_batch_size"),
         ('input { name: "text" data_type: TYPE_STRING dims: [-1] }', "'text'"),
     ],
@@ -395,7 +395,7 @@ def test_a_cache_that_is_copied_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (Memory(aliased=(8 << 20) - 1, temporaries=0), "does not change the cache in place"),
+        (Memory(aliased=(8 << 20) - 1, temporaries=0), "does not update the cache in place"),
         (Memory(aliased=8 << 20, temporaries=(8 << 20) + 1), "copies the cache"),
     ],
 )
@@ -421,12 +421,15 @@ def _changed(directory: Path, tmp_path: Path, **fields: Any) -> Path:
         ({"format_version": 2}, "format version 2"),
         ({"kind": "other"}, "of kind 'other'"),
         ({"vocab": 0}, "vocab is not"),
-        ({"stop_tokens": [VOCAB]}, "a stop token is no token"),
-        ({"cache": []}, "the cache has not"),
-        ({"cache": [{"dtype": "float32", "shape": [2, -1]}]}, "does not begin with its slots"),
-        ({"cache": [{"dtype": "float32", "shape": [-1, 0]}]}, "a shape that none has"),
-        ({"donated": {}}, "donates other arguments"),
-        ({"files": {}}, "does not name the files"),
+        ({"stop_tokens": [VOCAB]}, "a stop token is outside the vocabulary"),
+        ({"cache": []}, "the cache does not have 1 to"),
+        (
+            {"cache": [{"dtype": "float32", "shape": [2, -1]}]},
+            "a cache array does not have slots as its first axis",
+        ),
+        ({"cache": [{"dtype": "float32", "shape": [-1, 0]}]}, "a cache array has an invalid shape"),
+        ({"donated": {}}, "it donates arguments other than the cache and the counts"),
+        ({"files": {}}, "it does not list the files of a generator"),
         ({"odd": 1}, "not valid"),
         ({"parameters": ["odd"]}, "parameter 'embedding' is not in both"),
     ],
@@ -444,13 +447,13 @@ def test_a_changed_program_is_refused(directory: Path, tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     (path / record.DECODE).write_bytes(data)
 
-    with pytest.raises(InvalidModel, match="decode.jaxexp was changed after the export"):
+    with pytest.raises(InvalidModel, match="decode.jaxexp changed after the export"):
         load(path)
 
 
 @pytest.mark.parametrize("name", ["../up", "generator.json", ".hidden", ""])
 def test_a_file_that_would_not_lie_beside_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidModel, match="files: expected the plain name"):
+    with pytest.raises(InvalidModel, match="files: expected a plain file name"):
         tiny_language.export(tmp_path / "m" / "1", files={name: tmp_path})
 
 

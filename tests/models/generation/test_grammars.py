@@ -145,8 +145,8 @@ def test_the_same_seed_gives_the_same_answer_beside_others(loaded: Loaded) -> No
 @pytest.mark.parametrize(
     ("parameters", "error"),
     [
-        ({"regex": "[a"}, "'regex': expected one that can be compiled and followed (model '"),
-        ({"json_schema": "{"}, "parameter 'json_schema': expected one that can be compiled"),
+        ({"regex": "[a"}, "'regex': expected a grammar that can be compiled and followed (model '"),
+        ({"json_schema": "{"}, "parameter 'json_schema': expected a grammar that can be compiled"),
         ({"json_schema": '{"type":"nothing"}'}, "nothing"),
         ({"json_schema": '{"$ref":"#"}'}, "got one that no text satisfies, such as a schema whose"),
         ({"json_schema": '{"$ref":"http://127.0.0.1:1/x"}'}, "does not fetch"),
@@ -187,8 +187,8 @@ def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded)
         print(refused.tokens)
 
     assert str(told.value).startswith(
-        f"parameter '{parameter}': expected one that is compiled within 0.05 seconds of the "
-        "processor and 536870912 bytes of memory (model 'story'): a simpler one"
+        f"parameter '{parameter}': expected a grammar that compiles within 0.05 CPU seconds"
+        " and 536870912 bytes of memory (model 'story'): use smaller numbers"
     )
     assert greedy(prompt_of(5), 6) == neighbour.tokens
     assert re.fullmatch("[ab]{3}c", text_of(behind.tokens))
@@ -257,7 +257,9 @@ def test_steps_that_take_long_end_their_answer(
     neighbour = loaded.ask(prompt_of(5), max_tokens=6)
     refused = loaded.ask(prompt_of(4), regex="[ab]{30}", **HOT)
 
-    with pytest.raises(InvalidParameter, match="'regex': expected one whose steps take at most"):
+    with pytest.raises(
+        InvalidParameter, match="'regex': expected a grammar whose steps take at most"
+    ):
         print(refused.tokens)
 
     assert greedy(prompt_of(5), 6) == neighbour.tokens
@@ -285,7 +287,7 @@ def test_a_model_without_the_parameter_says_so(directory: Path) -> None:
     model = load(directory)
     request = Loaded(model).ask(prompt_of(4), regex="a")
     try:
-        with pytest.raises(InvalidParameter, match="has no parameter 'grammars'"):
+        with pytest.raises(InvalidParameter, match="lacks the parameter 'grammars'"):
             print(request.tokens)
     finally:
         model.close()

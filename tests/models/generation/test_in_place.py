@@ -77,5 +77,5 @@ def test_a_chunk_may_take_more() -> None:
     memory = Memory(aliased=1 << 20, temporaries=1 << 30)
 
     check_aliasing("chunk", memory, 1 << 20, None)
-    with pytest.raises(InvalidModel, match="does not change the cache in place"):
+    with pytest.raises(InvalidModel, match="does not update the cache in place"):
         check_aliasing("chunk", memory, (1 << 20) + 1, None)

@@ -67,7 +67,7 @@ def test_each_device_holds_and_reserves_its_part(seen: dict[str, Any]) -> None:
     ("name", "text"),
     [
         ("slots", "'cache/0': dimension 0 of [3, 2, 64, 8] cannot be split into 2 equal parts"),
-        ("name", "partition rule 'cache/9' fits no parameter"),
+        ("name", "partition rule 'cache/9' matches no parameter"),
         ("axis", "partition rule 'cache/*': no axis 'heads', the mesh has 'model'"),
     ],
 )

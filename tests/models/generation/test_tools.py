@@ -19,8 +19,8 @@ def test_a_family_that_is_none_is_refused() -> None:
 
 
 def test_a_family_without_a_template_is_refused() -> None:
-    """Without a template the model would not learn of its tools."""
-    with pytest.raises(InvalidModel, match="expected 'none' of a model without a chat template"):
+    """Nothing would tell the model of its tools."""
+    with pytest.raises(InvalidModel, match="expected 'none' for a model without a chat template"):
         family(config("hermes"), None, "story")
 
 

@@ -79,7 +79,7 @@ def _extra(tensors: Tensors) -> None:
         (_lacking, rf"'{Q}': expected shape \[64, 64\], the checkpoint has none"),
         (_misshapen, rf"'{Q}': expected shape \[64, 64\], got \[8, 64\]"),
         (_of_integers, rf"'{Q}': expected one of bfloat16, float16, float32, got int8"),
-        (_mixed, r"'q' of layer 1: expected float32 as the embedding, got bfloat16"),
+        (_mixed, r"'q' of layer 1: expected float32 like the embedding, got bfloat16"),
         (_extra, r"'model.layers.2.mlp.weight' .*3.* and 0 more are in the checkpoint"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_head_that_differs_from_what_it_is_tied_to_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("../0.safetensors", "expected names of files beside it"),
+        ("../0.safetensors", "expected file names in the same directory, got '"),
         ("1.safetensors", "is in 0.safetensors, .* says 1.safetensors"),
     ],
 )
@@ -125,7 +125,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, place: str, te
 
 def test_an_index_that_names_what_no_shard_has_is_refused(tmp_path: Path) -> None:
     index(tmp_path, {**shards(tmp_path, tensors_of("mistral")), "x": "0.safetensors"})
-    with pytest.raises(InvalidModel, match="'x': .* says 0.safetensors, which has none"):
+    with pytest.raises(InvalidModel, match="'x': .* says 0.safetensors, which lacks it"):
         checkpoint.read(tmp_path, configuration.read(DATA / "mistral"))
 
 

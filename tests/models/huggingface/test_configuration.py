@@ -207,8 +207,8 @@ def test_a_mixture_with_a_window_has_it_in_all_layers() -> None:
 WINDOW = {"use_sliding_window": True, "sliding_window": 8}
 REFUSED = [
     ("llama", {"architectures": ["MambaForCausalLM"]}, "architectures: expected one of Llama"),
-    ("llama", {"clip_qkv": 8}, "'clip_qkv' may change what is computed"),
-    ("llama", {"sliding_window": 8}, "'sliding_window' may change"),
+    ("llama", {"clip_qkv": 8}, "'clip_qkv' is not supported and may change the computation"),
+    ("llama", {"sliding_window": 8}, "'sliding_window' is not supported"),
     (
         "llama",
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
@@ -245,17 +245,29 @@ REFUSED = [
     ("phi3-long", longrope(long_factor=[1, 2, 3, 0]), "long_factor .* a number above 0, got 0"),
     ("phi3-long", longrope(original_max_position_embeddings=1), "a whole number above 1, got 1.0"),
     ("phi3", longrope(rope_type="default"), "of rope_type 'default' has unknown"),
-    ("gpt2", {"hidden_size": 64}, "'hidden_size' may change what is computed"),
-    ("gpt2", {"rope_theta": 1e4}, "'rope_theta' may change what is computed"),
+    ("gpt2", {"hidden_size": 64}, "'hidden_size' is not supported and may change the computation"),
+    ("gpt2", {"rope_theta": 1e4}, "'rope_theta' is not supported and may change the computation"),
     ("gpt2", {"n_embd": 0}, "n_embd: expected a whole number from 1 to"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "layer_idx: expected False, got True"),
-    ("llama", {"n_embd": 64}, "'n_embd' may change what is computed"),
+    ("llama", {"n_embd": 64}, "'n_embd' is not supported and may change the computation"),
     ("gemma3", {"sliding_window": None}, "sliding_window: expected a whole number"),
-    ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, "expected objects sliding_attention and"),
-    ("gemma3", {"rope_local_base_freq": 1e4}, "rope_local_base_freq beside rope_parameters"),
+    (
+        "gemma3",
+        {"rope_parameters": {"rope_theta": 1e4}},
+        "expected an object for each of sliding_attention and",
+    ),
+    (
+        "gemma3",
+        {"rope_local_base_freq": 1e4},
+        "expected either rope_local_base_freq or rope_parameters",
+    ),
     ("gemma3", {"rope_parameters": None}, "rope_theta of rope_local_base_freq: expected a number"),
-    ("llama", {"num_experts": 4}, "'num_experts' may change what is computed"),
-    ("mixtral", {"norm_topk_prob": False}, "'norm_topk_prob' may change what is computed"),
+    ("llama", {"num_experts": 4}, "'num_experts' is not supported and may change the computation"),
+    (
+        "mixtral",
+        {"norm_topk_prob": False},
+        "'norm_topk_prob' is not supported and may change the computation",
+    ),
     ("mixtral", {"num_local_experts": None}, "num_local_experts: expected a whole number"),
     (
         "mixtral",
@@ -278,10 +290,18 @@ REFUSED = [
     ("smollm3", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers: expected 4 times 1 .rotated. or 0"),
     ("smollm3", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers: expected 4 times 1"),
     ("smollm3", {"no_rope_layers": [True] * 4}, "no_rope_layers: expected 4 times 1"),
-    ("llama", {"no_rope_layers": [1, 1]}, "'no_rope_layers' may change what is computed"),
+    (
+        "llama",
+        {"no_rope_layers": [1, 1]},
+        "'no_rope_layers' is not supported and may change the computation",
+    ),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier: expected a number above 0"),
-    ("llama", {"logits_scaling": 2.0}, "'logits_scaling' may change what is computed"),
-    ("olmo2", {"clip_qkv": 8.0}, "'clip_qkv' may change what is computed"),
+    (
+        "llama",
+        {"logits_scaling": 2.0},
+        "'logits_scaling' is not supported and may change the computation",
+    ),
+    ("olmo2", {"clip_qkv": 8.0}, "'clip_qkv' is not supported and may change the computation"),
 ]
 
 

@@ -65,16 +65,28 @@ def test_embeddings_are_those_of_sentence_transformers_whatever_the_padding(
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("config.json", {"rope_theta": 1.0}, "'rope_theta' may change what is computed"),
+    (
+        "config.json",
+        {"rope_theta": 1.0},
+        "'rope_theta' is not supported and may change the computation",
+    ),
     ("config.json", {"is_decoder": True}, "is_decoder: expected False, got True"),
     ("config.json", {"position_embedding_type": "relative_key"}, "expected absolute"),
     ("config.json", {"hidden_act": "mish"}, "hidden_act: expected one of gelu"),
     ("config.json", {"num_attention_heads": 5}, "expected a divisor of 32, got 5"),
     ("config.json", {"max_position_embeddings": 20}, "expected at most 20, which"),
     ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: expected False"),
-    ("sentence_bert_config.json", {"stem": 1}, "'stem' may change what is computed"),
+    (
+        "sentence_bert_config.json",
+        {"stem": 1},
+        "'stem' is not supported and may change the computation",
+    ),
     ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length: expected 1 or more"),
-    ("1_Pooling/config.json", {"pooling_mode": "attention"}, "pooling_mode: expected some of cls"),
+    (
+        "1_Pooling/config.json",
+        {"pooling_mode": "attention"},
+        "pooling_mode: expected a selection of cls",
+    ),
     ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt: expected True"),
     ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim: expected None"),
     (
@@ -108,7 +120,9 @@ def test_a_layer_of_another_kind_is_refused_and_a_prompt_is_kept(tmp_path: Path)
     modules = json.loads((directory / "modules.json").read_text())
     modules.insert(2, {"idx": 2, "name": "2", "path": "2_Dense", "type": "a.models.Dense"})
     (directory / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(InvalidModel, match="perhaps Normalize, got .*Dense"):
+    with pytest.raises(
+        InvalidModel, match="expected Transformer, Pooling and optionally Normalize, got .*Dense"
+    ):
         configuration.read(directory)
 
 

@@ -93,7 +93,7 @@ def test_sizes_are_half_and_quarter_of_two_bytes() -> None:
 def test_what_cannot_be_quantised_is_refused_by_name() -> None:
     with pytest.raises(InvalidModel, match="'q': expected rows of a multiple of 16 .*got 12"):
         quantising.int4(np.zeros((4, 12), np.float32), "q")
-    with pytest.raises(InvalidModel, match="'head': expected finite numbers"):
+    with pytest.raises(InvalidModel, match="'head': cannot quantize non-finite numbers"):
         quantising.int8(np.full((2, 4), np.inf, np.float32), "head")
 
 

@@ -25,7 +25,7 @@ def test_difference_is_told_in_parts_of_the_largest_number() -> None:
 @pytest.mark.parametrize(
     ("expected", "actual", "problem"),
     [
-        (LARGE, LARGE + 0.03, "0.00015 of its largest number; allowed is 0.0001"),
+        (LARGE, LARGE + 0.03, "0.00015 of its largest value; allowed: 0.0001"),
         (LARGE, LARGE[0], "expected the shape"),
         (LARGE, LARGE * np.nan, "by inf"),
         (LARGE * np.inf, LARGE, "by inf"),
@@ -118,7 +118,7 @@ def test_answer_in_8_bits_has_steps_of_one() -> None:
     numbers = np.asarray([[1, 2]], np.int8)
 
     assert 4.0 == checking.compared(spec, numbers, numbers + np.int8(4), found).absolute
-    with pytest.raises(InvalidModel, match="allowed is 4 steps of its quantisation, of 1 each"):
+    with pytest.raises(InvalidModel, match="allowed: 4 steps of its quantization, of 1 each"):
         checking.compared(spec, numbers, numbers + np.int8(5), found)
 
 

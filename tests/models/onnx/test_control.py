@@ -124,8 +124,8 @@ def test_branches_of_different_shapes_are_refused(otherwise: NodeProto, said: st
     text = _refused(model([branches], CONDITION, ["y"]), GIVEN | {"c": np.asarray(True)})
 
     assert text == (
-        "If 'the_y' (opset 17): its condition depends on the data, and its output 'y' is "
-        f"float32[3, 4] of one branch and {said} of the other: XLA needs one shape"
+        "If 'the_y' (opset 17): its condition depends on data, and its output 'y' is "
+        f"float32[3, 4] of one branch and {said} of the other: XLA needs equal shapes"
     )
 
 
@@ -376,16 +376,18 @@ def test_loops_within_loops_are_not_unrolled_without_end() -> None:
             [ON, node("Concat", ["s", "s"], ["s_out"], axis=0)],
             ["on_out", "s_out"],
             10**6,
-            "'s', which it carries, is float32[3, 4] before a trip and float32[6, 4] behind it",
+            "'s', which is loop-carried, is float32[3, 4] before an iteration and float32[6, 4]"
+            " after it",
         ),
         (
             [ON, node("Cast", ["s"], ["s_out"], to=INT64)],
             ["on_out", "s_out"],
             10**6,
-            "'s', which it carries, is float32[3, 4] before a trip and int64[3, 4] behind it",
+            "'s', which is loop-carried, is float32[3, 4] before an iteration and int64[3, 4]"
+            " after it",
         ),
         ([ON, node("Exp", ["s"], ["s_out"])], ["on_out", "s_out"], None, "it has no trip count"),
-        (_GROWN, ["on_out", "s_out", "s_out"], None, "its output 'rows' has a row of each trip"),
+        (_GROWN, ["on_out", "s_out", "s_out"], None, "its output 'rows' has one row per iteration"),
         ([ON], ["on_out"], 3, "its body has 1 outputs"),
     ],
 )
@@ -404,7 +406,7 @@ def test_loops_that_xla_cannot_have_are_refused(
 
 
 def test_a_loop_over_rows_is_not_proved_to_keep_them_apart(tmp_path: Path) -> None:
-    """It stops at a sum over the whole batch, so requests cannot share a batch."""
+    """It ends when a sum of the whole batch says: requests are not batched."""
     body = _graph(_GROWN, _LOOP, ["on_out", "s_out"], _NUMBERS)
     made = model([_loop(body, ["n", "c", "x"], ["y"])], X, ["y"],
                  {"n": np.asarray(500), "c": np.asarray(True)})  # fmt: skip
@@ -487,7 +489,7 @@ def test_a_scan_of_inputs_of_several_lengths_is_refused() -> None:
     constants = {"first": np.arange(4, dtype=np.float32)}
     made = model([_scan(scan_input_axes=[0, 1])], {"x": (FLOAT, [3, 4])}, ["y"], constants)
 
-    assert "it scans inputs of several lengths: " in _refused(made, GIVEN)
+    assert "its scanned inputs have different lengths: " in _refused(made, GIVEN)
 
 
 def test_a_scan_of_before_opset_9_is_refused() -> None:
@@ -556,17 +558,17 @@ def test_optionals_are_resolved_while_a_graph_is_converted() -> None:
     [
         (
             [node("SequenceConstruct", ["x"], ["y"])],
-            "output 'y' is a sequence or an optional, and the V2 protocol has tensors",
+            "output 'y' is a sequence or an optional, but the V2 protocol has only tensors",
         ),
         (
             [node("SequenceConstruct", ["x"], ["s"]), node("Relu", ["s"], ["y"])],
-            "Relu 'the_y' (opset 17): its input 0 is a sequence of 1 tensors, no tensor",
+            "Relu 'the_y' (opset 17): its input 0 is a sequence of 1 tensors, expected a tensor",
         ),
         (
             [node("SequenceConstruct", ["x"], ["s"]), node("SequenceAt", ["s", "one"], ["y"])],
             "SequenceAt 'the_y' (opset 17): position 1 is not in a sequence, expected 0 to 0",
         ),
-        ([node("SequenceAt", ["x", "one"], ["y"])], "its first input is no sequence"),
+        ([node("SequenceAt", ["x", "one"], ["y"])], "its first input is not a sequence"),
     ],
 )
 def test_sequences_that_cannot_be_resolved_are_refused(
@@ -584,7 +586,7 @@ def test_an_input_that_is_a_sequence_is_refused() -> None:
     made = model([node("SequenceAt", ["s", "zero"], ["y"])], {}, ["y"], {"zero": np.asarray(0)})
     made.graph.input.append(helper.make_tensor_sequence_value_info("s", FLOAT, None))
 
-    with pytest.raises(InvalidModel, match="input 's' is no tensor, but sequence: how many"):
+    with pytest.raises(InvalidModel, match="input 's' is not a tensor but sequence: export"):
         graph_of(made)
 
 

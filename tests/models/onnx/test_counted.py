@@ -208,7 +208,7 @@ def test_places_pass_through_a_transpose() -> None:
     ids=lambda after: f"{after.op_type}-{'-'.join(after.input)}",
 )
 def test_what_would_count_the_padding_is_refused_by_name(after: NodeProto) -> None:
-    said = f"{after.op_type} 'the_y' (opset 17): it computes with all rows of its input, whose"
+    said = f"{after.op_type} 'the_y' (opset 17): it computes over all rows of its input, whose"
 
     with pytest.raises(InvalidModel, match=re.escape(said)):
         planned(_detector(after, output="y"), _given(_detections, 1)[0])
@@ -217,7 +217,12 @@ def test_what_would_count_the_padding_is_refused_by_name(after: NodeProto) -> No
 def test_a_place_in_a_line_of_places_is_no_row() -> None:
     """GatherND would read the [1,N] positions of a vector's NonZero as one position."""
     made = [node("NonZero", ["x"], ["found"]), node("GatherND", ["x", "found"], ["y"])]
-    with pytest.raises(InvalidModel, match="GatherND 'the_y'.*computes with all rows"):
+    with pytest.raises(
+        InvalidModel,
+        match="GatherND 'the_y'.*it computes over all rows of its input, whose count depends on"
+        " data, and would include padding; end the graph before it and compute the rest from"
+        " the counted rows",
+    ):
         planned(model(made, ROWS, ["y"]), _given(_rows, 1)[0])
 
 
@@ -233,7 +238,11 @@ def test_a_branch_that_data_choose_has_no_counted_rows() -> None:
         node("Cast", ["m"], ["c"], to=BOOL),
         node("If", ["c"], ["y"], **branches),
     ]
-    with pytest.raises(InvalidModel, match="If 'the_y'.* number of rows that depends on the data"):
+    with pytest.raises(
+        InvalidModel,
+        match="If 'the_y'.* has a data-dependent number of rows and would be used with its"
+        " padding; end the graph before it",
+    ):
         planned(model(nodes, ROWS, ["y"]), _given(_rows, 1)[0])
 
 
@@ -285,10 +294,15 @@ def test_an_import_has_the_count_as_an_output_and_no_batch(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        ({"x": (FLOAT, ["N", 4])}, "NonZero 'the_y' .* on an open dimension: give that a size"),
+        (
+            {"x": (FLOAT, ["N", 4])},
+            "NonZero 'the_y' .* its number of rows depends on data, and the maximum on an open"
+            " dimension: set its size with --shape or --dim",
+        ),
         (
             {"x": (FLOAT, ["N", 4]), "z": (FLOAT, ["N", 4])},
-            "on an open dimension: give that a size, with --shape or --dim",
+            "its number of rows depends on data, and the maximum on an open dimension: set its"
+            " size with --shape or --dim",
         ),
     ],
 )
@@ -306,14 +320,12 @@ def test_rows_that_are_counted_over_a_batch_are_refused(tmp_path: Path) -> None:
     nodes = [node("ReduceMax", ["x"], ["m"], axes=[0]), node("NonZero", ["m"], ["y"])]
     path = save(model(nodes, X, ["y"]), tmp_path)
 
-    with pytest.raises(
-        InvalidModel, match="'y' has a number of rows that depends on the data, and"
-    ):
+    with pytest.raises(InvalidModel, match="'y' has a data-dependent number of rows"):
         import_model(path, tmp_path / "m")
 
 
 def test_an_output_with_the_name_of_a_count_is_named() -> None:
     nodes = [node("NonZero", ["x"], ["y"]), node("Relu", ["x"], ["y.count"])]
 
-    with pytest.raises(InvalidModel, match="output 'y' has rows that are counted, in 'y.count'"):
+    with pytest.raises(InvalidModel, match="output 'y' has a row count 'y.count'"):
         planned(model(nodes, ROWS, ["y", "y.count"]), _given(_rows, 1)[0])

@@ -57,7 +57,7 @@ def test_inputs_and_outputs_are_wider_than_in_the_model(kind: str, tmp_path: Pat
 
     assert [KINDS[kind]] == [spec.datatype.name for spec in described.inputs]
     assert [KINDS[kind], "FP32"] == [spec.datatype.name for spec in described.outputs]
-    assert f"input 'x' is {kind} in the model, and sent as {KINDS[kind]}" in imported.notice
+    assert f"input 'x' is {kind} in the model, but clients send {KINDS[kind]}" in imported.notice
 
 
 def test_what_is_sent_is_rounded_as_onnx_casts() -> None:

@@ -22,8 +22,12 @@ from xlaserve.tensors import Tensor
 
 DATA = Path(__file__).parents[2] / "data" / "exporters"
 NAMES = sorted(path.stem for path in DATA.glob("*.onnx"))
-REFUSED = {"tf2onnx-15-steps": "has a row of each trip, and how many it makes depends on the data"}
-"""Models that an import refuses, and why: this Keras GRU is a Loop that ends on a condition."""
+REFUSED = {
+    "tf2onnx-15-steps": "has one row per iteration, and their number depends on data, but XLA"
+    " needs fixed shapes: use a constant trip count and condition, or select other outputs with"
+    " --output"
+}
+"""Those that an import refuses, and why: a GRU of Keras is a Loop there that its condition ends."""
 
 UNCHECKED = {"skl2onnx-21-columns"}
 """Models that onnxruntime cannot run on random inputs: their categories would be unknown."""

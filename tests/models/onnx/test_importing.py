@@ -94,7 +94,7 @@ def test_next_version_is_written_and_none_is_overwritten(tmp_path: Path) -> None
     versions = [import_model(path, tmp_path / "m", options).path.name for _ in range(2)]
 
     assert ["1", "2"] == versions
-    with pytest.raises(FileExistsError, match="overwrites nothing"):
+    with pytest.raises(FileExistsError, match="already exists, and imports do not overwrite"):
         import_model(path, tmp_path / "m", Options(version=2))
 
 
@@ -106,7 +106,7 @@ def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     repository = tmp_path / "models"
 
-    with pytest.raises(InvalidModel, match="output 'y' differs from what onnxruntime gives by 1"):
+    with pytest.raises(InvalidModel, match="output 'y' differs from onnxruntime's by 1"):
         import_model(_linear(tmp_path), repository / "m")
 
     assert not repository.exists()
@@ -273,9 +273,14 @@ def test_a_batch_that_is_not_first_is_moved_there_and_back(tmp_path: Path) -> No
         (Options(constants=RATE, batch_axes={"states": 1}), "no input or output 'states', it has"),
         (
             Options(constants=RATE, batch_axes={"state": 3}),
-            "3 dimensions, and no batch in number 3",
+            "3 dimensions, so axis 3 cannot be its batch",
         ),
-        (Options(batch_axes=SECOND), "either all inputs start with -1 or none does"),
+        (
+            Options(batch_axes=SECOND),
+            ", but all inputs must start with -1 or none: change a shape with --shape, locate the"
+            " batch with --batch-axis, fix an open first dimension that is not a batch with"
+            " --dim, or make the input a constant with --const",
+        ),
     ],
 )
 def test_what_cannot_be_given_is_named(tmp_path: Path, options: Options, text: str) -> None:
@@ -295,7 +300,9 @@ def test_constants_are_numbers_of_their_datatype() -> None:
     assert [[1e-3] * 2, [0.5] * 2, [True] * 2, [255] * 2, [-1] * 2] == [
         np.asarray(values[name], np.float64).round(6).tolist() for name in kinds
     ]
-    with pytest.raises(InvalidModel, match="every input is fixed"):
+    with pytest.raises(
+        InvalidModel, match="every input is a constant, but a model needs at least one input"
+    ):
         with_constants(replace(graph, inputs=(left,)), {"left": ("1",)})
 
 
@@ -313,6 +320,6 @@ def test_a_quantised_model_says_which_difference_is_allowed(tmp_path: Path) -> N
     plain = import_model(_linear(tmp_path), tmp_path / "n")
 
     assert quantised.checked is not None
-    assert "4 steps of its quantisation, of 0.5 each" == quantised.checked.allowed
+    assert "4 steps of its quantization, of 0.5 each" == quantised.checked.allowed
     assert plain.checked is not None
     assert not plain.checked.allowed

@@ -86,7 +86,7 @@ def test_a_classifier_of_texts_is_imported_with_a_list_of_them(tmp_path: Path) -
 
     assert ["INT64[-1]", "FP32[-1,3]"] == [str(spec) for spec in imported.manifest.outputs]
     assert imported.checked is not None
-    assert "the classes of 'label', 'scores' are the lines of labels.txt" in imported.labels
+    assert "class names of 'label', 'scores' are in labels.txt" in imported.labels
     assert "\n".join(CLASSES) + "\n" == (tmp_path / "m/labels.txt").read_text("utf-8")
     config = read_config(tmp_path / "m", limit_bytes=10_000).message
     assert config is not None
@@ -99,7 +99,7 @@ def test_a_list_that_is_looked_into_is_a_list_of_classes(tmp_path: Path) -> None
 
     imported = import_model(save(made, tmp_path), tmp_path / "m")
 
-    assert "the classes of 'label' are the lines of labels.txt" in imported.labels
+    assert "class names of 'label' are in labels.txt" in imported.labels
     assert imported.checked is not None
     assert 0 == imported.checked.worst.absolute
 
@@ -116,7 +116,7 @@ def test_pairs_of_classes_are_no_classes(tmp_path: Path) -> None:
 
     imported = import_model(save(made, tmp_path), tmp_path / "m")
 
-    assert "the classes of 'label' are the lines of labels.txt" in imported.labels
+    assert "class names of 'label' are in labels.txt" in imported.labels
 
 
 @pytest.mark.parametrize("file", [configuring.FILE_NAME, configuring.CONFIG_NAME])
@@ -164,7 +164,10 @@ def test_texts_that_are_more_than_moved_stay_texts(made: onnx.ModelProto) -> Non
 def test_a_label_that_is_no_number_is_refused_by_node(tmp_path: Path) -> None:
     path = save(_classifier(("a", "a", "b")), tmp_path)
 
-    with pytest.raises(InvalidModel, match="LinearClassifier 'label'.*its labels are texts"):
+    with pytest.raises(
+        InvalidModel,
+        match="LinearClassifier 'label'.*its labels are strings; keep only its other outputs",
+    ):
         import_model(path, tmp_path / "m")
     imported = import_model(path, tmp_path / "m", Options(outputs=["scores"], check=False))
 
@@ -187,8 +190,8 @@ def test_labels_and_parameters_that_are_given_are_written(tmp_path: Path) -> Non
     said = import_model(_scores(tmp_path), tmp_path / "m", options).labels
     config = read_config(tmp_path / "m", limit_bytes=10_000)
 
-    assert "the classes of 'scores' are the lines of labels.txt" in said
-    assert "images are taken as image_mean 0.5,0.4,0.3, image_resize crop" in said
+    assert "class names of 'scores' are in labels.txt" in said
+    assert "images are preprocessed with image_mean 0.5,0.4,0.3, image_resize crop" in said
     assert IMAGES == dict(config.parameters)
     assert config.message is not None
     assert ["labels.txt"] == [output.label_filename for output in config.message.output]
@@ -198,14 +201,14 @@ def test_parameters_alone_are_written(tmp_path: Path) -> None:
     said = import_model(_scores(tmp_path), tmp_path / "m", Options(parameters=IMAGES)).labels
     again = import_model(_scores(tmp_path), tmp_path / "m", Options(parameters={"a": "1"})).labels
 
-    assert said.startswith("images are taken as")
+    assert said.startswith("images are preprocessed with")
     assert not (tmp_path / "m" / configuring.FILE_NAME).exists()
-    assert again.endswith("add these parameters in config.pbtxt, which is there")
+    assert again.endswith("add these parameters to the existing config.pbtxt")
     assert IMAGES == dict(read_config(tmp_path / "m", limit_bytes=10_000).parameters)
 
 
 def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
-    text = r"there are 2, and no output has a number for each, but 'scores' FP32\[-1,3\]"
+    text = r"got 2, but no output has that many classes, only 'scores' FP32\[-1,3\]"
     with pytest.raises(InvalidModel, match=text):
         import_model(_scores(tmp_path), tmp_path / "m", Options(labels=("a", "b")))
     assert not (tmp_path / "m" / "1").exists()

@@ -87,7 +87,7 @@ def test_a_file_that_changes_meanwhile_is_not_kept(version: Path, tmp_path: Path
     context = LoadContext(
         "m", "1", ModelConfig(), on_stage=on_stage, compilation=Compilation(conversions=conversions)
     )
-    with pytest.raises(InvalidModel, match="was changed while it was converted"):
+    with pytest.raises(InvalidModel, match="changed during the conversion"):
         loading.load(version, context)
 
 

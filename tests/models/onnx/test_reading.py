@@ -105,7 +105,7 @@ def test_the_limit_holds_for_the_model_and_its_data_together(tmp_path: Path) -> 
     size = path.stat().st_size
 
     assert reading.read(path, size + 32).graph.nodes
-    with pytest.raises(InvalidModel, match="more bytes than the limit"):
+    with pytest.raises(InvalidModel, match="size exceeds the limit"):
         reading.read(path, size + 31)
     with pytest.raises(InvalidModel, match="more than the"):
         reading.read(path, size - 1)
@@ -164,7 +164,7 @@ def test_a_value_is_computed_once() -> None:
     made = model([node("Relu", ["x"], ["y"])], X, ["y"])
     made.graph.node.append(node("Abs", ["x"], ["y"]))
 
-    assert "computes 'y', which is there already" in _refused(made.SerializeToString())
+    assert "computes 'y', which already exists" in _refused(made.SerializeToString())
 
 
 def test_an_input_of_text_is_refused_by_name(tmp_path: Path) -> None:

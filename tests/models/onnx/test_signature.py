@@ -63,7 +63,7 @@ def test_first_dimension_is_the_batch_where_it_is_open(
         ),
         ({"inputs": (IDS,), "shapes": {"x": (1,)}}, "no input 'x', it has ids"),
         ({"inputs": (IDS,), "shapes": {"ids": (1,)}}, "input 'ids' has 2 dimensions, got 1"),
-        ({"inputs": (FIXED,), "max_batch_size": 8}, "--shape gives it another shape"),
+        ({"inputs": (FIXED,), "max_batch_size": 8}, "change its shape with --shape"),
         (
             {"inputs": (IDS, FIXED), "dimensions": {"sequence": (8,)}},
             "either all inputs start with -1",

@@ -36,7 +36,7 @@ def _ranges(least: int) -> Callable[[Json], object]:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda t: t.update(guards_code=["L['input'].size()[0] % 2 == 0"]), "exported for shapes"),
+        (lambda t: t.update(guards_code=["L['input'].size()[0] % 2 == 0"]), "the program requires"),
         (lambda t: t.update(guards_code=["__import__('os')"]), "cannot be read"),
         (_ranges(3), "batches of 3 and more"),
     ],
@@ -84,7 +84,7 @@ def _described(**fields: object) -> Callable[[Json], object]:
     [_described(dtype=8), _described(sizes=[{"as_int": 2}]), _described(sizes=[{"as_int": 9}] * 2)],
 )
 def test_a_result_that_pytorch_saw_otherwise_is_refused(change: Callable[[Json], object]) -> None:
-    with pytest.raises(InvalidModel, match=r"node 'tanh' .* here, and was .* in PyTorch"):
+    with pytest.raises(InvalidModel, match=r"node 'tanh' .* here, but .* in PyTorch"):
         _run(changed("mlp", change))
 
 
@@ -122,5 +122,5 @@ def test_what_may_share_memory_is_not_read_after_a_change() -> None:
     copy.write(jnp.ones((1, 2)), "node 'relu_'")
 
     np.testing.assert_array_equal(1, copy.read())
-    with pytest.raises(InvalidModel, match="may share memory with what node 'relu_' changes"):
+    with pytest.raises(InvalidModel, match="may alias one that node 'relu_' changes"):
         source.read()

@@ -82,15 +82,18 @@ def _entry_in_directory() -> bytes:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: b"", "no zip file"),
-        (lambda: b"\x80\x02pickle", "no zip file"),
-        (lambda: ONE[:-1], "no zip file"),
+        (lambda: b"", "not a .pt2 file, which is a zip archive: it has no central directory"),
+        (
+            lambda: b"\x80\x02pickle",
+            "not a .pt2 file, which is a zip archive: it has no central directory",
+        ),
+        (lambda: ONE[:-1], "not a .pt2 file, which is a zip archive: it has no central directory"),
         (lambda: ONE + b"x", "bytes after its end"),
-        (lambda: b"before" + ONE, "not where its end says"),
-        (lambda: zipped({"m/../../a": b""}), "leads out of it"),
-        (lambda: zipped({"/a": b""}), "leads out of it"),
-        (lambda: zipped({"m/a\\b": b""}), "leads out of it"),
-        (lambda: zipped({"m//a": b""}), "leads out of it"),
+        (lambda: b"before" + ONE, "the directory of the zip file is not at the recorded offset"),
+        (lambda: zipped({"m/../../a": b""}), "the zip file has an entry outside its root: '"),
+        (lambda: zipped({"/a": b""}), "the zip file has an entry outside its root: '"),
+        (lambda: zipped({"m/a\\b": b""}), "the zip file has an entry outside its root: '"),
+        (lambda: zipped({"m//a": b""}), "the zip file has an entry outside its root: '"),
         (_two_of_a_name, "two entries 'm/a'"),
         (_overlapping, "overlaps another one"),
         (_entry_in_directory, "within the directory"),
@@ -98,15 +101,21 @@ def _entry_in_directory() -> bytes:
         (lambda: patched(ONE, _CENTRAL, 24, "<L", 9), "5 bytes that cannot be 9"),
         (lambda: patched(ONE, _CENTRAL, 8, "<H", 1), "is encrypted"),
         (lambda: patched(ONE, _CENTRAL, 10, "<H", 12), "method 12"),
-        (lambda: patched(ONE, _LOCAL, 8, "<H", 8), "another name or method"),
-        (lambda: ONE.replace(b"m/a", b"m/b", 1), "another name or method"),
-        (lambda: patched(ONE, _CENTRAL, 42, "<L", 3), "no header where it should be"),
+        (
+            lambda: patched(ONE, _LOCAL, 8, "<H", 8),
+            "has a different name or method in its local header",
+        ),
+        (
+            lambda: ONE.replace(b"m/a", b"m/b", 1),
+            "has a different name or method in its local header",
+        ),
+        (lambda: patched(ONE, _CENTRAL, 42, "<L", 3), "has no header at its offset"),
         (lambda: patched(ONE, b"PK\x05\x06", 4, "<H", 1), "one of several parts"),
         (
             lambda: patched(patched(ONE, b"PK\x05\x06", 8, "<H", 2), b"PK\x05\x06", 10, "<H", 2),
-            "1 entries, and its end says 2",
+            "1 entries, but its end record says 2",
         ),
-        (lambda: ONE.replace(b"m/a", b"\xff/a"), "no UTF-8"),
+        (lambda: ONE.replace(b"m/a", b"\xff/a"), "has a name that is truncated or not UTF-8"),
     ],
 )
 def test_what_is_ambiguous_is_refused(make: Callable[[], bytes], text: str) -> None:
@@ -177,10 +186,13 @@ def test_sizes_of_64_bits_are_read() -> None:
     ("data", "text"),
     [
         (wide(6), "5 bytes that cannot be 6"),
-        (patched(wide(), b"PK\x05\x06", 12, "<L", 7), "two ends .* different"),
-        (patched(wide(), b"PK\x06\x07", 8, "<Q", 2**63), "64 bits"),
+        (
+            patched(wide(), b"PK\x05\x06", 12, "<L", 7),
+            "the two end records of the zip file differ",
+        ),
+        (patched(wide(), b"PK\x06\x07", 8, "<Q", 2**63), "64-bit"),
         (patched(wide(), b"PK\x06\x06", 4, "<Q", 43), "between its directory and its end"),
-        (patched(wide(), b"PK\x01\x02", 30, "<H", 8), "damaged|64 bits"),
+        (patched(wide(), b"PK\x01\x02", 30, "<H", 8), "damaged|64-bit"),
     ],
 )
 def test_a_lie_in_64_bits_is_refused(data: bytes, text: str) -> None:

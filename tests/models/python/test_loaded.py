@@ -47,5 +47,5 @@ def test_the_server_itself_waits_for_the_answer_of_the_code() -> None:
 def test_the_server_itself_gets_the_error_of_the_code() -> None:
     with pytest.raises(ValueError, match="no such row"):
         execute(lambda request: request.fail(ValueError("no such row")))
-    with pytest.raises(ModelFailed, match="its code gave no answer"):
+    with pytest.raises(ModelFailed, match="its code returned no answer"):
         execute(lambda request: request.end())

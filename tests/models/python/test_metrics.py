@@ -35,7 +35,7 @@ def test_names_and_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(MetricError, match="models have 2 metrics already"):
         found.metric("owner", counter("c2"), {})
-    with pytest.raises(MetricError, match="'c0' has 2 sets of labels already"):
+    with pytest.raises(MetricError, match="'c0' has 2 label sets already"):
         found.metric("owner", counter("c0"), {"n": "2"})
 
 

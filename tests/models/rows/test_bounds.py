@@ -39,7 +39,7 @@ def test_a_model_without_a_batch_is_unknown() -> None:
 
     verdict = prove(artifact, 0, ["x", "y"])
 
-    assert str(verdict) == "unknown: its inputs have no batch in common"
+    assert str(verdict) == "unknown: its inputs do not share a batch dimension"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_model_without_a_batch_is_unknown() -> None:
         (program, "MAX_DEPTH", 1, "nested too deeply"),
         (program, "MAX_VALUES_OF_ONE", 2, "too many values"),
         (walk, "MAX_STEPS", 20, "more than 20 steps"),
-        (control, "MAX_ROUNDS", 1, "could not be followed to its end"),
+        (control, "MAX_ROUNDS", 1, "is a loop that could not be analysed completely"),
     ],
 )
 def test_the_walk_is_bounded(

@@ -39,7 +39,7 @@ from xlaserve.row_proofs.walk import Rule, Walker
 F4 = [((4,), "float32")]
 FOUR = (Factor(static(4), Along.ANY),)
 THREE = (Factor(static(3), Along.ANY),)
-SIZED = Finding(True, "stablehlo.constant", "takes the size of the batch for a number")
+SIZED = Finding(True, "stablehlo.constant", "uses the batch size as a value")
 
 
 def planted(
@@ -54,13 +54,19 @@ def planted(
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (Value(((ROWS,), THREE)), "gives dimensions of other sizes"),
-        (Value(((ROWS, *FOUR), FOUR)), "gives dimensions of other sizes"),
-        (Value(((ROWS,),)), "gives another number of dimensions"),
-        (Value(((Factor(Size(2, 0), Along.ROW),), FOUR)), "gives dimensions of other sizes"),
-        (Value(((ROWS,), FOUR), fact=RowNumber(1)), "gives elements of another shape"),
-        (Value(((ROWS,), FOUR), fact=Constant(np.arange(3))), "gives elements of another shape"),
-        (Value(varying((BATCH, static(4)))), "depends on rows, of which"),
+        (Value(((ROWS,), THREE)), "has different dimension sizes than its rule"),
+        (Value(((ROWS, *FOUR), FOUR)), "has different dimension sizes than its rule"),
+        (Value(((ROWS,),)), "has a different rank than its rule"),
+        (
+            Value(((Factor(Size(2, 0), Along.ROW),), FOUR)),
+            "has different dimension sizes than its rule",
+        ),
+        (Value(((ROWS,), FOUR), fact=RowNumber(1)), "has a different element shape than its rule"),
+        (
+            Value(((ROWS,), FOUR), fact=Constant(np.arange(3))),
+            "has a different element shape than its rule",
+        ),
+        (Value(varying((BATCH, static(4)))), "depends on rows, contrary to its rule"),
     ],
 )
 def test_what_a_rule_says_must_fit_what_is_computed(
@@ -77,7 +83,7 @@ def test_what_a_rule_says_must_fit_what_is_computed(
 def test_a_rule_of_too_few_results_makes_nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda operands: [])
 
-    assert "another number of results" in verdict_of(jnp.tanh, F4).reason
+    assert "has a different number of results than its rule" in verdict_of(jnp.tanh, F4).reason
 
 
 def test_a_rule_may_not_forget_the_size_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +91,7 @@ def test_a_rule_may_not_forget_the_size_of_the_batch(monkeypatch: pytest.MonkeyP
 
     verdict = verdict_of(lambda x: jnp.tanh(x * x.shape[0]), F4)
 
-    assert "depends on the size of the batch, of which" in verdict.reason
+    assert "depends on the batch size, contrary to its rule" in verdict.reason
 
 
 def _stumbles(*_: object) -> Sequence[Value]:
@@ -103,7 +109,7 @@ def test_a_rule_that_stumbles_costs_the_proof_of_one_output(
     assert stumbled[:3] == (
         False,
         "stablehlo.tanh",
-        "is of a form that its rule cannot read (IndexError)",
+        "has a form unknown to its rule (IndexError)",
     )
     assert other is None
 

@@ -74,7 +74,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         ZERO
         + '%y = "stablehlo.reduce"(%x, %z) ({ ^bb0(%l: tensor<f32>, %r: tensor<f32>): %s = stablehlo.reshape %l : (tensor<f32>) -> tensor<f32> stablehlo.return %s : tensor<f32> }) {dimensions = array<i64: 1>} : (tensor<Bx4xf32>, tensor<f32>) -> tensor<Bxf32>',
         "%y : tensor<Bxf32>", X,
-        "computes with stablehlo.reshape, which has no rule inside of it",
+        "contains stablehlo.reshape, which has no rule there",
     ),
     "a reduction with a value of rows": (
         TOTAL
@@ -99,21 +99,21 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + f'%w = "stablehlo.reduce_window"(%i, %z) {SUM} {{window_dimensions = array<i64: 3, 1>, padding = dense<[[1, 1], [0, 0]]> : tensor<2x2xi64>}} : (tensor<Bx4xf32>, tensor<f32>) -> {SAME}\n'
         f"%y = stablehlo.add %x, %w : {SAME}",
         Y, X,
-        "moves windows over a dimension of the size of the batch",
+        "moves windows over a dimension of the batch size",
     ),
     "padding by rows": (
         "%s = stablehlo.slice %x [0:1, 0:1] : (tensor<Bx4xf32>) -> tensor<1x1xf32>\n"
         "%r = stablehlo.reshape %s : (tensor<1x1xf32>) -> tensor<f32>\n"
         f"%y = stablehlo.pad %x, %r, low = [0, 0], high = [0, 1], interior = [0, 0] : ({SAME}, tensor<f32>) -> tensor<Bx5xf32>",
         "%y : tensor<Bx5xf32>", X,
-        "takes some of the rows",
+        "selects some of the rows",
     ),
     "rows that are cut off by padding": (
         ZERO
         + f"%p = stablehlo.pad %x, %z, low = [-1, 0], high = [1, 0], interior = [0, 0] : ({SAME}, tensor<f32>) -> {SAME}\n"
         f"%y = stablehlo.add %x, %p : {SAME}",
         Y, X,
-        "puts other elements between the rows, or cuts rows off",
+        "inserts elements between rows, or removes rows",
     ),
     "two dimensions of rows, side by side": (
         "%a = stablehlo.broadcast_in_dim %x, dims = [0, 2] : (tensor<Bx4xf32>) -> tensor<BxBx4xf32>\n"
@@ -127,7 +127,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.slice %i [0:2B:2, 0:4] : (tensor<2Bx4xf32>) -> tensor<Bx4xf32>\n"
         f"%y = stablehlo.add %x, %s : {SAME}",
         Y, X,
-        "takes every so many elements of a dimension of the size of the batch",
+        "takes strided elements of a dimension of the batch size",
     ),
     "bits of several rows": (
         TURNED
@@ -161,7 +161,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s, %v = stablehlo.rng_bit_generator %w, algorithm = DEFAULT : (tensor<Bxui64>) -> (tensor<Bxui64>, tensor<Bx4xui32>)\n"
         f"%y = stablehlo.convert %v : (tensor<Bx4xui32>) -> {SAME}",
         Y, X,
-        "draws bits with a state for each row",
+        "draws random bits with a state for each row",
     ),
     "a transform along rows": (
         TURNED
@@ -169,7 +169,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%f = stablehlo.fft %c, type = FFT, length = [B] : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxcomplex<f32>>\n"
         "%v = stablehlo.real %f : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxf32>\n" + BACK,
         Y, X,
-        "takes the size of the batch for its 'fft_length', which has no rule",
+        "uses the batch size for its 'fft_length', which has no rule",
     ),
     "a transform along as much as rows": (
         "%i = stablehlo.iota dim = 1 : tensor<4xBxcomplex<f32>>\n"
@@ -178,15 +178,15 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%w = stablehlo.transpose %v, dims = [1, 0] : (tensor<4xBxf32>) -> tensor<Bx4xf32>\n"
         f"%y = stablehlo.add %x, %w : {SAME}",
         Y, X,
-        "takes the size of the batch for its 'fft_length', which has no rule",
+        "uses the batch size for its 'fft_length', which has no rule",
     ),
-    "a matrix as large as the batch": (
+    "multiplies by a matrix of the batch size": (
         "%i = stablehlo.iota dim = 0 : tensor<BxBxf32>\n"
         "%c = stablehlo.cholesky %i, lower = true : tensor<BxBxf32>\n"
         "%s = stablehlo.slice %c [0:1, 0:4] : (tensor<BxBxf32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X,
-        "computes with a matrix as large as the batch",
+        "multiplies by a matrix of the batch size",
     ),
     "statistics of features that are rows": (
         "%t = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n"
@@ -200,24 +200,24 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%o = stablehlo.constant dense<1.0> : tensor<4xf32>\n"
         '%y, %m, %s = "stablehlo.batch_norm_training"(%x, %o, %o) {epsilon = 0.1 : f32, feature_index = 1 : i64} : (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>)',
         Y, X,
-        "normalises by statistics of all rows",
+        "normalizes by statistics of all rows",
     ),
     "a foreign function of vectors, for matrices": (
         call("lapack_spotrf_ffi", "%v", "tensor<Bxf32>", "tensor<Bxf32>"),
         "%y : tensor<Bxf32>", "%v: tensor<Bxf32>",
-        "takes values of other ranks",
+        "has operands of unexpected ranks",
     ),
     "a foreign function of few dimensions": (
         "%k = stablehlo.constant dense<1.0> : tensor<4xf32>\n"
         "%b = stablehlo.reshape %x : (tensor<Bx4x4xf32>) -> tensor<Bx1x4x4xf32>\n"
         + call("lapack_spotrf_ffi", "%b, %k", "tensor<Bx1x4x4xf32>, tensor<4xf32>", "tensor<Bx1x4x4xf32>"),
         "%y : tensor<Bx1x4x4xf32>", IMAGE,
-        "takes values of other ranks",
+        "has operands of unexpected ranks",
     ),
     "a foreign function that gives less": (
         call("lapack_spotrf_ffi", "%x", LAYERS, "tensor<4x4xf32>"),
         "%y : tensor<4x4xf32>", IMAGE,
-        "gives values of other ranks",
+        "has results of unexpected ranks",
     ),
     "a foreign function with a number": (
         ZERO + call("lapack_spotrf_ffi", "%x, %z", f"{LAYERS}, tensor<f32>", LAYERS),
@@ -227,7 +227,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
     "a foreign function with rows in its matrix": (
         TURNED + call("lapack_spotrf_ffi", "%t", "tensor<4xBxf32>", "tensor<4xBxf32>") .replace("%y", "%v") + "\n" + BACK,
         Y, X,
-        "computes with a matrix that has rows of the batch in it",
+        "multiplies by a matrix that contains rows of the batch",
     ),
     "a foreign function of elements": (
         call("cu_threefry2x32_ffi", "%x, %x", f"{SAME}, {SAME}", SAME),
@@ -237,12 +237,12 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
     "a foreign function of other elements": (
         call("cu_threefry2x32_ffi", "%x", SAME, "tensor<Bxf32>"),
         "%y : tensor<Bxf32>", X,
-        "takes values of other shapes",
+        "has operands of unexpected shapes",
     ),
     "a mark that changes what it marks": (
         call("Sharding", "%x", SAME, "tensor<Bx2xf32>"),
         "%y : tensor<Bx2xf32>", X,
-        "takes other values than it gives",
+        "has operands and results of different types",
     ),
     "a mark": (call("Sharding", "%x", SAME, SAME), Y, X, ""),
     "a function that nobody knows": (
@@ -253,7 +253,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + convolution("%x, %k", "[f, b, 0]x[i, o, 0]->[b, f, 0]", "(tensor<2x4x4xf32>, tensor<2x4x1xf32>) -> tensor<2x4x4xf32>", batches=2)
         + "\n" + "%w = stablehlo.negate %x : tensor<2x4x4xf32>",
         "%w : tensor<2x4x4xf32>", "%x: tensor<2x4x4xf32>",
-        "it differs from row to row whatever the inputs are",
+        "it depends on the row's index in the batch",
     ),
     "a convolution over rows": (
         "%k = stablehlo.constant dense<1.0> : tensor<4x4x1xf32>\n"
@@ -266,7 +266,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + convolution("%i, %k", "[0, b, f]x[i, o, 0]->[0, b, f]", f"({LAYERS}, tensor<4x4x1xf32>) -> {LAYERS}").replace("%y", "%w")
         + f"\n%y = stablehlo.add %x, %w : {LAYERS}",
         f"%y : {LAYERS}", IMAGE,
-        "moves a kernel over a dimension of the size of the batch",
+        "moves a kernel over a dimension of the batch size",
     ),
     "a convolution of features that are rows": (
         "%k = stablehlo.constant dense<1.0> : tensor<4xBx1xf32>\n"
@@ -308,7 +308,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.dynamic_slice %i, %p, %o, sizes = [1, 4] : (tensor<Bx4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X + ", %p: tensor<i32>",
-        "looks into a dimension that is as large as the batch",
+        "indexes a dimension of the batch size",
     ),
     "a slice that replaces some of as much as rows": (
         "%i = stablehlo.iota dim = 1 : tensor<Bx4xf32>\n%u = stablehlo.constant dense<9.0> : tensor<1x4xf32>\n%o = stablehlo.constant dense<0> : tensor<i32>\n"
@@ -316,7 +316,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.slice %w [0:1, 0:4] : (tensor<Bx4xf32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X + ", %p: tensor<i32>",
-        "looks into a dimension that is as large as the batch",
+        "indexes a dimension of the batch size",
     ),
     "an input of no elements": (
         "%y = stablehlo.negate %x : tensor<Bx0xf32>", "%y : tensor<Bx0xf32>", "%x: tensor<Bx0xf32>", "",
@@ -339,7 +339,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + triangular("%a, %t", "(tensor<Bx4x4xf32>, tensor<Bx4xBxf32>) -> tensor<Bx4xBxf32>")
         + "%y = stablehlo.negate %v : tensor<Bx4xBxf32>",
         "%y : tensor<Bx4xBxf32>", X,
-        "solves other systems than one for all rows",
+        "solves systems that differ between rows",
     ),
     "systems as many as rows for rows": (
         "%a = stablehlo.constant dense<2.0> : tensor<Bx4x4xf32>\n"
@@ -347,7 +347,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + triangular("%a, %t", "(tensor<Bx4x4xf32>, tensor<Bx4xBxf32>) -> tensor<Bx4xBxf32>")
         + "%y = stablehlo.negate %v : tensor<Bx4xBxf32>",
         "%y : tensor<Bx4xBxf32>", X,
-        "solves systems as large as the batch",
+        "solves systems of the batch size",
     ),
     "a constant of another size in another batch": (
         f"%y = stablehlo.custom_call @Sharding(%x) : ({SAME}) -> {SAME}\n%k = stablehlo.constant dense<0.5> : tensor<0xf32>",
@@ -370,32 +370,32 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%j = stablehlo.add %i, %u : tensor<i32>\nstablehlo.return %j, %b : tensor<i32>, tensor<1x4xf32> }\n"
         "%y = stablehlo.broadcast_in_dim %r#1, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X,
-        "carries something on from row to row",
+        "carries state from row to row",
     ),
     "rows that are put where they came from, one by one": (
-        one_by_one("a", "%p, %b"), Y, X, "takes or puts rows one by one",
+        one_by_one("a", "%p, %b"), Y, X, "gathers or scatters rows one by one",
     ),
     "rows that are put into another value, one by one": (
-        one_by_one("b", "%p, %b"), Y, X, "carries something on from row to row",
+        one_by_one("b", "%p, %b"), Y, X, "carries state from row to row",
     ),
     "rows that are put, and changed, one by one": (
-        one_by_one("a", "%g, %b"), Y, X, "carries something on from row to row",
+        one_by_one("a", "%g, %b"), Y, X, "carries state from row to row",
     ),
     "rows that are put into one of two values, one by one": (
-        one_by_one("a", "%b, %p"), Y, X, "carries something on from row to row",
+        one_by_one("a", "%b, %p"), Y, X, "carries state from row to row",
     ),
     "blocks that are as many as are told apart": (
         blocks(15), Y, X, "",
     ),
     "more blocks than are told apart": (
-        blocks(16), Y, X, "puts rows behind one another with something that is no row",
+        blocks(16), Y, X, "concatenates rows with other values",
     ),
     "rows beside the size of the batch": (
         "%n = stablehlo.constant dense<[B]> : tensor<1xi32>\n%f = stablehlo.convert %n : (tensor<1xi32>) -> tensor<1xf32>\n"
         f"%s = stablehlo.reshape %f : (tensor<1xf32>) -> tensor<f32>\n%d = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> {SAME}\n"
         f"%z = stablehlo.divide %x, %d : {SAME}\n%y = stablehlo.negate %z : {SAME}",
         Y, X,
-        "computes with the size of the batch",
+        "computes with the batch size",
     ),
     "a place that does not matter, of a slice": (
         PLACE + f"%y = stablehlo.dynamic_slice %x, %p, %o, sizes = [B, 2] : ({SAME}, tensor<i32>, tensor<i32>) -> tensor<Bx2xf32>",
@@ -414,15 +414,15 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
     "an output as large as the batch twice": (
         "%y = stablehlo.broadcast_in_dim %x, dims = [0, 2] : (tensor<Bx4xf32>) -> tensor<BxBx4xf32>",
         "%y : tensor<BxBx4xf32>", X,
-        "a dimension besides the first is as large as the batch",
+        "another dimension depends on the batch size",
     ),
     "an output of blocks": (
         "%y = stablehlo.reshape %x : (tensor<Bx4xf32>) -> tensor<4Bxf32>",
         "%y : tensor<4Bxf32>", X,
-        "its rows are not those of the batch",
+        "its rows are not the rows of the batch",
     ),
     "an output that lies": (
-        TURNED, "%t : tensor<4xBxf32>", X, "its rows lie along another dimension than the first",
+        TURNED, "%t : tensor<4xBxf32>", X, "its rows are not along the first dimension",
     ),
     "a branch that is known": (
         f'%c = stablehlo.constant dense<true> : tensor<i1>\n%r = stablehlo.reverse %x, dims = [0] : {SAME}\n'
@@ -448,20 +448,20 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%i = stablehlo.iota dim = 0 : tensor<Bx4xf32>\n"
         f'%y = "stablehlo.if"(%p) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %i : {SAME} }}) : (tensor<i1>) -> {SAME}',
         Y, X + ", %p: tensor<i1>",
-        "puts rows together with values that differ by their place in the batch",
+        "combines rows with values that depend on the batch index",
     ),
     "numbers of rows that cancel out beside a size": (
         "%r = stablehlo.iota dim = 0 : tensor<Bxi32>\n%b = stablehlo.constant dense<B> : tensor<Bxi32>\n"
         "%c = stablehlo.constant dense<3> : tensor<Bxi32>\n%m = stablehlo.minimum %n, %c : tensor<Bxi32>\n"
         "%s = stablehlo.add %r, %m : tensor<Bxi32>\n%t = stablehlo.add %s, %b : tensor<Bxi32>\n%y = stablehlo.subtract %t, %r : tensor<Bxi32>",
         "%y : tensor<Bxi32>", "%n: tensor<Bxi32>",
-        "takes the size of the batch for a number",
+        "uses the batch size as a value",
     ),
     "a branch that each of three may be": (
         TOTAL + "%i = stablehlo.convert %q : (tensor<f32>) -> tensor<i32>\n"
         f'%y = "stablehlo.case"(%i) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}, {{ %other = stablehlo.tanh %x : {SAME} stablehlo.return %other : {SAME} }}) : (tensor<i32>) -> {SAME}',
         Y, X,
-        "takes a branch by",
+        "selects a branch by a value of several rows",
     ),
 }  # fmt: skip
 

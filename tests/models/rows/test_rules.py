@@ -426,7 +426,7 @@ JOINED = """
     ("place", "expected"),
     [
         ("0:1", "proved"),
-        ("1:2", "unknown: stablehlo.add computes with the size of the batch"),
+        ("1:2", "unknown: stablehlo.add computes with the batch size"),
     ],
 )
 def test_integers_that_are_joined_stay_known_one_by_one(place: str, expected: str) -> None:

@@ -19,7 +19,7 @@ def test_a_verdict_names_operation_reason_place_and_output() -> None:
     )
 
     assert str(verdict) == (
-        "mixed: stablehlo.reduce reduces over the rows (model.py:12), seen in output 'y'"
+        "mixed: stablehlo.reduce reduces over the rows (model.py:12), in output 'y'"
     )
 
 
@@ -37,7 +37,7 @@ def test_the_worst_of_several_platforms_says_which_it_is() -> None:
 
     found = worst({"cpu": proved, "tpu": mixed})
 
-    assert "mixed: stablehlo.reduce reduces over the rows, on tpu, seen in output 'y'" == str(found)
+    assert "mixed: stablehlo.reduce reduces over the rows, on tpu, in output 'y'" == str(found)
     assert found.loops_follow_rows
     assert mixed == worst({"cpu": mixed, "tpu": mixed})
 

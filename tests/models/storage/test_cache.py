@@ -152,7 +152,7 @@ def test_a_model_larger_than_the_cache_is_refused_before_a_byte_is_fetched(make:
     store = of(MIB)
 
     with pytest.raises(
-        InvalidModel, match=r"1048578 bytes, more .* \(remote_cache_max_bytes is 1048576\)"
+        InvalidModel, match=r"1048578 bytes, which exceeds .* \(remote_cache_max_bytes 1048576\)"
     ):
         take(make(MIB), store)
     assert {} == store.read_bytes
@@ -179,7 +179,7 @@ def test_what_is_in_use_by_another_server_stays(make: Make) -> None:
     used = take(one, of(MIB, b"a"), "a")
     more = of(MIB, b"b")
 
-    with pytest.raises(InvalidModel, match="models that are loaded or fetched have 1048578 of"):
+    with pytest.raises(InvalidModel, match="loaded and fetched models use 1048578 of"):
         take(other, more, "b")
     assert {} == more.read_bytes
     used.close()
@@ -302,7 +302,7 @@ def test_a_checksum_of_the_store_is_compared(make: Make) -> None:
         for found in row.objects
     )
 
-    with pytest.raises(StoreProblem, match="has not the md5 that its store says"):
+    with pytest.raises(StoreProblem, match="does not match the md5 of its store"):
         make().take(store, Wanted("m", row.url, wrong), FetchControl(60))
 
 
@@ -315,7 +315,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_refused(make: Make) -> No
 
     store.on_read = change
 
-    with pytest.raises(ObjectChanged, match="'1/w' was changed while it was fetched"):
+    with pytest.raises(ObjectChanged, match="'1/w' changed while it was fetched"):
         make().take(store, row, FetchControl(60))
     assert make().held(row) is None
 
@@ -368,7 +368,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path) -> None:
     folder.chmod(0o777)
 
     with pytest.raises(
-        InvalidSettings, match="remote_cache_directory: expected a directory of this"
+        InvalidSettings, match="remote_cache_directory: expected a directory owned by this"
     ):
         ModelCache(folder, MIB, 1).prepare()
 
@@ -384,7 +384,7 @@ def test_progress_is_logged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None
 
     take(made, store)
 
-    assert "model is being fetched" == told[0]["event"]
+    assert "model fetch in progress" == told[0]["event"]
     assert "model fetched" == told[-1]["event"]
 
 

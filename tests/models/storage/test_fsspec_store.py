@@ -86,7 +86,7 @@ def test_an_answer_that_is_longer_than_asked_is_refused(
     found = made.objects("m")[0]
     monkeypatch.setattr(filesystem, "cat_file", lambda *args, **more: b"x" * 11)
 
-    with pytest.raises(StoreProblem, match="sent 11 bytes, asked for 10"):
+    with pytest.raises(StoreProblem, match="sent 11 bytes, expected 10"):
         list(made.read(found, 0, 10))
 
 
@@ -99,7 +99,7 @@ class NoCredentialsError(Exception):
     [
         (PermissionError("key AKIA123 secret"), "access is denied", False),
         (FileNotFoundError("bucket"), "it is not there", False),
-        (NoCredentialsError("secret"), "the environment of the SDK has no credentials", False),
+        (NoCredentialsError("secret"), "the SDK found no credentials in its environment", False),
         (ValueError("https://host/?sig=secret"), "its SDK failed with ValueError", True),
         (TimeoutError("secret"), "no answer within 5 seconds (remote_stall_seconds)", True),
     ],

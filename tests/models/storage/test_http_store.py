@@ -115,6 +115,22 @@ def test_a_server_without_ranges_is_read_from_the_beginning(
     assert CONTENT == fetched(place, target)
 
 
+def test_what_is_read_again_is_no_progress(place: tuple[str, Shelves], tmp_path: Path) -> None:
+    """A server that sends no parts, and cuts each answer, is given up."""
+
+    def half(handler: Handler, content: bytes) -> bool:
+        handler.head(handler.name, len(content))
+        handler.wfile.write(content[: len(content) // 2])
+        return True
+
+    place[1].fault = half
+
+    with pytest.raises(StoreProblem, match="ended at byte 2560000 of 5120000"):
+        fetched(place, tmp_path / "w")
+    # Each second one asks for the rest, which this server does not have.
+    assert 2 * fetching.ATTEMPTS - 1 == len(place[1].gets())
+
+
 def test_an_object_that_changes_meanwhile_is_refused(
     place: tuple[str, Shelves], tmp_path: Path
 ) -> None:
@@ -128,7 +144,7 @@ def test_an_object_that_changes_meanwhile_is_refused(
 
     place[1].fault = change
 
-    with pytest.raises(ObjectChanged, match="'m/1/w' was changed while it was fetched"):
+    with pytest.raises(ObjectChanged, match="'m/1/w' changed while it was fetched"):
         fetched(place, tmp_path / "w")
 
 
@@ -175,8 +191,8 @@ def moves(location: str) -> Fault:
     ("fault", "reason"),
     [
         (endless, "has more than the 5120000 bytes"),
-        (longer, "comes with 5120001 bytes, expected 5120000"),
-        (lie(Content_Encoding="gzip"), "sends Content-Encoding 'gzip', asked for identity"),
+        (longer, "has 5120001 bytes, expected 5120000"),
+        (lie(Content_Encoding="gzip"), "sends Content-Encoding 'gzip', expected identity"),
         (moves("https://127.0.0.1:1/x"), "redirects from http to https"),
         (moves("file:///etc/passwd"), "redirects from http to file"),
         (moves("/root/m/1/w"), "redirects more than 5 times"),

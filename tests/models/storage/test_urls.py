@@ -44,14 +44,14 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("ftp://host/models", "a URL that is one of s3://"),
+        ("ftp://host/models", "a URL with one of s3://"),
         ("ftp://user:secret@host/models", "a URL without credentials"),
         ("s3://key:secret@bucket/models", "a URL without credentials"),
         ("https://user:secret@host/models", "a URL without credentials"),
         ("https://host/models?sig=secret", "a URL without a query"),
         ("https://host/models#secret", "a URL without a query"),
         ("https://host/a/../models", "without '..'"),
-        ("memory://models", "a URL that is one of s3://"),
+        ("memory://models", "a URL with one of s3://"),
     ],
 )
 def test_a_url_that_is_none_of_a_repository_is_refused(url: str, reason: str) -> None:
@@ -70,7 +70,7 @@ def test_a_url_is_given_once() -> None:
         remote_schemes=["http"],
     )
 
-    with pytest.raises(InvalidSettings, match="another URL than those before"):
+    with pytest.raises(InvalidSettings, match="a URL not already given"):
         check_roots(settings)
 
 
@@ -78,5 +78,5 @@ def test_a_model_root_is_no_url() -> None:
     """Meshes and SageMaker download models themselves."""
     settings = Settings.read({}, repository="/", model_root=["s3://bucket/models"])
 
-    with pytest.raises(InvalidSettings, match="model_root: expected a directory, and no URL"):
+    with pytest.raises(InvalidSettings, match="model_root: expected a directory instead of a URL"):
         check_roots(settings)

@@ -118,8 +118,8 @@ def test_a_model_is_to_blame_for_what_is_wrong_with_it(
 
     assert [
         "model.json is missing",
-        "an ONNX or .pt2 file is converted by its first load; to compile it ahead of that, "
-        "import it: xlaserve import",
+        "ONNX and .pt2 files are converted at their first load: to compile ahead, use `xlaserve"
+        " import` first",
         "batch_sizes: expected 1 to 6, got 7",
         None,
     ] == [problem and str(problem).split(" '")[0] for problem in problems]
@@ -128,7 +128,7 @@ def test_a_model_is_to_blame_for_what_is_wrong_with_it(
 def test_more_devices_than_a_host_has_are_refused(
     compilers: Compilers, affine_directory: Path
 ) -> None:
-    with pytest.raises(DeviceUnavailable, match="expected 1, 2, 4, 8 of them, got 5"):
+    with pytest.raises(DeviceUnavailable, match="expected 1, 2, 4, 8 devices, got 5"):
         compilers.compile([Job("affine", str(affine_directory), "cpu", 5)])
 
 
@@ -164,7 +164,7 @@ def test_a_compiler_that_dies_takes_one_model_with_it() -> None:
 
     assert [
         None,
-        "its compilation ended the process that compiles (SIGABRT): F0000 no such register",
+        "its compilation ended the compiler process (SIGABRT): F0000 no such register",
         None,
     ] == [done.problem and done.problem.reason for done in found]
 

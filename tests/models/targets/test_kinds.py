@@ -47,7 +47,7 @@ def test_devices_of_one_host_have_a_topology(name: str, count: int, expected: st
     ("name", "count", "expected"), [("h100", 3, "1, 2, 4, 8"), ("v4", 8, "1, 2, 4")]
 )
 def test_a_count_that_no_host_has_is_refused(name: str, count: int, expected: str) -> None:
-    with pytest.raises(DeviceUnavailable, match=f"expected {expected} of them, got {count}"):
+    with pytest.raises(DeviceUnavailable, match=f"expected {expected} devices, got {count}"):
         named(name).topology(count)
 
 

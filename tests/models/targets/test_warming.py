@@ -92,5 +92,5 @@ def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Pat
     assert (5, 6) == (sum(one.compile_seconds > 0 for one in first.programs), len(first.programs))
     assert [0.0] * len(first.programs) == [program.compile_seconds for program in again.programs]
     assert () == loop.programs
-    assert loop.notice.startswith("a loop follows its inputs")
+    assert loop.notice.startswith("a loop depends on its inputs")
     assert {flags} == {key["environment"]["flags"] for key in keys(tmp_path / "cache")}

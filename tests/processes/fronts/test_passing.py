@@ -246,7 +246,7 @@ async def test_an_engine_that_dies_leaves_no_request_unanswered(world: World) ->
             await call.answered()
         with pytest.raises(EngineGone):
             await waits.answered()
-        with pytest.raises(ModelNotReady, match="engine process has ended"):
+        with pytest.raises(ModelNotReady, match="the engine process ended and is being replaced"):
             await pair.ends[0].infer()
         world.may_execute.set()
         await connect(pair.fronts, pair.front_ends[0])

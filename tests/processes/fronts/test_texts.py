@@ -105,7 +105,7 @@ async def test_files_that_have_changed_are_no_text(tmp_path: Path, name: str) ->
     async with joined(model) as pair:
         found = shown(pair)
         assert found.text is None
-        assert "changed since the engine has read them" in found.no_text
+        assert "its files changed since the engine read them" in found.no_text
 
 
 async def test_files_that_are_gone_are_no_text(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_the_tokenizer_of_a_front_end_is_that_of_the_engine(folder: Path) 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (" ", "changed since the engine has read them"),
+        (" ", "its files changed since the engine read them"),
         ("{", "is not valid JSON"),
         (None, "changed"),
     ],

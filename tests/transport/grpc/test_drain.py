@@ -151,4 +151,4 @@ async def test_a_message_that_is_on_its_way_is_waited_for(
 
     fields: dict[object, object] = dict(hpack.Decoder().decode(answer))
 
-    assert "no message came" in str(fields["grpc-message"])
+    assert "no message within" in str(fields["grpc-message"])

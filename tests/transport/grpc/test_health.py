@@ -148,7 +148,7 @@ async def test_list_tells_of_all_that_is_known(
 
     assert {"": SERVING, SERVICE: SERVING, "ready": SERVING, "loading": NOT_SERVING} == statuses
     assert grpc.StatusCode.RESOURCE_EXHAUSTED is refusal[0]
-    assert "101 services and models, at most 100" in refusal[1]
+    assert "101 services and models, the limit of a list is 100" in refusal[1]
 
 
 async def test_refusal_does_not_repeat_a_long_name(connect: Connect) -> None:
@@ -212,7 +212,7 @@ async def test_watchers_are_bounded(connect: Connect) -> None:
         assert [SERVING] * MAX_WATCHERS == [await seen(watch) for watch in watches]
         refusal = await refused(watching(stub, "").read())
 
-    expected = "2 health watches are open already (max_health_watchers)"
+    expected = "2 health watches are already open (max_health_watchers)"
     assert (grpc.StatusCode.RESOURCE_EXHAUSTED, expected) == refusal
 
 

@@ -218,7 +218,7 @@ FAULTS: list[tuple[pb.ModelInferRequest, str]] = [
     (raw("FP32", THREE * 2, (1, 3), "batched"), "expected 12 bytes for FP32[1,3], got 24 bytes"),
     (raw("FP32", THREE, (2**62, 4)), "bytes for FP32[4611686018427387904,4], got 12 bytes"),
     (raw("FP32", b""), "expected 12 bytes for FP32[3], got 0"),
-    (mixed(), "no contents field beside raw_input_contents, got fp32_contents"),
+    (mixed(), "no contents field together with raw_input_contents, got fp32_contents"),
     (typed("INT8", [128]), "input 'x': expected INT8 between -128 and 127, got 128"),
     (typed("UINT16", [65536]), "expected UINT16 between 0 and 65535, got 65536"),
     (typed("FP32", [1.0], "fp64_contents"), "expected fp32_contents for FP32, got fp64_contents"),

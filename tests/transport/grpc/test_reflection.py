@@ -121,7 +121,7 @@ async def test_file_comes_with_its_imports(ask: Ask) -> None:
             5,
             "Extension not found.",
         ),
-        ({"host": "h"}, 3, "The request asks for nothing."),
+        ({"host": "h"}, 3, "Empty request."),
     ],
     ids=str,
 )
@@ -154,7 +154,7 @@ async def test_a_stream_may_ask_so_much_and_no_more(ask: Ask) -> None:
 
     error: Any = caught.value
     assert grpc.StatusCode.RESOURCE_EXHAUSTED is error.code()
-    assert "more than 20 questions (max_reflection_requests)" == error.details()
+    assert "more than 20 requests (max_reflection_requests)" == error.details()
 
 
 def test_messages_of_both_versions_are_the_same() -> None:

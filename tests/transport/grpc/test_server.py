@@ -94,7 +94,7 @@ async def test_a_request_without_a_message_is_refused(serve: Serve, tmp_path: Pa
     async with serve(tmp_path) as server, connect(server.url) as wire:
         answer = await wire.trailers(wire.send_nothing(headers()))
 
-    assert ("12", "ServerLive needs one message, none came") == (
+    assert ("12", "ServerLive needs one message, got none") == (
         answer["grpc-status"],
         answer["grpc-message"].rpartition("/")[2],
     )

@@ -312,7 +312,7 @@ def test_an_answer_that_is_not_read_is_cut_off() -> None:
     client.taken()
 
     assert ["RST_STREAM 1 ENHANCE_YOUR_CALM"] == client.ended
-    assert ["its client does not read the answer"] == call.reasons
+    assert ["the client does not read the answer"] == call.reasons
     assert 0 == client.ledger.held
 
 

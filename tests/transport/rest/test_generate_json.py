@@ -71,8 +71,12 @@ def test_brackets_and_commas_within_strings_do_not_count() -> None:
     [
         ((2, 3), [1, 2], "expected 6 elements for FP32"),
         ((2, -1), [1, 2, 3], "elements for FP32"),
-        ((-1, -1), [1, 2], "of which several are open, got 1 levels of lists"),
-        ((-1,), [[1, 2], [3]], "equally long on each level"),
+        ((-1, -1), [1, 2], "which has several open ones, got 1 levels of lists"),
+        (
+            (-1,),
+            [[1, 2], [3]],
+            "data in one list, or in nested lists of equal length on each level",
+        ),
         ((-1,), [1, "a"], "elements of FP32, got str"),
         ((-1,), {"a": [1]}, "expected elements of FP32"),
     ],

@@ -191,9 +191,9 @@ def test_unknown_datatypes_are_refused() -> None:
         (None, "null"),
         ([1], "an array"),
         ({}, "an object"),
-        (2**64, "one of more bits"),
-        (-(2**63) - 1, "one of more bits"),
-        (10**300, "one of more bits"),
+        (2**64, "a larger integer"),
+        (-(2**63) - 1, "a larger integer"),
+        (10**300, "a larger integer"),
     ],
 )
 @pytest.mark.parametrize("place", ["request", "input", "output"])
@@ -344,7 +344,7 @@ def test_bytes_beside_another_binary_input_need_their_size() -> None:
 
     message = refusal(InvalidTensor, {"inputs": inputs}, bytes(8) + packed(b"a"))
 
-    assert "input 't': expected a binary_data_size, as other inputs are binary too" in message
+    assert "input 't': expected a binary_data_size, since other inputs are binary" in message
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_bytes_behind_the_last_tensor_are_refused(inputs: list[dict[str, object]
 
     message = refusal(InvalidBody, {"inputs": inputs}, tail)
 
-    assert "unexpected additional input data, 3 bytes behind the last tensor" in message
+    assert "unexpected additional input data, 3 bytes after the last tensor" in message
 
 
 def test_an_input_in_shared_memory_takes_no_bytes_of_the_body() -> None:

@@ -164,20 +164,30 @@ def test_an_image_is_one_element_of_bytes(
 
 
 REFUSED: Sequence[tuple[str, str, str, str]] = (
-    ("FP32", JSON, "[[1, 2], [3]]", "equally long on each level, got lists that differ"),
-    ("FP32", JSON, "[[1, 2], 3]", "equally long on each level, got lists that differ"),
+    (
+        "FP32",
+        JSON,
+        "[[1, 2], [3]]",
+        "of equal length on each level, got lists of different lengths",
+    ),
+    ("FP32", JSON, "[[1, 2], 3]", "of equal length on each level, got lists of different lengths"),
     ("FP32", JSON, "[1, [2]]", "expected elements of FP32, got list"),
-    ("FP32", JSON, "[" * 65 + "]" * 65, "equally long on each level"),
+    (
+        "FP32",
+        JSON,
+        "[" * 65 + "]" * 65,
+        "lists of equal length on each level",
+    ),
     ("FP32", JSON, '[["1", "2"]]', "expected elements of FP32, got str"),
     ("FP32", JSON, '[[{"b64": "AA=="}]]', "expected elements of FP32, got dict"),
-    ("FP32", JSON, "[[1e39, 1]]", "a number too large for it"),
+    ("FP32", JSON, "[[1e39, 1]]", "a number out of range"),
     ("FP32", JSON, "[[true, 1]]", "expected elements of FP32, got bool"),
     ("FP32", JSON, "null", "expected elements of FP32, got NoneType"),
     ("FP32", JSON, "[[NaN, 1]]", "expected a list in JSON, or one as 'instances'"),
     ("FP32", JSON, "[[1, 2]", "expected a list in JSON, or one as 'instances'"),
     ("FP32", JSON, '{"data": 1}', "expected a list in JSON, or one as 'instances'"),
     ("FP32", JSON, "[" * 10_000, "nested too deeply"),
-    ("FP32", JSON, "[" * 100_000, "expected at most 20000 arrays of the JSON together, got 100000"),
+    ("FP32", JSON, "[" * 100_000, "expected at most 20000 arrays in the JSON together, got 100000"),
     ("INT8", JSON, "[[1, 128]]", "expected INT8 between -128 and 127, got 128"),
     ("INT8", JSON, "[[1, 1.5]]", "expected elements of INT8, got float"),
     ("FP32", CSV, "1,2\n3", "rows of FP32 in CSV, got the number of columns changed from 2 to 1"),
@@ -192,8 +202,8 @@ REFUSED: Sequence[tuple[str, str, str, str]] = (
     ("INT64", CSV, f"1,{'9' * 30}", "could not convert string '9"),
     ("BOOL", CSV, "true,maybe", "expected rows of BOOL in CSV, got 'maybe'"),
     ("BYTES", CSV, 'a,"b', "expected rows of BYTES in CSV, got unexpected end of data"),
-    ("BYTES", CSV, "a,b\nc", "rows that differ in length"),
-    ("FP32", NPY, "1,2", "the body is no .npy file"),
+    ("BYTES", CSV, "a,b\nc", "rows of different lengths"),
+    ("FP32", NPY, "1,2", "the body is not a .npy file of version 1, 2 or 3"),
     ("FP32", JSON, "", "expected a body of application/json, got an empty one"),
 )
 
@@ -453,5 +463,5 @@ def test_long_lines_beside_others_are_read_as_before(last: bytes) -> None:
     """Unusual input goes to the general reader, even after pieces have been read."""
     lines = b"[" + b",".join([b"1"] * 40_000) + b"]\n" + last
 
-    with pytest.raises(InvalidTensor, match="lists that are equally long"):
+    with pytest.raises(InvalidTensor, match="lists of equal length on each level"):
         read(spec("FP32", -1, -1), LINES, lines)

@@ -30,7 +30,7 @@ def post(
 
 
 REFUSED = {
-    "no host": b"GET /hello HTTP/1.1\r\n\r\n" + NEXT,
+    "the target's authority is not a valid host": b"GET /hello HTTP/1.1\r\n\r\n" + NEXT,
     "two hosts": post(b"Host: localhost", CL5, body=b"abcde") + NEXT,
     "cl twice same": post(CL5, CL5, body=b"abcde") + NEXT,
     "cl twice": post(CL5, b"Content-Length: 6", body=b"abcde") + NEXT,

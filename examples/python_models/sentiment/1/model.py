@@ -1,4 +1,4 @@
-"""Calls the tokenizer, and computes with a function that JAX compiles."""
+"""Calls the tokenizer model, then computes with a JAX-compiled function."""
 
 import jax
 import jax.numpy as jnp

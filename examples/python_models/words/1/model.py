@@ -1,4 +1,4 @@
-"""Texts in, numbers of their words out: what a model that computes with numbers needs before it."""
+"""Converts texts into word ids, as input for a numeric model."""
 
 import numpy as np
 from vocabulary import UNKNOWN, load_vocabulary
@@ -12,7 +12,7 @@ class Words(PythonModel):
     inputs = {"text": ("BYTES", [1])}
     outputs = {"ids": ("INT32", [LENGTH])}
     max_batch_size = 64
-    batched = True  # rows of requests that wait together are read in one call
+    batched = True  # one call handles the rows of all batched requests
 
     def load(self, context: Context) -> None:
         self.numbers = load_vocabulary(context.directory / "words.txt")

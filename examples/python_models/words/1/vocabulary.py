@@ -1,4 +1,4 @@
-"""A module beside model.py: other models may have one of the same name."""
+"""A module next to model.py; other models may have one with the same name."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ UNKNOWN = 1
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Return the number of each word of a file; 0 is for no word at all."""
+    """Return the id of each word in a file; id 0 means no word, and 1 an unknown word."""
     return {word: number for number, word in enumerate(path.read_text().split(), UNKNOWN + 1)}

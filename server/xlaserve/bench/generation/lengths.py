@@ -44,8 +44,8 @@ def drawn(seed: int, longest: int = LONGEST) -> Iterator[Lengths]:
         fitting = sizes[sizes.sum(axis=1) <= longest].tolist()
         if not fitting:
             raise BenchmarkRefused(
-                f"--longest {longest}: prompts and answers have {PROMPT_MEAN:g} and "
-                f"{ANSWER_MEAN:g} tokens on average, and hardly any pair is as short as that"
+                f"--longest {longest}: too short, prompts and answers have {PROMPT_MEAN:g} and "
+                f"{ANSWER_MEAN:g} tokens on average"
             )
         yield from (Lengths(prompt, answer) for prompt, answer in fitting)
 

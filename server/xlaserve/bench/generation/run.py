@@ -105,11 +105,11 @@ async def _probe(job: Job, client: Client) -> None:
         tokens = [one async for one in client.stream(asked, job.timeout) if "token" in one.outputs]
     except CallFailed as error:
         raise BenchmarkRefused(
-            f"{error}\nThe longest prompt has {longest} tokens of ids below {job.vocab}: "
-            "--lengths or --longest, and --vocab, change that"
+            f"{error}\nThe longest prompt has {longest} tokens with ids below {job.vocab}: change"
+            " this with --lengths or --longest, and --vocab"
         ) from error
     if not tokens:
-        raise BenchmarkRefused(f"model '{job.model}': its answer has no 'token'")
+        raise BenchmarkRefused(f"model '{job.model}': its answer has no output 'token'")
 
 
 def _request(job: Job, number: int, prompt: int, answer: int) -> InferRequest:

@@ -46,7 +46,7 @@ def poisson(
     seconds = warmup + duration
     if rate * seconds > MOST_ARRIVALS:
         raise BenchmarkRefused(
-            f"--rate {rate:g} for {seconds:g} s: expected {MOST_ARRIVALS} requests at most"
+            f"--rate {rate:g} for {seconds:g} s: expected at most {MOST_ARRIVALS} requests"
         )
     random = np.random.default_rng(seed)
     # Draw the number of arrivals, then uniform times, which avoids accumulating rounding errors.
@@ -54,7 +54,7 @@ def poisson(
     arrivals = [Arrival(at, one, at >= warmup) for at, one in zip(times, lengths, strict=False)]
     if not any(one.counted for one in arrivals):
         raise BenchmarkRefused(
-            f"--rate {rate:g} for {duration:g} s: no request arrives; it takes a longer "
-            "--duration, or another --seed"
+            f"--rate {rate:g} for {duration:g} s: no request arrives: use a longer --duration or"
+            " another --seed"
         )
     return Schedule(arrivals, rate, warmup, duration, seed)

@@ -34,7 +34,7 @@ TlsCa: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--tls-ca",
-        help="PEM file of the authorities to trust; else the system's.",
+        help="PEM file of trusted CA certificates; defaults to the system's.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -48,13 +48,13 @@ TlsCertificate: TypeAlias = Annotated[
 ]
 TlsKey: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--tls-key", help="Its key, if another file holds it.", rich_help_panel=_PANEL),
+    typer.Option("--tls-key", help="PEM file of its key, if separate.", rich_help_panel=_PANEL),
 ]
 TlsInsecure: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--tls-insecure",
-        help="Do not look at the server's certificate.",
+        help="Do not verify the server's certificate.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -63,7 +63,7 @@ TokenFile: TypeAlias = Annotated[
     typer.Option(
         "--token-file",
         envvar=TOKEN_FILE,
-        help="File with the token to show (docs/access.md), /dev/stdin for a pipe.",
+        help="File with the token to send (docs/access.md); /dev/stdin for a pipe.",
     ),
 ]
 

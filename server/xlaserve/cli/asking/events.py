@@ -22,20 +22,24 @@ _URL = "http://127.0.0.1:8000"
 @reaching(_ASK_SECONDS, _URL)
 def events(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     reach: Reach,
-    model: Annotated[str, typer.Option(help="Events of this model alone.")] = "",
-    failed: Annotated[bool, typer.Option("--failed", help="Failures alone.")] = False,
-    search: Annotated[str, typer.Option(help="A text that a part of an event must hold.")] = "",
+    model: Annotated[str, typer.Option(help="Only events of this model.")] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
+    search: Annotated[str, typer.Option(help="Only events that contain this text.")] = "",
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what happens, until interrupted.")
+        bool, typer.Option("--follow", help="Keep printing new events until interrupted.")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Seconds between two looks, to follow.")
+        float, typer.Option("--interval", min=0.05, help="Seconds between polls with --follow.")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Show what happened on a server, and who asked for it: loads, unloads, failures."""
+    """Show a server's loads, unloads and failures, and who asked for them."""
     if not reach.address.rest:
-        raise InvalidRequest(f"--url: expected the HTTP endpoint, as {_URL}, which has the events")
+        raise InvalidRequest(
+            f"--url: expected the HTTP endpoint, as {_URL}, which serves the events"
+        )
     query = {"model": model, "failed": str(failed).lower(), "search": search}
     try:
         ask_server(_show(reach, query, interval if follow else None, as_json=as_json))
@@ -55,7 +59,7 @@ async def _show(
                 log, last = "", 0
                 continue
             if missing := found["matching"] - len(found["events"]):
-                typer.echo(f"{missing} older events are not shown", err=True)
+                typer.echo(f"{missing} older events omitted", err=True)
             for event in reversed(found["events"]):
                 typer.echo(json.dumps(event) if as_json else event_line(event))
             log, last = found["log"], found["last"]
@@ -69,7 +73,9 @@ def _read(reach: Reach, text: str) -> Json:
         found = json.loads(text)
         return {key: found[key] for key in ("log", "last", "matching", "events")}
     except (ValueError, KeyError, TypeError) as error:
-        raise CallFailed(reach.address.url, "it has no event log: it is no xlaserve") from error
+        raise CallFailed(
+            reach.address.url, "no event log found: this is not an xlaserve server"
+        ) from error
 
 
 def event_line(event: Json) -> str:

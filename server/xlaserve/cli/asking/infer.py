@@ -44,19 +44,19 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
         ),
     ] = None,
     model_version: Annotated[
-        str, typer.Option("--model-version", help="The newest one if not given.")
+        str, typer.Option("--model-version", help="Defaults to the newest version.")
     ] = "",
     classes: Annotated[
         int | None,
-        typer.Option("--classes", min=1, help="Show so many classes with the highest scores."),
+        typer.Option("--classes", min=1, help="Show this many classes with the highest scores."),
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", help="A file with the name of a class on each line."),
+        typer.Option("--labels", help="A file with one class name per line."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write the outputs to this .npz file.")
+        Path | None, typer.Option("--output", help="Write the outputs to an .npz file.")
     ] = None,
 ) -> None:
     """Run one inference and print the values of the outputs."""

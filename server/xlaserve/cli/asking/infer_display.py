@@ -227,8 +227,8 @@ def _storable(name: str, array: Tensor) -> Tensor:
     if array.dtype.kind == "O":
         if any(element.endswith(b"\0") for element in array.ravel()):
             raise InvalidRequest(
-                f"output '{printable(name)}' has an element that ends with a zero byte, which a "
-                ".npz file would lose; --json keeps it"
+                f"output '{printable(name)}' has an element that ends with a zero byte, which an"
+                " .npz file cannot keep: use --json"
             )
         return array.astype(np.bytes_)
     return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)

@@ -29,13 +29,13 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name: TypeAlias = Annotated[str, typer.Argument(help="Name of the model.")]
 Names: TypeAlias = Annotated[list[str], typer.Argument(help="Names of the models.")]
 Version: TypeAlias = Annotated[
-    str, typer.Option("--model-version", help="The newest one if not given.")
+    str, typer.Option("--model-version", help="Defaults to the newest version.")
 ]
 
 
 def models() -> typer.Typer:
     """Return the group of commands."""
-    group = typer.Typer(help="Look after the models of a server.", no_args_is_help=True)
+    group = typer.Typer(help="List, load and unload the models of a server.", no_args_is_help=True)
     commands = {
         "list": list_,
         "show": show,
@@ -55,7 +55,7 @@ def list_(
     reach: Reach,
     ready: Annotated[bool, typer.Option("--ready", help="Only versions that are ready.")] = False,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Only versions that have a reason not to be.")
+        bool, typer.Option("--failed", help="Only versions with a failure reason.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +114,7 @@ def config(reach: Reach, name: Name, version: Version = "") -> None:
 @reaching(_ASK_SECONDS)
 def stats(
     reach: Reach,
-    name: Annotated[str, typer.Argument(help="Name of the model; all if not given.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of the model; all models by default.")] = "",
     version: Version = "",
     as_json: AsJson = False,
 ) -> None:
@@ -131,14 +131,15 @@ def load(
     reach: Reach,
     names: Names,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A configuration in JSON instead of its own.")
+        Path | None,
+        typer.Option("--config", help="A JSON configuration that replaces the model's own."),
     ] = None,
     version: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Serve this version alone, with the configuration that the model answers with: a "
-            "rollback in one step. A load without it undoes that.",
+            help="Serve only this version, with the current configuration (a rollback in one"
+            " step). A load without --version undoes it.",
         ),
     ] = None,
 ) -> None:
@@ -162,7 +163,7 @@ def unload(
     reach: Reach,
     names: Names,
     dependents: Annotated[
-        bool, typer.Option("--unload-dependents", help="Also the models that it is made of.")
+        bool, typer.Option("--unload-dependents", help="Also unload the steps of an ensemble.")
     ] = False,
 ) -> None:
     """Unload models one after the other, and print each result."""
@@ -176,7 +177,7 @@ def _config_text(path: Path) -> str:
         text = path.read_text()
         json.loads(text)
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"--config: '{path}' is no file of JSON: {error}") from error
+        raise InvalidRequest(f"--config: '{path}' is not a JSON file: {error}") from error
     return text
 
 
@@ -208,9 +209,11 @@ async def _each(
 def watch(
     reach: Reach,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Seconds between two looks.")
+        float, typer.Option("--interval", min=0.05, help="Seconds between polls.")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
     """Print the states of models, and then every change, until interrupted."""
     try:

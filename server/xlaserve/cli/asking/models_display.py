@@ -125,7 +125,7 @@ def model_lines(found: Json) -> Iterator[str]:
         yield printable(f"  {', '.join(metadata.get('versions') or ())}")
     yield "configuration:"
     if config is None:
-        yield "  the server does not say it"
+        yield "  not reported by the server"
     else:
         yield from (f"  {printable(line)}" for line in config_lines(config))
 
@@ -133,7 +133,7 @@ def model_lines(found: Json) -> Iterator[str]:
 def config_lines(config: Json) -> Iterator[str]:
     """Describe the parts of a configuration that affect answers or their latency."""
     rows = number(config.get("max_batch_size"))
-    yield f"batches of up to {rows} rows" if rows else "no batches: requests have all dimensions"
+    yield f"batches of up to {rows} rows" if rows else "no batching: requests have all dimensions"
     for field, words in _WORDS.items():
         value = config.get(field)
         if value:
@@ -144,7 +144,7 @@ def _dynamic(value: Json) -> Iterator[str]:
     delay = number(value.get("max_queue_delay_microseconds"))
     preferred = value.get("preferred_batch_size") or ()
     yield (
-        "requests are put together"
+        "requests are batched"
         + (f", waiting up to {delay} µs" if delay else "")
         + (f", preferably to {', '.join(map(str, preferred))} rows" if preferred else "")
     )
@@ -174,7 +174,7 @@ def _steps(value: Json) -> Iterator[str]:
 
 _WORDS: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "dynamic_batching": _dynamic,
-    "sequence_batching": lambda _: iter(["requests of a sequence go to one instance"]),
+    "sequence_batching": lambda _: iter(["requests of a sequence go to the same instance"]),
     "ensemble_scheduling": _steps,
     "instance_group": _instances,
     "response_cache": lambda said: iter(["answers are cached"] if said.get("enable") else []),

@@ -51,35 +51,35 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     url: Annotated[str, typer.Option(help=URL_HELP)] = "127.0.0.1:8001",
     concurrency: Annotated[
         str | None,
-        typer.Option(help=f"Requests in flight, step by step. [default: {_DEFAULT_CONCURRENCY}]"),
+        typer.Option(help=f"Requests in flight in each step. [default: {_DEFAULT_CONCURRENCY}]"),
     ] = None,
     streams: Annotated[
         int | None,
-        typer.Option(min=1, help="Most requests in flight on one gRPC connection; else all."),
+        typer.Option(min=1, help="Maximum requests in flight per gRPC connection; all by default."),
     ] = None,
     connections: Annotated[
         int | None,
-        typer.Option(min=1, help="Connections that they are spread over; REST has one for each."),
+        typer.Option(min=1, help="Connections to spread requests over; REST uses one per request."),
     ] = None,
-    duration: Annotated[str, typer.Option(help="How long each step lasts: 5s, 500ms, 1m.")] = "5s",
+    duration: Annotated[str, typer.Option(help="Duration of each step: 5s, 500ms, 1m.")] = "5s",
     warmup: Annotated[
-        str, typer.Option(help="How long requests are sent before they are counted.")
+        str, typer.Option(help="Duration of unmeasured warm-up requests before each step.")
     ] = "1s",
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="NAME=1,16 for open dimensions; may be repeated."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Size of a first dimension that is open.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Size of an open first dimension.")] = 1,
     binary: Annotated[
         bool | None,
         typer.Option(
             "--binary/--json-tensors",
-            help="How tensors travel over REST. [default: binary]",
+            help="Encoding of tensors over REST. [default: binary]",
             show_default=False,
         ),
     ] = None,
     model_version: Annotated[
-        str, typer.Option("--model-version", help="The newest one if not given.")
+        str, typer.Option("--model-version", help="Defaults to the newest version.")
     ] = "",
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a connection, and for the last answers.")
@@ -90,10 +90,11 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     tls_insecure: TlsInsecure = False,
     token_file: TokenFile = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="A file for the numbers, as JSON.")
+        Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
     svg_file: Annotated[
-        Path | None, typer.Option("--svg", help="A file for a chart of latency against load.")
+        Path | None,
+        typer.Option("--svg", help="Write a chart of latency against load to this file."),
     ] = None,
     generate: Generate = False,
     rate: Rate = 1.0,
@@ -143,12 +144,16 @@ def _steps(
     if not multiplexes:
         if streams is not None or connections is not None:
             raise BenchmarkRefused(
-                "--streams, --connections: over REST every request in flight has a connection"
+                "--streams, --connections: not available over REST, where every request in flight"
+                " has its own connection"
             )
         return [Step(count, 1) for count in _counts(concurrency)]
     if streams is not None and connections is not None:
         if concurrency is not None:
-            raise BenchmarkRefused("--connections times --streams is the --concurrency already")
+            raise BenchmarkRefused(
+                "--concurrency: leave it out with both --connections and"
+                " --streams, whose product it is"
+            )
         return [_checked(Step(connections, streams))]
     return [_spread(count, streams, connections) for count in _counts(concurrency)]
 
@@ -177,7 +182,7 @@ def _counts(text: str | None) -> Sequence[int]:
 def _checked(step: Step) -> Step:
     if step.concurrency > _MAX_CONCURRENCY:
         raise BenchmarkRefused(
-            f"expected {_MAX_CONCURRENCY} requests in flight at most, got {step.concurrency}"
+            f"expected at most {_MAX_CONCURRENCY} requests in flight, got {step.concurrency}"
         )
     return step
 

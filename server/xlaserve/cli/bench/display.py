@@ -62,8 +62,8 @@ class BenchDisplay:
         for result in report.results:
             if result.client_cpu > _BUSY:
                 console.print(
-                    f"{result.step.concurrency} in flight: the client had no time left, "
-                    "the server may be faster than this",
+                    f"{result.step.concurrency} in flight: the client was saturated, the server"
+                    " may be faster than measured",
                     soft_wrap=True,
                 )
             for status, count in result.errors.items():

@@ -27,7 +27,7 @@ Generate: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--generate",
-        help="Stream answers of a language model to requests at random times, over gRPC.",
+        help="Measure a language model: stream answers to requests at random times, over gRPC.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -38,7 +38,7 @@ LengthsFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--lengths",
-        help='JSON Lines like {"prompt": 161, "answer": 338}, in tokens; else drawn.',
+        help='JSON Lines like {"prompt": 161, "answer": 338}, in tokens; drawn by default.',
         rich_help_panel=_PANEL,
     ),
 ]
@@ -46,17 +46,19 @@ Longest: TypeAlias = Annotated[
     int,
     typer.Option(
         min=2,
-        help="Most tokens of prompt and answer together, where they are drawn.",
+        help="Maximum of prompt plus answer tokens when lengths are drawn.",
         rich_help_panel=_PANEL,
     ),
 ]
 Vocab: TypeAlias = Annotated[
     int,
-    typer.Option(min=1, max=1 << 31, help="Token ids are below it.", rich_help_panel=_PANEL),
+    typer.Option(
+        min=1, max=1 << 31, help="Exclusive upper bound of token ids.", rich_help_panel=_PANEL
+    ),
 ]
 Seed: TypeAlias = Annotated[
     int,
-    typer.Option(min=0, help="Of times, lengths and tokens.", rich_help_panel=_PANEL),
+    typer.Option(min=0, help="Seed for times, lengths and tokens.", rich_help_panel=_PANEL),
 ]
 
 _CLOSED = {
@@ -88,11 +90,13 @@ def check_options(context: typer.Context, *, generate: bool) -> None:
     """Raise BenchmarkRefused for options that would have no effect."""
     given = {name for name in context.params if _is_given(context, name)}
     if generate and "lengths" in given and "longest" in given:
-        raise BenchmarkRefused("--longest: of lengths that are drawn, and --lengths reads them")
+        raise BenchmarkRefused(
+            "--longest: leave it out with --lengths, it limits lengths drawn at random"
+        )
     wrong = [flag for name, flag in (_CLOSED if generate else _OPEN).items() if name in given]
     if wrong:
         with_or_without = "with" if generate else "without"
-        raise BenchmarkRefused(f"{', '.join(wrong)}: of no use {with_or_without} --generate")
+        raise BenchmarkRefused(f"{', '.join(wrong)}: no effect {with_or_without} --generate")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -62,16 +62,16 @@ def show(report: Report) -> None:
 def _remarks(figures: Figures) -> Iterator[str]:
     if figures.late:
         yield (
-            f"late: {figures.late} had no end when the measurement ended; they waited at least as "
-            "long as is counted"
+            f"late: {figures.late} requests were unfinished when the measurement ended; their"
+            " latencies are lower bounds"
         )
     if figures.short:
         yield (
-            f"{figures.short} answers were shorter than asked: the model has fewer positions, or "
-            "does not know the parameter 'ignore_eos'"
+            f"{figures.short} answers were shorter than requested: the model has fewer positions,"
+            " or ignores the parameter 'ignore_eos'"
         )
     if figures.client_cpu > _BUSY:
-        yield "the client had no time left, the server may be faster than this"
+        yield "the client was saturated, the server may be faster than measured"
     for error, count in figures.errors.items():
         yield f"{count} x {error}"
 

@@ -28,73 +28,79 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     ],
     directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
     version: Annotated[
-        int | None, typer.Option(help="Number of the version directory; else the next one.")
+        int | None, typer.Option(help="Number of the version directory; the next one by default.")
     ] = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option(help="Else 32 where every input has an open first dimension, and 0."),
+        typer.Option(
+            help="Maximum rows per request; defaults to 32 if every input has an open"
+            " first dimension, otherwise 0."
+        ),
     ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(
-            "--dim", help="NAME=SIZE of an open dimension, or sizes: NAME=16,32; may be repeated."
+            "--dim", help="NAME=SIZE or NAME=16,32: sizes of an open dimension; may be repeated."
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
             "--shape",
-            help="INPUT=-1,3,224,224 in place of the model's, or with names; may be repeated.",
+            help="INPUT=-1,3,224,224 replaces the model's shape, names allowed; may be repeated.",
         ),
     ] = None,
     const: Annotated[
         list[str] | None,
         typer.Option(
-            "--const", help="INPUT=NUMBER, or its numbers: it is no input then; may be repeated."
+            "--const",
+            help="INPUT=NUMBER or its numbers: makes the input a constant; may be repeated.",
         ),
     ] = None,
     batch_axis: Annotated[
         list[str] | None,
         typer.Option(
             "--batch-axis",
-            help="TENSOR=1, where the batch of an input or output is; may be repeated.",
+            help="TENSOR=1: the batch axis of an input or output; may be repeated.",
         ),
     ] = None,
     output: Annotated[
-        list[str] | None, typer.Option("--output", help="An output to keep; else all.")
+        list[str] | None, typer.Option("--output", help="An output to keep; all by default.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare with onnxruntime.")
+        bool, typer.Option("--check/--no-check", help="Compare the outputs with onnxruntime.")
     ] = True,
     tolerance: Annotated[
-        float, typer.Option(help="How far an output may be off, relative to its largest number.")
+        float, typer.Option(help="Allowed difference of an output, relative to its largest value.")
     ] = 1e-4,
     limit_bytes: Annotated[
-        int, typer.Option(help="The most bytes of the model and its external data.")
+        int, typer.Option(help="Maximum bytes of the model and its external data.")
     ] = 8 * 2**30,
     labels: Annotated[
-        Path | None, typer.Option(help="A file with the name of each class on a line.")
+        Path | None, typer.Option(help="A file with one class name per line.")
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(help="What the levels of images are multiplied by: 0.00392157.")
+        str | None, typer.Option(help="Factor for the pixel values of images: 0.00392157.")
     ] = None,
     mean: Annotated[
-        str | None, typer.Option(help="What is subtracted then: 0.485,0.456,0.406.")
+        str | None, typer.Option(help="Mean to subtract after scaling: 0.485,0.456,0.406.")
     ] = None,
     std: Annotated[
-        str | None, typer.Option(help="What is divided by then: 0.229,0.224,0.225.")
+        str | None, typer.Option(help="Standard deviation to divide by: 0.229,0.224,0.225.")
     ] = None,
     resize: Annotated[
         str | None, typer.Option(help="How images are resized: stretch, pad, crop or crop:256.")
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="int8 or int4 for the matrices of a language model; else as they are."),
+        typer.Option(
+            help="int8 or int4 for the matrices of a language model; unquantized by default."
+        ),
     ] = None,
     for_target: recorded.Targets = None,
     batch_independent: Independence = None,
 ) -> None:
-    """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
+    """Convert an ONNX or PyTorch model, or a language model, to an xlaserve model."""
     # These import JAX, which would slow down the other commands.
     from xlaserve.cli.importing import display
     from xlaserve.importers.onnx.importing import Options
@@ -180,7 +186,7 @@ def _is_encoder(context: typer.Context, source: Path) -> bool:
     if not (source / CONFIG).is_file() or not configuration.is_encoder(source):
         return False
     _refuse(
-        context, context.params.keys() - _OF_ENCODERS, f"is of no effect: '{source}' is an encoder"
+        context, context.params.keys() - _OF_ENCODERS, f"has no effect: '{source}' is an encoder"
     )
     return True
 
@@ -212,8 +218,8 @@ def _import_encoder(
     if made.left_out:
         shown = ", ".join(made.left_out[:_SHOWN])
         more = " and others" if len(made.left_out) > _SHOWN else ""
-        typer.echo(f"left out, since no embedding needs it: {shown}{more}")
-    typer.echo(f"beside it: {', '.join(made.files) or 'no files of a tokenizer'}")
+        typer.echo(f"omitted, since embeddings do not need it: {shown}{more}")
+    typer.echo(f"also copied: {', '.join(made.files) or 'no tokenizer files'}")
 
 
 def _import_language(
@@ -250,11 +256,11 @@ def _import_language(
     if made.agreement is not None:
         typer.echo(
             f"{weights}: {made.parameters_bytes / made.checkpoint_bytes:.0%} of the checkpoint's "
-            f"{format_bytes(made.checkpoint_bytes)}; after {made.agreement.tokens} random tokens "
-            f"the logits are off by {made.agreement.off:.2%} of their spread, and the likeliest "
+            f"{format_bytes(made.checkpoint_bytes)}; after {made.agreement.tokens} random tokens"
+            f" the logits differ by {made.agreement.off:.2%} of their spread, and the likeliest "
             f"token is the same after {made.agreement.same:.0%}"
         )
-    typer.echo(f"beside it: {', '.join(made.files) or 'no files of a tokenizer'}")
+    typer.echo(f"also copied: {', '.join(made.files) or 'no tokenizer files'}")
 
 
 def _refuse(context: typer.Context, names: AbstractSet[str], reason: str) -> None:
@@ -320,5 +326,5 @@ def _numbers(flag: str, text: str) -> str:
     except ValueError:
         numbers = []
     if not numbers or not all(map(isfinite, numbers)):
-        raise InvalidRequest(f"{flag}: expected numbers with commas between them, got '{text}'")
+        raise InvalidRequest(f"{flag}: expected comma-separated numbers, got '{text}'")
     return text

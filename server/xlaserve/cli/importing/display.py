@@ -73,9 +73,7 @@ def _show(path: Path, described: Manifest, what: str, lines: Iterable[str]) -> N
 def _comparison(imported: Imported) -> str:
     checked = imported.checked
     if checked is None:
-        return (
-            "not checked: it was not compared with onnxruntime, which is not installed or not asked"
-        )
+        return "not checked against onnxruntime (not installed, or --no-check)"
     worst = checked.worst
     batches = " and ".join(map(str, checked.batches))
     rows = "" if checked.batches == (0,) else f", batches of {batches}"

@@ -49,13 +49,13 @@ def find(name: str) -> PackagedFile:
 def _in_package(package: str, path: str = "") -> PackagedFile:
     near = get_close_matches(package, PACKAGED, n=1, cutoff=0.7)
     hint = f"; did you mean pkg:{near[0]}?" if near else ""
-    installed = _distribution(package, f"expected a package that is installed{hint}")
+    installed = _distribution(package, f"expected an installed package{hint}")
     files = sorted(str(each) for each in installed.files or () if each.suffix in _MODELS)
     wanted = [each for each in files if path in ("", each) or each.endswith(f"/{path}")]
     if len(wanted) == 1 and (file := _located(installed, wanted[0])) is not None:
         return PackagedFile(file.stem, file)
     if not files:
-        raise InvalidRequest(f"pkg:{package}: it has no file of a model ({', '.join(_MODELS)})")
+        raise InvalidRequest(f"pkg:{package}: contains no model file ({', '.join(_MODELS)})")
     more = ", ..." if len(files) > _MOST_SHOWN else ""
     raise InvalidRequest(
         f"pkg:{package}: expected {package}/FILE of one of {', '.join(files[:_MOST_SHOWN])}{more}"
@@ -67,7 +67,7 @@ def _distribution(package: str, hint: str) -> metadata.Distribution:
     try:
         return metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError) as error:
-        raise InvalidRequest(f"pkg:{package}: it is not installed: {hint}") from error
+        raise InvalidRequest(f"pkg:{package}: not installed: {hint}") from error
 
 
 def _located(installed: metadata.Distribution, path: str) -> Path | None:

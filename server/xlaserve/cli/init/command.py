@@ -43,37 +43,36 @@ _AUTHORED, _CLIENT, _CONFIG, _MODELS = "model.py", "client.py", "xlaserve.toml",
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="The directory to make; it may be empty.")],
+    directory: Annotated[Path, typer.Argument(help="The directory to create; may exist if empty.")],
     options: Annotated[
         list[str] | None,
-        typer.Argument(help="Behind --: options of `xlaserve import` for what it imports."),
+        typer.Argument(help="After --: options for `xlaserve import`."),
     ] = None,
     source: Annotated[
         str,
         typer.Option(
             "--from",
-            help="FILE.py:NAME of a function or an Exportable, an ONNX or .pt2 file, a directory "
-            "of Hugging Face, or pkg:NAME of a model in an installed package; else an example.",
+            help="FILE.py:NAME of a function or an Exportable, an ONNX or .pt2 file, a Hugging"
+            " Face directory, or pkg:NAME of a model in an installed package; an example by"
+            " default.",
         ),
     ] = "",
-    name: Annotated[
-        str, typer.Option(help="The model's name; that of the file if not given.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="The model's name; defaults to the file's name.")] = "",
     inputs: Annotated[
         list[str] | None,
         typer.Option(
             "--input",
-            help="x=FP32[-1,3], an argument of a plain function, in their order; may be repeated.",
+            help="x=FP32[-1,3]: an argument of a plain function, in order; may be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Make a repository with a model, a file of settings and a client that asks it."""
+    """Create a repository with a model, a settings file and a client."""
     found = sources.find(source or f"{directory / _AUTHORED}:model", inputs or ())
     model = check_name("model", name or (found.name if source else _EXAMPLE))
     names = (*(() if source else (_AUTHORED,)), _CLIENT, _CONFIG, _MODELS)
     there = [each for each in names if (directory / each).exists()]
     if there:
-        raise InvalidRequest(f"'{directory / there[0]}' is there already, and is left as it is")
+        raise InvalidRequest(f"'{directory / there[0]}' already exists and was not changed")
     was_there = directory.is_dir()
     directory.mkdir(parents=True, exist_ok=True)
     try:

@@ -24,11 +24,9 @@ and models may support a million positions."""
 _PICKLE = (
     "is a pickle, which runs code when it is read: save torch.export.export(...) as a .pt2 file"
 )
-_WEIGHTS = (
-    "has parameters without a computation: `xlaserve export --params` takes it with a function"
-)
-_TO_ONNX = "is of another framework: convert it to ONNX first"
-_OF_AN_ENGINE = "is compiled for one kind of device: take the ONNX file that it was made of"
+_WEIGHTS = "has parameters but no computation: use `xlaserve export --params` with a function"
+_TO_ONNX = "is from another framework: convert it to ONNX first"
+_OF_AN_ENGINE = "is compiled for one kind of device: use the ONNX file it was built from"
 _REFUSED: Mapping[str, str] = {
     ".pt": _PICKLE,
     ".pth": _PICKLE,
@@ -38,15 +36,15 @@ _REFUSED: Mapping[str, str] = {
     ".joblib": "is a pickle, which runs code when it is read: convert the model to ONNX (skl2onnx)",
     ".safetensors": _WEIGHTS,
     ".npz": _WEIGHTS,
-    ".gguf": "is of llama.cpp: take the directory of Hugging Face that it was made of",
+    ".gguf": "is a llama.cpp file: use the Hugging Face directory it was converted from",
     ".h5": _TO_ONNX,
     ".keras": _TO_ONNX,
     ".pb": _TO_ONNX,
     ".tflite": _TO_ONNX,
     ".plan": _OF_AN_ENGINE,
     ".engine": _OF_AN_ENGINE,
-    ".jaxexp": "is a file of jax.export: `xlaserve adopt` takes it",
-    ".py": "has no name of a function in it: FILE.py:NAME",
+    ".jaxexp": "is a jax.export file: use `xlaserve adopt`",
+    ".py": "names no function: expected FILE.py:NAME",
 }
 """Unsupported file types, with advice."""
 _INPUT = re.compile(r"([^=]+)=([A-Z0-9]+)\[([-0-9, ]*)\]")
@@ -78,7 +76,7 @@ def find(text: str, inputs: Sequence[str]) -> Source:
         return _refusing_inputs(Source(text, path.resolve().name, _import(path)), inputs)
     if path.suffix in _IMPORTED:
         if not path.is_file():
-            raise InvalidRequest(f"--from: there is no file '{text}'")
+            raise InvalidRequest(f"--from: no such file '{text}'")
         return _refusing_inputs(Source(text, path.stem, _import(path)), inputs)
     if path.suffix in _REFUSED:
         raise InvalidRequest(f"--from: '{text}' {_REFUSED[path.suffix]}")
@@ -103,7 +101,9 @@ def client_of(version: Path, model: str) -> str:
 
 def _refusing_inputs(source: Source, inputs: Sequence[str]) -> Source:
     if inputs:
-        raise InvalidRequest(f"--input is for functions: '{source.text}' says what it takes itself")
+        raise InvalidRequest(
+            f"--input is only for functions: '{source.text}' declares its own inputs"
+        )
     return source
 
 

@@ -26,14 +26,14 @@ _VERSIONS = ("jax", "jaxlib")
 """Fields of an environment that `--other-versions` compares with the installed versions."""
 _Directory = Annotated[
     Path | None,
-    typer.Argument(help="The directory; that of compilation_cache_directory if not given."),
+    typer.Argument(help="The directory; defaults to compilation_cache_directory."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, a line for each environment.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON line per environment.")]
 
 
 def cache() -> typer.Typer:
     """Return the group of commands."""
-    group = typer.Typer(help="Look after compiled programs.", no_args_is_help=True)
+    group = typer.Typer(help="List and remove compiled programs.", no_args_is_help=True)
     group.command("list")(list_)
     group.command("prune")(prune)
     return group
@@ -50,19 +50,19 @@ def prune(  # noqa: PLR0917, typer reads the parameters of a command from its si
     directory: _Directory = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Remove the least recently used beyond so many bytes."),
+        typer.Option(min=0, help="Remove the least recently used programs beyond this size."),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0, help="Remove what was not used for so many days.")
+        float | None, typer.Option(min=0, help="Remove programs not used for this many days.")
     ] = None,
     other_versions: Annotated[
         bool,
         typer.Option(
-            "--other-versions", help="Remove what another jax or jaxlib than this one compiled."
+            "--other-versions", help="Remove programs compiled by other versions of jax or jaxlib."
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
@@ -71,7 +71,7 @@ def prune(  # noqa: PLR0917, typer reads the parameters of a command from its si
     Servers may use the directory at the same time.
     """
     if max_bytes is None and days is None and not other_versions:
-        raise typer.BadParameter("say what to remove: --max-bytes, --days or --other-versions")
+        raise typer.BadParameter("expected --max-bytes, --days or --other-versions")
     place = _place(directory)
     versions = {name: metadata.version(name) for name in _VERSIONS} if other_versions else None
     removed = cache_contents.chosen(

@@ -28,20 +28,18 @@ _FAILED = 1
 def plan(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     repository: Annotated[Path, typer.Argument(help="Directory of the models, or a URL.")],
     target: Annotated[str, typer.Option(help=f"The kind of device: {', '.join(kinds.TARGETS)}.")],
-    count: Annotated[int, typer.Option(help="How many of them one host has: 1, 2, 4 or 8.")] = 1,
+    count: Annotated[int, typer.Option(help="Devices per host: 1, 2, 4 or 8.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Directory where what the compiler said is kept for the next plan."),
+        typer.Option(help="Directory that keeps compiler results for the next plan."),
     ] = None,
     capacity_bytes: Annotated[
-        int, typer.Option(help="Memory for models on each device; 0 takes the device's own.")
+        int, typer.Option(help="Memory for models per device; 0 uses the device's memory.")
     ] = 0,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Models that are compiled side by side.")
-    ] = MAX_CHILDREN,
+    jobs: Annotated[int, typer.Option(min=1, help="Models compiled in parallel.")] = MAX_CHILDREN,
 ) -> None:
-    """Compile a repository for devices that are not there, and say what fits on them.
+    """Compile a repository for absent devices, and show what fits on them.
 
     The exit status is 1 if a model is broken, does not compile, or does not fit by itself.
     """

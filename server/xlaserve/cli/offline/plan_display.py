@@ -110,7 +110,7 @@ def _batch(program: CompiledProgram) -> str:
 
 def _models(plan: DevicePlan) -> Table:
     table = Table("model", "version")
-    for column in ("parameters", "in flight", "code", "each device", "mesh is told"):
+    for column in ("parameters", "in flight", "code", "each device", "reported to mesh"):
         table.add_column(column, justify="right")
     table.add_column("", overflow="fold")
     loads = {(load.name, load.version): load for load in plan.loads}
@@ -149,20 +149,20 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield from _troubles(plan)
     if plan.ensembles:
         names = ", ".join(map(printable, plan.ensembles))
-        yield f"Ensembles take what their steps take: {names}"
+        yield f"Ensembles use the memory of their steps: {names}"
     if plan.loads and plan.fits_together:
-        yield "All that compiles fits together."
+        yield "All models that compile fit together."
     elif plan.loads:
         yield (
-            "Not all fits together: loads in the order of names, with --evict; without it, what "
-            "evicts others is refused."
+            "Not all models fit together. Loads in order of name, with --evict; without it, loads"
+            " that would evict others are refused."
         )
     if plan.resident:
         yield f"Evicted first to last: {', '.join(map(printable, plan.resident))}"
     if plan.mesh_problem:
         yield f"ModelMesh: {plan.mesh_problem}"
     else:
-        yield f"ModelMesh is told of {format_bytes(plan.mesh_capacity_bytes)} (runtimeStatus)."
+        yield f"Reported to ModelMesh: {format_bytes(plan.mesh_capacity_bytes)} (runtimeStatus)."
     versions = {name: v for one in plan.versions for name, v in one.compiled.versions.items()}
     if versions:
         yield "Compiled with " + ", ".join(f"{name} {v}" for name, v in versions.items()) + "."

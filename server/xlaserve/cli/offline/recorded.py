@@ -13,8 +13,8 @@ from xlaserve.offline.targets.compiling import Compilers
 from xlaserve.runtime.devices.target_kinds import TARGETS
 
 HELP = (
-    "A kind of device to compile for, which need not be there; what the model takes on it is kept "
-    f"in its manifest. May be repeated: {', '.join(TARGETS)}."
+    "Also compile for this kind of device, which may be absent, and record the memory sizes in"
+    f" the manifest; may be repeated: {', '.join(TARGETS)}."
 )
 
 Targets: TypeAlias = Annotated[list[str] | None, typer.Option("--target", help=HELP)]

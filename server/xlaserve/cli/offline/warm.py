@@ -59,18 +59,17 @@ def warm(
     target: Annotated[
         str,
         typer.Option(
-            help="The kind of device: here, which is the device of this machine, "
-            f"{', '.join(kinds.TARGETS)}."
+            help=f"The kind of device: here (this machine's device), {', '.join(kinds.TARGETS)}."
         ),
     ] = HERE,
     count: Annotated[
-        int, typer.Option(help="How many of them the server has: 1, 2, 4 or 8. Not for cpu, here.")
+        int, typer.Option(help="Devices of the server: 1, 2, 4 or 8; not for cpu and here.")
     ] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line for each version.")
+        bool, typer.Option("--json", help="Print one JSON line per version.")
     ] = False,
 ) -> None:
-    """Compile every model of a repository into a compilation cache, for servers to start with.
+    """Compile every model of a repository into a compilation cache, before servers start.
 
     Run it as the user that runs the server, which ignores files of other users. A URL is a store
     that servers share; with it, nothing remains on this machine.
@@ -250,7 +249,7 @@ def _has_programs(source: ModelSource) -> bool:
 
 def _table(outcomes: list[Warmed]) -> Table:
     table = Table("model", "version")
-    for column in ("compiled", "there already", "seconds"):
+    for column in ("compiled", "cached", "seconds"):
         table.add_column(column, justify="right")
     table.add_column("problem or notice", overflow="fold")
     for row in outcomes:

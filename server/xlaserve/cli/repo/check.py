@@ -40,21 +40,19 @@ _COLOURS = {Finding.WORKS: "green", Finding.NOTES: "yellow", Finding.REFUSED: "r
 
 def check(
     repository: Annotated[
-        list[Path], typer.Argument(help="Directories of models, or URLs, as `serve` takes them.")
+        list[Path], typer.Argument(help="Model directories or URLs, as for `serve`.")
     ],
     cache: Annotated[
         str,
         typer.Option(
-            help="The server's --compilation-cache-directory, where what is compiled and converted "
-            "is kept; none keeps nothing."
+            help="The server's --compilation-cache-directory, to keep compiled programs and"
+            " converted models; nothing is kept by default."
         ),
     ] = compilation.NO_CACHE,
     allow_python_models: Annotated[
         bool, typer.Option("--allow-python-models", help="Run the code of Python models too.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line for each model.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per model.")] = False,
 ) -> None:
     """Check for each model whether a server would serve it, and why not.
 
@@ -88,7 +86,7 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
     made = compilation.of_settings(settings, compare=True, processes=compile_processes(settings))
     platform = device.start(settings.device.value, made.cache)
     if importlib.util.find_spec("onnxruntime") is None:
-        structlog.get_logger("check").warning("nothing is compared: onnxruntime is not installed")
+        structlog.get_logger("check").warning("no comparison: onnxruntime is not installed")
 
     def context(source: ModelSource, version: VersionSource) -> LoadContext:
         return LoadContext(

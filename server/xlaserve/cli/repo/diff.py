@@ -41,10 +41,10 @@ def diff(
     before: Side,
     after: Side,
     model: Annotated[
-        str, typer.Option("--model", help="Of two repositories only this model.")
+        str, typer.Option("--model", help="Compare only this model of two repositories.")
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line for each difference.")
+        bool, typer.Option("--json", help="Print one JSON line per difference.")
     ] = False,
 ) -> None:
     """Show differences in tensors, parameter hashes, configuration, platforms and files.

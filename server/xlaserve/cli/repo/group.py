@@ -16,7 +16,9 @@ _FAILED = 1
 
 def repo() -> typer.Typer:
     """Return the group of commands."""
-    group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
+    group = typer.Typer(
+        help="List, check, compare and migrate the models of a repository.", no_args_is_help=True
+    )
     group.command("list")(listing.list_)
     group.command("diff")(diff.diff)
     group.command("check")(check.check)
@@ -29,11 +31,13 @@ def migrate(
         Path, typer.Argument(help="A repository, a model, a version, or a file *.jaxexp.")
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done, and write nothing.")
     ] = False,
     undo: Annotated[
         bool,
-        typer.Option("--undo", help="Put back what was replaced, where nobody has loaded the new."),
+        typer.Option(
+            "--undo", help="Restore replaced files of versions that have not been loaded since."
+        ),
     ] = False,
 ) -> None:
     """Convert models to the format that later versions of JAX can read, and replace refused ones.

@@ -22,11 +22,9 @@ from xlaserve.settings import Settings
 
 def list_(
     repository: Annotated[
-        list[Path], typer.Argument(help="Directories of models, or URLs, as `serve` takes them.")
+        list[Path], typer.Argument(help="Model directories or URLs, as for `serve`.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line for each model.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per model.")] = False,
 ) -> None:
     """List models with versions, formats, sizes, and errors in their configurations.
 

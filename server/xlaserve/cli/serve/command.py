@@ -18,9 +18,9 @@ from rich.console import Console
 from xlaserve.cli.serve.help import CONFIG_HELP, OPEN_HELP, POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.cli.serve.settings_file import merged
 from xlaserve.errors import XlaserveError
-from xlaserve.process import log, signals
+from xlaserve.process import signals
 from xlaserve.process.best_effort import best_effort, finish
-from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process.output import logged_output
 from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
 from xlaserve.settings.description import SettingDescription, describe_settings
@@ -60,7 +60,7 @@ def command() -> Callable[..., None]:
         _OPEN,
         *(_parameter(setting) for setting in describe_settings()),
     ]
-    serve.__doc__ = "Serve the models of a repository until told to stop."
+    serve.__doc__ = "Serve the models of a repository until interrupted."
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve
@@ -87,8 +87,7 @@ def _serve(settings: Settings, without_effect: Sequence[str], *, opens_page: boo
     if level == "auto":
         # Several processes have no terminal display, only the log.
         level = "warning" if in_terminal and settings.processes == 1 else "info"
-    log.configure(level)
-    with taken_stderr():
+    with logged_output(level):
         _serve_logged(
             settings, level, without_effect, in_terminal=in_terminal, opens_page=opens_page
         )
@@ -107,7 +106,7 @@ def _serve_logged(
     faulthandler.enable(sys.stderr)
     if without_effect:
         structlog.get_logger("serve").warning(
-            "flags of tritonserver have no effect", flags=list(without_effect)
+            "tritonserver flags without effect", flags=list(without_effect)
         )
     try:
         if settings.processes > 1:

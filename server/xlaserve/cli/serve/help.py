@@ -16,7 +16,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 WITHOUT_EFFECT = "xlaserve.without_effect"
 """Key in the command's context for tritonserver flags without effect."""
 
-CONFIG_HELP = "File of settings in TOML; the environment and flags go before it."
+CONFIG_HELP = "TOML settings file; the environment and flags override it."
 
 OPEN_HELP = "Open the status page in a browser once the server has started."
 
@@ -92,5 +92,5 @@ class ServeCommand(TyperCommand):
         formatter.write(f"  --open\n      {OPEN_HELP}\n")
         for line in help_lines(describe_settings(), formatter.width):
             formatter.write(f"{line}\n")
-        formatter.write("\n  Flags of tritonserver are understood as well: docs/moving.md.\n")
+        formatter.write("\n  tritonserver flags are also accepted: docs/moving.md.\n")
         formatter.write("\nHelp:\n  --help\n      Show this message and exit.\n")

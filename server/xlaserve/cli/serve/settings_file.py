@@ -71,4 +71,4 @@ def _text(setting: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise InvalidSettings(setting, "a text, a number, true, false, or a list of them", value)
+    raise InvalidSettings(setting, "a string, a number, a boolean, or a list of them", value)

@@ -138,7 +138,7 @@ def _tls(needed: str) -> Flag:
         if not _uses_tls(values):
             return {}
         if needed not in values:
-            raise InvalidSettings(f"--{needed}", "a file, as TLS is asked for", None)
+            raise InvalidSettings(f"--{needed}", "a file, since TLS is enabled", None)
         return {"tls_endpoints": "grpc"}
 
     return Flag(settings)
@@ -190,10 +190,10 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "model-load-thread-count": _set("load_threads"),
         "model-load-retry-count": _NONE,
         "model-config-name": Flag(
-            refused="the configuration of a model is its config.pbtxt or config.json"
+            refused="a model is configured by its config.pbtxt or config.json"
         ),
         "model-namespacing": Flag(
-            refused="models of several repositories share their names", harmless=("false",)
+            refused="model names are unique across repositories", harmless=("false",)
         ),
         "disable-auto-complete-config": Flag(takes_value=False),
         "strict-model-config": _NONE,
@@ -202,8 +202,8 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "allow-http": _allow("http_endpoint", "allow-http"),
         "http-address": Flag(_address),
         "http-port": _port("http_endpoint", "allow-http"),
-        "reuse-http-port": Flag(refused="a port has one server", harmless=("false", "0")),
-        "http-header-forward-pattern": Flag(refused="models are not given headers"),
+        "reuse-http-port": Flag(refused="a port serves one process", harmless=("false", "0")),
+        "http-header-forward-pattern": Flag(refused="headers are not passed to models"),
         "http-thread-count": _NONE,
         "http-max-input-size": _set("max_message_bytes"),
         "allow-grpc": Flag(
@@ -212,8 +212,8 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         ),
         "grpc-address": Flag(_address),
         "grpc-port": _port("grpc_endpoint", "allow-grpc"),
-        "reuse-grpc-port": Flag(refused="a port has one server", harmless=("false", "0")),
-        "grpc-header-forward-pattern": Flag(refused="models are not given headers"),
+        "reuse-grpc-port": Flag(refused="a port serves one process", harmless=("false", "0")),
+        "grpc-header-forward-pattern": Flag(refused="headers are not passed to models"),
         "grpc-infer-thread-count": _NONE,
         "grpc-infer-allocation-pool-size": _NONE,
         "grpc-max-response-pool-size": _NONE,
@@ -252,7 +252,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "log-warning": Flag(_log_level),
         "log-error": _NONE,
         "log-format": _NONE,
-        "log-file": Flag(refused="the log goes to stderr", harmless=("",)),
+        "log-file": Flag(refused="the server logs to stderr", harmless=("",)),
         "trace-config": Flag(_trace_config),
         # --- Memory, devices and caches ---
         "cache-config": Flag(_cache),
@@ -309,7 +309,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     for setting in obeyed.keys() - _REPEATED:
         flag = f"--{setting.replace('_', '-')}"
         if any(other.split("=")[0] == flag for other in others):
-            raise InvalidSettings(flag, "one flag for it, that of tritonserver or this", flag)
+            raise InvalidSettings(flag, "either the tritonserver flag or this one", flag)
     return Translation((*others, *made), tuple(dict.fromkeys(unused)), MappingProxyType(obeyed))
 
 

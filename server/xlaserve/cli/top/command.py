@@ -34,13 +34,13 @@ _METRICS: Mapping[str, str] = {
 @reaching(_ASK_SECONDS)
 def top(
     reach: Reach,
-    sort: Annotated[Key, typer.Option("--sort", help="What is first.")] = Key.RATE,
+    sort: Annotated[Key, typer.Option("--sort", help="Column to sort by.")] = Key.RATE,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Seconds between two looks.")
+        float, typer.Option("--interval", min=0.05, help="Seconds between polls.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Show one frame, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
 ) -> None:
-    """Show the rates, times and memory of models, until q or Ctrl-C; in a pipe without keys."""
+    """Show live request rates, latencies and memory per model; q or Ctrl-C ends it."""
     try:
         status = ask_server(_top(reach, View(sort), interval, once=once))
     except KeyboardInterrupt:

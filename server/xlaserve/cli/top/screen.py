@@ -90,7 +90,7 @@ def frame(view: View, head: str, facts: Json | str | None, size: tuple[int, int]
 def _list(view: View, columns: int, room: int) -> list[str]:
     rows = view.shown()
     if not rows:
-        return ["no model has such a name" if view.words else "no models are loaded"]
+        return ["no matching model" if view.words else "no models are loaded"]
     place = view.place(rows)
     # Keep the selected row on the screen.
     first = max(place - max(room, 1) + 1, 0)
@@ -116,7 +116,7 @@ def _facts(view: View, facts: Json | str | None) -> Iterator[str]:
     if rows:
         yield from table(rows, view.sort, None)
     else:
-        yield printable(f"{name} version {version} is not loaded any more")
+        yield printable(f"{name} version {version} is no longer loaded")
     yield ""
     if facts is None:
         yield "..."

@@ -35,9 +35,9 @@ from xlaserve.serving.call import outside_call
 _LAST_POSSIBLE_STREAM = 2**31 - 1
 _COMPRESSED = (
     Status.UNIMPLEMENTED,
-    "--http2-engine h2 takes no compressed messages: send them plain",
+    "--http2-engine h2 does not support compressed messages: send them uncompressed",
 )
-_UNNAMED = (Status.INTERNAL, "a message is compressed, and no grpc-encoding says how")
+_UNNAMED = (Status.INTERNAL, "a compressed message without grpc-encoding")
 
 
 class Owner(Protocol):

@@ -184,13 +184,13 @@ class ServerConnection:
         streams.reset_answered()
         oldest = streams.tick - ticks_for_a_message
         if self._headers.open_block and self._headers.open_since < oldest:  # RFC 9113 10.5.1
-            self.end(ErrorCode.ENHANCE_YOUR_CALM, "a header block did not come to its end")
+            self.end(ErrorCode.ENHANCE_YOUR_CALM, "incomplete header block")
             return
         expired = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
         for stream in expired:
             stream.begin(Problem.EXPIRED)
         for stream in self._sender.stalled(streams.tick - ticks_for_an_answer):
-            streams.cut_off(stream, "its client does not read the answer")
+            streams.cut_off(stream, "the client does not read the answer")
 
     def go_away(self) -> None:
         """Start a graceful shutdown: send a GOAWAY that still allows all streams, and a PING.

@@ -50,14 +50,16 @@ class ControlFrames:
         if not stream_id:  # RFC 9113 6.3
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if len(payload) != 5:  # RFC 9113 6.3
-            raise StreamFailure(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY has five bytes")
+            raise StreamFailure(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not five bytes")
         if NUMBER.unpack_from(payload)[0] & MAX_STREAM_ID == stream_id:  # RFC 7540 5.3.1
-            raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "it depends on itself")
+            raise StreamFailure(
+                stream_id, ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself"
+            )
 
     def rst_stream(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Close the stream that the client reset (RFC 9113 6.4)."""
         if len(payload) != 4:  # RFC 9113 6.4
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not four bytes")
         self._streams.reset_by_client(stream_id, NUMBER.unpack(payload)[0])
 
     def settings(self, flags: int, stream_id: int, payload: memoryview) -> None:
@@ -66,11 +68,11 @@ class ControlFrames:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & ACK:
             if len(payload):  # RFC 9113 6.5
-                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "an ACK with settings")
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS ACK with a payload")
             self._conduct.count_control()
             return
         if len(payload) % SETTING.size:  # RFC 9113 6.5
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "half a setting")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with an incomplete entry")
         if self.settled:
             self._conduct.count_control()
         self.settled = True
@@ -100,14 +102,14 @@ class ControlFrames:
 
     def push_promise(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Fail the connection: a client must not send PUSH_PROMISE (RFC 9113 8.4)."""
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def ping(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Acknowledge a PING, or handle the acknowledgement of ours (RFC 9113 6.7)."""
         if stream_id:  # RFC 9113 6.7
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:  # RFC 9113 6.7
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "PING has eight bytes")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes")
         self._conduct.count_control()
         if not flags & ACK:
             self._sender.write(ping_ack(bytes(payload)))
@@ -120,28 +122,34 @@ class ControlFrames:
         if stream_id:  # RFC 9113 6.8
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:  # RFC 9113 4.2, 6.8
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has eight bytes or more")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has fewer than eight bytes")
         self._conduct.count_control()
         self.client_leaves = True
 
     def window_update(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Increase a send window, and send the data that it held back (RFC 9113 6.9)."""
         if len(payload) != 4:  # RFC 9113 6.9
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has four bytes")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes")
         increment = NUMBER.unpack(payload)[0] & MAX_STREAM_ID
         if stream_id:
             stream = self._streams.advance(stream_id, Input.WINDOW_UPDATE)
             if stream is None:
                 return
             if not increment:  # RFC 9113 6.9
-                raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "a window widened by 0")
+                raise StreamFailure(
+                    stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE with increment 0"
+                )
             stream.send_window += increment
             if stream.send_window > MAX_WINDOW:  # RFC 9113 6.9.1
-                raise StreamFailure(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "a window too wide")
+                raise StreamFailure(
+                    stream_id, ErrorCode.FLOW_CONTROL_ERROR, "flow-control window overflow"
+                )
         else:
             if not increment:  # RFC 9113 6.9
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a window widened by 0")
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE with increment 0")
             if not self._sender.widen(increment):  # RFC 9113 6.9.1
-                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window too wide")
+                raise ConnectionFailure(
+                    ErrorCode.FLOW_CONTROL_ERROR, "flow-control window overflow"
+                )
         self._conduct.count_control()
         self._sender.pump()

@@ -184,7 +184,7 @@ class DataFrames:
         """
         self._windows.charge(length)
         if padding > length:  # RFC 9113 6.1
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "padding exceeds the frame")
         ends = flags & END_STREAM
         try:
             stream = self._streams.advance(stream_id, Input.DATA_END if ends else Input.DATA)
@@ -196,14 +196,14 @@ class DataFrames:
             return None
         stream.recv_window -= length
         if stream.recv_window < 0:  # RFC 9113 6.9.1
-            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR, "past the window")
+            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR, "flow-control window exceeded")
             return None
         stream.received += length - padding
         expected = stream.head.content_length
         if expected is not None and (
             stream.received > expected or (ends and stream.received < expected)
         ):  # RFC 9113 8.1.1
-            self._fail(stream, ErrorCode.PROTOCOL_ERROR, "not the content-length")
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR, "body size differs from content-length")
             return None
         if padding == length and not ends:  # RFC 9113 10.5
             self._conduct.count_control()

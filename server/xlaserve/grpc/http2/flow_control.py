@@ -44,7 +44,7 @@ class ReceiveWindows:
         """Restore the connection window; raise ConnectionFailure if the client exceeded it."""
         if self.left < 0:  # RFC 9113 6.9.1
             raise ConnectionFailure(
-                ErrorCode.FLOW_CONTROL_ERROR, "past the window of the connection"
+                ErrorCode.FLOW_CONTROL_ERROR, "connection flow-control window exceeded"
             )
         self._sender.write(window_update(0, self._full - self.left))
         self.left = self._full

@@ -94,9 +94,9 @@ name_of = itemgetter(3)
 def name_problem(name: bytes) -> str | None:
     """Return why the name of a regular field is malformed, or None (RFC 9113 8.2)."""
     if not _NAME.fullmatch(name):
-        return "a header name that is not in lower case, or has a character that is not allowed"
+        return "a header name with uppercase or invalid characters"
     if name in OF_A_CONNECTION:
-        return "a header that is about the connection"
+        return "a connection-specific header"
     return None
 
 

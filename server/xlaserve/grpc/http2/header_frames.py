@@ -114,7 +114,7 @@ class HeaderFrames:
         self._hold_block(self.block_bytes + len(payload))
         if self.block_bytes > self._max_block_bytes:  # RFC 9113 10.5.1
             raise ConnectionFailure(
-                ErrorCode.ENHANCE_YOUR_CALM, "too many bytes of headers (max_header_bytes)"
+                ErrorCode.ENHANCE_YOUR_CALM, "header block too large (max_header_bytes)"
             )
         if not flags & END_HEADERS:
             self._conduct.count_control()
@@ -158,11 +158,13 @@ class HeaderFrames:
             self._conduct.count_control()
             streams.write_reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
-        problem = "it depends on itself" if flags & _ON_ITSELF else head.problem
+        problem = "a stream that depends on itself" if flags & _ON_ITSELF else head.problem
         if problem is not None:  # RFC 9113 8.1.1; RFC 7540 5.3.1
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, problem)
         if flags & END_STREAM and head.content_length:  # RFC 9113 8.1.1
-            raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "not the content-length")
+            raise StreamFailure(
+                stream_id, ErrorCode.PROTOCOL_ERROR, "body size differs from content-length"
+            )
         route = head.route
         assert route is not None  # only malformed requests have no route
         stream = streams.add(stream_id, head, happening)
@@ -176,9 +178,9 @@ class HeaderFrames:
         self._streams.advance(stream.id, happening)
         expected = stream.head.content_length
         if problem is None and expected is not None and stream.received != expected:
-            problem = "not the content-length"
+            problem = "body size differs from content-length"
         if flags & _ON_ITSELF:
-            problem = "it depends on itself"
+            problem = "a stream that depends on itself"
         if problem is not None:  # RFC 9113 8.1, 8.1.1; RFC 7540 5.3.1
             raise StreamFailure(stream.id, ErrorCode.PROTOCOL_ERROR, problem)
         stream.end_request()
@@ -190,7 +192,7 @@ def _unwrapped(flags: int, stream_id: int, payload: memoryview) -> tuple[memoryv
     if len(payload) < bool(flags & PADDED) + _PRIORITY_BYTES * bool(
         flags & HAS_PRIORITY
     ):  # RFC 9113 4.2
-        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "HEADERS that end early")
+        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "truncated HEADERS")
     if flags & PADDED:
         padding = payload[0]
         payload = payload[1:]
@@ -199,5 +201,5 @@ def _unwrapped(flags: int, stream_id: int, payload: memoryview) -> tuple[memoryv
         on_itself = NUMBER.unpack_from(payload)[0] & MAX_STREAM_ID == stream_id
         payload = payload[_PRIORITY_BYTES:]
     if padding > len(payload):  # RFC 9113 6.2
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "padding exceeds the frame")
     return payload[: len(payload) - padding], on_itself

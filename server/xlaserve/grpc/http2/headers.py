@@ -81,7 +81,7 @@ class _Shape:
             return None
         length = lengths.pop()
         if lengths or not length.isdigit() or len(length) >= 20:
-            return "a content-length that is no number, or more than one"
+            return "an invalid or duplicate content-length"
         self.content_length = int(length)
         return None
 
@@ -315,8 +315,8 @@ class HeaderReader(Generic[R]):
     def _failure(self, error: BlockTooLarge | MalformedBlock) -> ConnectionFailure:
         if isinstance(error, BlockTooLarge):
             limit = f"header lists of {self._max_bytes * HARD_FACTOR} bytes (max_header_bytes)"
-            return ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too much for {limit}")
-        text = f"a header block that is not HPACK: {error}"
+            return ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too many {limit}")
+        text = f"an invalid HPACK header block: {error}"
         return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, text)
 
     def _make_kind(
@@ -376,11 +376,11 @@ def _problem(found: Iterable[Field]) -> str | None:
         name = field_name.octets
         if name[:1] == b":":
             if regular:
-                return "a pseudo-header behind a header"
+                return "a pseudo-header after a regular header"
             if name in pseudo or name not in PSEUDO:
-                return "a pseudo-header that is unknown, or there twice"
+                return "an unknown or duplicate pseudo-header"
             if is_bad_value(value):
-                return "a pseudo-header with a character that is not allowed"
+                return "a pseudo-header with an invalid character"
             pseudo[name] = value
         else:
             regular = True
@@ -397,9 +397,9 @@ def _problem(found: Iterable[Field]) -> str | None:
 def _field_problem(name: bytes, value: bytes) -> str | None:
     problem = name_problem(name)
     if problem is None and is_bad_value(value):
-        problem = "a header value with a character that is not allowed"
+        problem = "a header value with an invalid character"
     if problem is None and name == b"te" and value != b"trailers":
-        problem = "a header that is about the connection"
+        problem = "a connection-specific header"
     return problem
 
 

@@ -71,7 +71,7 @@ class Decoder:
         # In a truncated block, the last field is incomplete and does not count.
         if self.list_bytes - is_cut_off * size_of(found[-1]) > self._max_list_bytes:
             raise BlockTooLarge
-        raise MalformedBlock("a string that is cut off")
+        raise MalformedBlock("a truncated string")
 
     # The common cases are inlined for speed.
     def _decode_part(  # noqa: C901, PLR0912, PLR0915
@@ -103,9 +103,7 @@ class Decoder:
                 most = 0x0F
             else:
                 if found:
-                    raise MalformedBlock(
-                        "a change of the table's size behind a field"
-                    )  # RFC 7541 4.2
+                    raise MalformedBlock("a table size update after a field")  # RFC 7541 4.2
                 position = self._resize(block, position, octet & 0x1F)
                 table_bytes, changes = self.table.bytes, self.table.changes
                 most_bytes = self.table.max_bytes
@@ -193,7 +191,7 @@ def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
         number += (octet & 0x7F) << shift
         if octet < 0x80:
             return number, position
-    raise MalformedBlock("a number that is too long")
+    raise MalformedBlock("an integer that is too long")
 
 
 def long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:

@@ -100,7 +100,7 @@ class Conduct:
         self.resets += 1
         if self.resets > self._limits.max_resets:
             allowed = self._limits.max_resets + self._served_now()
-            self._judge(self.resets, allowed, "streams that were reset (max_stream_resets)")
+            self._judge(self.resets, allowed, "stream resets (max_stream_resets)")
 
     def count_refusal(self) -> None:
         """Count a request answered with only an error status; call `on_refusals` if too many.

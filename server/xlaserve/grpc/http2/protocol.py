@@ -67,7 +67,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             # and reconnects without backoff, about 400 times a second.
             self.end(
                 ErrorCode.ENHANCE_YOUR_CALM,
-                "no more connections (max_connections, or the end is near)",
+                "no more connections (max_connections, or the server is shutting down)",
             )
         else:
             self.core.start()
@@ -228,7 +228,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _end_without_preface(self) -> None:
         self._greeting = None
         if not self.core.greeted and not self._closing:
-            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
+            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface within the timeout")
 
     def sweep(self, *, message_ticks: int, answer_ticks: int) -> None:
         """Enforce time limits; the server calls this at regular intervals, which are ticks."""

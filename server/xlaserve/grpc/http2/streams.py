@@ -201,7 +201,11 @@ class Streams:
             return
         answered.window -= length
         if answered.window < 0:  # RFC 9113 6.9.1
-            self.fail(StreamFailure(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "past the window"))
+            self.fail(
+                StreamFailure(
+                    stream_id, ErrorCode.FLOW_CONTROL_ERROR, "flow-control window exceeded"
+                )
+            )
         elif padding == length:  # RFC 9113 10.5
             self._conduct.count_control()
 
@@ -294,7 +298,8 @@ class Streams:
         for stream in self.open.values():
             if stream.send_window > most:  # RFC 9113 6.9.2
                 raise ConnectionFailure(
-                    ErrorCode.FLOW_CONTROL_ERROR, f"a window too wide on stream {stream.id}"
+                    ErrorCode.FLOW_CONTROL_ERROR,
+                    f"flow-control window overflow on stream {stream.id}",
                 )
             stream.send_window += change
         self.peer_window = window

@@ -70,7 +70,7 @@ class InferStreams:
     async def run(self, stream: RpcStream) -> None:
         """Answer all requests of a stream; raise RESOURCE_EXHAUSTED if too many are open."""
         if len(self._open) >= self.limits.max_streams:
-            text = f"{len(self._open)} streams of inferences are open already (max_infer_streams)"
+            text = f"{len(self._open)} inference streams are already open (max_infer_streams)"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         answering = InferStream(self, stream)
         self._open.add(answering)

@@ -94,7 +94,7 @@ def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> S
     datatype = datatype_named(tensor.datatype)
     filled = _filled(_contents(tensor))
     if filled:
-        expected = f"no contents field beside {SHARED_MEMORY}"
+        expected = f"no contents field together with {SHARED_MEMORY}"
         raise InvalidTensor(model, "input", tensor.name, expected, ", ".join(filled))
     nothing = np.empty(0, datatype.dtype)
     given = read_parameters(tensor.parameters)
@@ -129,7 +129,9 @@ def _from_raw(
 ) -> Tensor:
     filled = _filled(contents)
     if filled:
-        raise TensorDataError("no contents field beside raw_input_contents", ", ".join(filled))
+        raise TensorDataError(
+            "no contents field together with raw_input_contents", ", ".join(filled)
+        )
     if datatype is BYTES:
         return unpack_bytes_or_image(shape, raw)
     return from_bytes(datatype, shape, raw)

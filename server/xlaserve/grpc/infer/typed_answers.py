@@ -60,7 +60,7 @@ class TypedAnswers:
             > self.max_bytes
         ):
             if self.form is TypedAnswerForm.TYPED:
-                what = "the typed contents of the answer (raw_input_contents are answered raw)"
+                what = "the typed contents of the answer (send raw_input_contents for a raw answer)"
                 raise TooLarge(what, self.max_bytes, "max_typed_answer_bytes")
             return Form([None] * len(outputs), raw=True)
         contents = [None if isinstance(o, PlacedOutput) else _contents(o) for o in outputs]

@@ -58,7 +58,7 @@ class Decoder:
         try:
             reader.fill(plan, values, 0, len(data))
         except (IndexError, UnicodeDecodeError) as error:
-            raise MalformedMessage("the message is cut off, or a string is not UTF-8") from error
+            raise MalformedMessage("the message is truncated, or a string is not UTF-8") from error
         if reader.left < 0:
             raise TooManyFields(self._max_fields)
         return plan.message(values)

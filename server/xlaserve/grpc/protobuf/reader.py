@@ -128,12 +128,12 @@ class Reader:
             else:
                 stop = self._skip_group(tag, pos)
             if stop > end:
-                raise MalformedMessage("a field ends beyond its message")
+                raise MalformedMessage("a field extends past its message")
             if tag in spans:
                 spans[tag](self, values, pos, stop)
             pos = stop
         if pos != end:
-            raise MalformedMessage("a field ends beyond its message")
+            raise MalformedMessage("a field extends past its message")
 
     def nested(self, plan: Plan, values: Values, start: int, stop: int) -> None:
         """Decode a nested message between two positions."""
@@ -147,7 +147,7 @@ class Reader:
     def _skip_group(self, tag: int, pos: int) -> int:
         """Return the position after a group; `pos` is just after its start tag."""
         if tag & 7 != START_GROUP:
-            raise MalformedMessage("a field has an unknown wire type, or ends no group")
+            raise MalformedMessage("a field has an unknown wire type or an unmatched group end")
         groups = [tag >> 3]
         while groups:
             if len(groups) > self.depth:
@@ -164,7 +164,7 @@ class Reader:
                 groups.append(tag >> 3)
             elif wire == END_GROUP:
                 if groups.pop() != tag >> 3:
-                    raise MalformedMessage("a group ends that did not start")
+                    raise MalformedMessage("a group end without a start")
             else:
                 pos = self._skip(wire, pos)
         return pos

@@ -114,7 +114,7 @@ def _find(reader: Reader, plan: Plan, cost: int) -> list[Span]:
     try:
         reader.fill(plan, {_SPANS: spans}, 0, len(reader.data))
     except IndexError as error:
-        raise MalformedMessage("the message is cut off") from error
+        raise MalformedMessage("the message is truncated") from error
     reader.left -= cost * len(spans)
     if reader.left < 0:
         raise TooManyFields(reader.limit)

@@ -221,7 +221,7 @@ def _field(message_type: type[betterproto.Message], meta: Any, name: str) -> Fie
     target = meta.cls_by_field[name]
     known = row.proto_type in SCALARS or issubclass(target, betterproto.Message)
     if row.wraps or not known:
-        raise TypeError(f"{message_type.__name__}.{name} has a type that the codec does not know")
+        raise TypeError(f"{message_type.__name__}.{name} has a type unknown to the codec")
     return Field(
         name=name,
         number=row.number,

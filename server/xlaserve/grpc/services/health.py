@@ -77,7 +77,7 @@ class HealthService(v1.HealthBase):
         sees = self._sight()
         names = self._services.union(filter(sees, self._source.model_names()))
         if len(names) > _MOST_LISTED:
-            text = f"{len(names)} services and models, at most {_MOST_LISTED} are listed"
+            text = f"{len(names)} services and models, the limit of a list is {_MOST_LISTED}"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         return v1.HealthListResponse(
             {name: v1.HealthCheckResponse(self._status(name, sees)) for name in sorted(names)}
@@ -91,7 +91,7 @@ class HealthService(v1.HealthBase):
         An unknown name has the status SERVICE_UNKNOWN until it becomes known.
         """
         if len(self._watchers) >= self._max_watchers:
-            text = f"{self._max_watchers} health watches are open already (max_health_watchers)"
+            text = f"{self._max_watchers} health watches are already open (max_health_watchers)"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         with self._source.subscribe() as changed:
             self._watchers.add(changed)

@@ -48,7 +48,7 @@ class Reflection(v1.ServerReflectionBase):
         async for request in server_reflection_request_iterator:
             asked += 1
             if asked > self._max_requests:
-                text = f"more than {self._max_requests} questions (max_reflection_requests)"
+                text = f"more than {self._max_requests} requests (max_reflection_requests)"
                 raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
             yield self._respond(request)
 
@@ -114,7 +114,7 @@ def _extension_numbers(reflection: Reflection, name: str) -> v1.ServerReflection
 
 
 def _nothing_asked(reflection: Reflection, _: None) -> v1.ServerReflectionResponse:
-    return _error(Status.INVALID_ARGUMENT, "The request asks for nothing.")
+    return _error(Status.INVALID_ARGUMENT, "Empty request.")
 
 
 def _error(status: Status, message: str) -> v1.ServerReflectionResponse:

@@ -108,7 +108,7 @@ class BodyReader:
                 raise ShuttingDown from None
             raise BodyTimeout(self._limits.timeout_seconds) from None
         except BodyFault as error:
-            raise InvalidBody(f"the body is broken: {error}") from error
+            raise InvalidBody(f"the body is malformed: {error}") from error
         finally:
             self._timeouts.discard(timeout)
 

@@ -74,7 +74,7 @@ class Chunks:
             self.count += 1
             return position + len(_BREAK)
         if data[position:] != _BREAK[:1]:
-            raise BodyFault("a chunk does not end where its size says")
+            raise BodyFault("a chunk does not match its size")
         self._rest = _BREAK[:1]
         return len(data)
 
@@ -86,7 +86,7 @@ class Chunks:
         if found is None:
             return self._keep_part(data, position, _TRAILER_PART, "a trailer")
         if found[1].lower() in _FRAMING:
-            raise BodyFault(f"'{found[1].decode()}' is no trailer")
+            raise BodyFault(f"'{found[1].decode()}' is not a valid trailer")
         self._trailers += found.end() - position
         if self._trailers > _MOST_TRAILER_BYTES:
             raise BodyFault(f"the trailers are longer than {_MOST_TRAILER_BYTES} bytes")

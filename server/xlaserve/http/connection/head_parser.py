@@ -97,7 +97,7 @@ class HeadParser:
         while self.block.startswith(_BREAK, self._skipped):
             self._skipped += len(_BREAK)
         if self._skipped > self._max_bytes:
-            raise Malformed("there is nothing but empty lines")
+            raise Malformed("the request is empty")
 
     def _parse(self, data: bytes) -> None:
         parser = self._parser
@@ -125,7 +125,7 @@ class HeadParser:
         if len(name) + len(value) > self._max_bytes:
             raise Malformed(f"a header is longer than {self._max_bytes} bytes")
         if len(self._fields) >= _MOST_FIELDS:
-            raise Malformed(f"there are more than {_MOST_FIELDS} headers")
+            raise Malformed(f"more than {_MOST_FIELDS} headers")
         text = value.strip(b" \t").decode(errors="surrogateescape")
         self._fields.append((name.decode("ascii"), text))
 
@@ -152,7 +152,7 @@ class HeadParser:
     def _read_fields(self) -> None:
         self._check_version(0)
         if _VERSION.match(self.block) is None:
-            raise Malformed("the request line does not end in a version of HTTP")
+            raise Malformed("the request line does not end in an HTTP version")
         headers = CIMultiDict(self._fields)
         self.headers = CIMultiDictProxy(headers)
         self._read_target(headers)
@@ -164,20 +164,20 @@ class HeadParser:
         """Validate target and Host; an absolute-form target overrides Host (RFC 9112, 3.2.2)."""
         hosts = headers.getall("Host", ())
         if len(hosts) > 1:
-            raise Malformed("there is more than one Host")
+            raise Malformed("more than one Host header")
         if not hosts and self.is_1_1:
-            raise Malformed("there is no Host")
+            raise Malformed("no Host header")
         self.target = self.written_target = target = self._url.decode(errors="surrogateescape")
         if target[:1] == "/":
             return
         found = _ABSOLUTE.fullmatch(target)
         if found is None:
             if target == "*" and self.method != "OPTIONS":
-                raise Malformed("the target is *, which only OPTIONS may ask for")
+                raise Malformed("the target * is only valid for OPTIONS")
             return
         authority = found["authority"]
         if not authority or _HOST.fullmatch(authority) is None:
-            raise Malformed("the authority of the target is no host")
+            raise Malformed("the target's authority is not a valid host")
         headers["Host"] = authority
         rest = found["rest"]
         if not rest and self.method == "OPTIONS":
@@ -192,14 +192,14 @@ class HeadParser:
             return
         codings = tokens(headers, "Transfer-Encoding")
         if length is not None:
-            raise Malformed("there are both Transfer-Encoding and Content-Length")
+            raise Malformed("expected either Transfer-Encoding or Content-Length, got both")
         if not self.is_1_1:
             raise Malformed("HTTP/1.0 has no Transfer-Encoding")
         if codings.count("chunked") != 1 or codings[-1] != "chunked":
             raise Malformed("Transfer-Encoding does not end in one 'chunked'")
         if len(codings) > 1:
             raise Malformed(
-                f"the transfer coding '{codings[0]}' is not implemented, only 'chunked' is",
+                f"the transfer coding '{codings[0]}' is not supported, expected 'chunked'",
                 HTTPStatus.NOT_IMPLEMENTED,
             )
         self.length = None

@@ -43,5 +43,5 @@ def any_head(status: HTTPStatus, fields: Fields, date_seconds: int) -> bytes:
     ]
     block = "\r\n".join([*lines, "", ""])
     if not block.count("\n") == block.count("\r") == len(lines) + 1:
-        raise ValueError("a header of an answer has a line end in it")
+        raise ValueError("a response header contains a line break")
     return block.encode(errors="surrogateescape")

@@ -251,7 +251,7 @@ class HttpServer:
         shape = self._routes.shape_of_errors(path)
         if allowed:
             advice = hint(path, is_there=True)
-            text = f"{method} is not a method of this path, it has {', '.join(allowed)}{advice}"
+            text = f"{method} is not allowed for this path, expected {', '.join(allowed)}{advice}"
             return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), shape=shape)
         return error_response(
             f"there is nothing at '{path[:200]}'{hint(path, is_there=False)}",

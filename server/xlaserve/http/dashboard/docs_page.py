@@ -142,7 +142,7 @@ def _request(body: Object) -> str:
         (f"<code>{_text(media_type)}</code>", _media(media))
         for media_type, media in body["content"].items()
     ]
-    caption = "Body" if body["required"] else "Body (may be left out)"
+    caption = "Body" if body["required"] else "Body (optional)"
     return _table(caption, ("Content-Type", "Form"), rows)
 
 
@@ -235,8 +235,8 @@ def _body_fields(body: Object) -> Iterable[str]:
 def _grpc(services: Sequence[Service], address: str) -> str:
     parts = [
         '<h2 id="grpc">gRPC</h2><p><a href="docs/protos.zip" download>protos.zip</a> has the '
-        "protos of all services, and these lines as <code>grpcurl.txt</code>. Unpacked, they run "
-        "as they stand; over TLS without <code>-plaintext</code>.</p>"
+        "protos of all services, and these lines as <code>grpcurl.txt</code>. They run from the"
+        " unpacked directory; over TLS leave out <code>-plaintext</code>.</p>"
     ]
     shown = _text(address)
     for service in services:
@@ -260,7 +260,7 @@ def _errors() -> str:
         for status, texts in errors_by_status().items()
     ]
     return '<h2 id="errors">Errors</h2>' + _table(
-        "What a status may mean", ("Status", "Meanings"), rows
+        "Meanings of each status", ("Status", "Meanings"), rows
     )
 
 

@@ -42,7 +42,7 @@ class HostingRoutes:
                 "/page/hosting",
                 Operation.PAGE,
                 self.show,
-                "What ModelMesh or SageMaker has loaded, with the sizes that a mesh counts",
+                "Models that ModelMesh or SageMaker has loaded, with the sizes reported to a mesh",
                 "people",
                 Body(HostingReading),
             )

@@ -113,7 +113,7 @@ class ModelPageRoutes:
                 "/page/models/{model}",
                 Operation.PAGE,
                 self.show,
-                "What the page of a model shows",
+                "Data of the page of a model",
                 "people",
                 Body(ModelOfPage),
                 errors=(404,),

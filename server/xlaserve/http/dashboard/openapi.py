@@ -24,13 +24,13 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 TAGS: Mapping[str, str] = MappingProxyType(
     {
         "server": "Health, name and version of the server.",
-        "inference": "The V2 (Open Inference) protocol: what models are, and inference.",
-        "OpenAI": "OpenAI's endpoints: text of language models.",
-        "repository": "The model repository extension: what could be loaded, load and unload.",
-        "shared memory": "Tensors that clients of this machine leave in shared memory.",
+        "inference": "The V2 (Open Inference) protocol: model metadata and inference.",
+        "OpenAI": "OpenAI's endpoints, for language models.",
+        "repository": "The model repository extension: index, load and unload.",
+        "shared memory": "Tensors in shared memory, for clients on this machine.",
         "SageMaker": "The container contract of SageMaker, for one model or many.",
-        "people": "What people and their monitoring read.",
-        "settings": "Settings of the log and of traces, which act at run time.",
+        "people": "Pages for people and metrics for monitoring.",
+        "settings": "Log and trace settings, changeable at run time.",
     }
 )
 """The groups of routes, in the order of the documentation."""
@@ -46,7 +46,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "model": ("Name of a model, percent-encoded: `a/b c` is `a%2Fb%20c`.", "identity"),
         "version": ("Number of a version.", "1"),
         "region": ("Name of a region of shared memory.", "input"),
-        "repository": ("Name of a repository; there is only the one without a name.", "main"),
+        "repository": ("Name of a repository; only the unnamed repository exists.", "main"),
     }
 )
 """Meaning and example of each path parameter."""

@@ -106,10 +106,10 @@ def page_routes(
             "/status.json",
             Operation.PAGE,
             status.status,
-            "What the status page shows",
+            "Data of the status page",
             _TAG,
             Body(Status),
-            query=(QueryParameter("search", str, "A text that names must hold."),),
+            query=(QueryParameter("search", str, "Only models whose names contain this text."),),
         ),
         *(
             _shell(f"/page/{name}", summary, content_type, _file(name))

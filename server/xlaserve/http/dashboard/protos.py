@@ -115,8 +115,8 @@ def archive(protos: Mapping[str, str], address: str) -> bytes:
 
 
 def _notes() -> Iterable[str]:
-    yield "# One call of each method, to be run beside the directory of protos."
-    yield "# A server with TLS takes them without -plaintext."
+    yield "# One call of each method. Run them next to the directory of protos."
+    yield "# For a server with TLS, leave out -plaintext."
 
 
 def _zipped(files: Iterable[tuple[str, str]]) -> bytes:

@@ -112,7 +112,8 @@ def _refuse_others(datatype: Datatype, structure: bytes) -> None:
         token = _QUOTED_NOT_FINITE.match(structure, at)
         if token is not None and datatype.dtype.kind == "f":
             raise TensorDataError(
-                f"finite elements of {datatype} in JSON, others as binary data (binary_data_size)",
+                f"finite elements of {datatype} in JSON; send others as binary data"
+                " (binary_data_size)",
                 token[1].decode(),
             )
         raise TensorDataError(f"elements of {datatype}", "str" if token is None else "float")
@@ -179,11 +180,11 @@ def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
         elements: list[object] = _ANY.decode(text)
     except UnicodeDecodeError:
         raise TensorDataError(
-            "text in UTF-8, other bytes only as binary data (binary_data_size)",
+            "text in UTF-8; send other bytes as binary data (binary_data_size)",
             "bytes that are not UTF-8",
         ) from None
     except msgspec.ValidationError:
-        raise TensorDataError(f"{datatype}", "a number too large for it") from None
+        raise TensorDataError(f"{datatype}", "a number out of range") from None
     except msgspec.DecodeError:
         # The text was well-formed with its brackets, so the cause is an empty list.
         raise irregular() from None

@@ -68,8 +68,7 @@ def check_members(text: Buffer) -> None:
     members = _members(bytes(text))
     if members > MOST_MEMBERS:
         raise InvalidBody(
-            f"expected at most {MOST_MEMBERS} members of all objects of the JSON together, got "
-            f"{members}"
+            f"expected at most {MOST_MEMBERS} members in all JSON objects together, got {members}"
         )
 
 
@@ -110,7 +109,7 @@ def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
         (MOST_ARRAYS, "arrays", arrays),
     ):
         if found > most:
-            raise InvalidBody(f"expected at most {most} {what} of the JSON together, got {found}")
+            raise InvalidBody(f"expected at most {most} {what} in the JSON together, got {found}")
 
 
 def _without_data(plain: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

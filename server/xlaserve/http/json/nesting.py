@@ -39,6 +39,6 @@ def _repeats(skeleton: bytes, first: slice, length: int, items: slice) -> bool:
 def irregular() -> TensorDataError:
     """Return the error for irregularly nested lists."""
     return TensorDataError(
-        "data in one list, or in nested lists that are equally long on each level",
-        "lists that differ",
+        "data in one list, or in nested lists of equal length on each level",
+        "lists of different lengths",
     )

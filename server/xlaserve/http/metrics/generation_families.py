@@ -47,88 +47,88 @@ def _times(times: Times) -> Iterable[Row]:
 OF_GENERATION: tuple[Family[GenerationReading], ...] = (
     histogram(
         "xlaserve_generation_first_token_seconds",
-        "Time from when a request to a generator was submitted to its first token; absent until "
-        "there is one",
+        "Time from the submission of a generator request to its first token; absent until there"
+        " is one",
         lambda reading: _times(reading.counts.first_token),
     ),
     histogram(
         "xlaserve_generation_token_seconds",
-        "Time from each token of a request to the next; absent until there is one",
+        "Time between consecutive tokens of a request; absent until there is one",
         lambda reading: _times(reading.counts.token),
     ),
     gauge(
         "xlaserve_generation_waiting",
-        "Requests to a generator that wait for a slot",
+        "Requests to a generator waiting for a slot",
         lambda reading: one(reading.waiting),
     ),
     gauge(
         "xlaserve_generation_running",
-        "Requests that have a slot, and so the slots in use",
+        "Requests with a slot, which equals the slots in use",
         lambda reading: one(reading.counts.running),
     ),
     gauge(
         "xlaserve_generation_slots",
-        "Slots that there are",
+        "Total number of slots",
         lambda reading: one(reading.counts.slots),
     ),
     gauge(
         "xlaserve_generation_positions_used",
-        "Positions of the cache that hold a token of a request that has a slot",
+        "Cache positions in use by requests with a slot",
         lambda reading: one(reading.counts.positions_used),
     ),
     gauge(
         "xlaserve_generation_positions",
-        "Positions of the cache that there are, of all slots",
+        "Total cache positions of all slots",
         lambda reading: one(reading.counts.positions),
     ),
     counter(
         "xlaserve_generation_prompt_tokens_total",
-        "Tokens of prompts of the requests that were given a slot since the last load",
+        "Prompt tokens of requests that got a slot since the last load",
         lambda reading: one(reading.counts.prompt_tokens),
     ),
     counter(
         "xlaserve_generation_cached_tokens_total",
-        "Those of these tokens whose rows were kept of another prompt, and were not computed again",
+        "Prompt tokens reused from the prefix cache since the last load",
         lambda reading: one(reading.counts.cached_tokens),
     ),
     counter(
         "xlaserve_generation_prefix_lookups_total",
-        "Prompts for which rows of others were looked for since the last load",
+        "Prompts looked up in the prefix cache since the last load",
         lambda reading: one(reading.counts.prefix_lookups),
     ),
     counter(
         "xlaserve_generation_prefix_hits_total",
-        "Prompts that were given rows of others since the last load",
+        "Prompts with a prefix cache hit since the last load",
         lambda reading: one(reading.counts.prefix_hits),
     ),
     counter(
         "xlaserve_generation_output_tokens_total",
-        "Tokens that were generated since the last load",
+        "Tokens generated since the last load",
         lambda reading: one(reading.counts.output_tokens),
     ),
     counter(
         "xlaserve_generation_preemptions_total",
-        "Slots that requests have given up to others of a better priority since the last load",
+        "Requests preempted by requests of higher priority since the last load",
         lambda reading: one(reading.counts.preemptions),
     ),
     counter(
         "xlaserve_generation_steps_total",
-        "Steps since the last load, each with a token for every slot that takes part",
+        "Decode steps since the last load, each with one token per participating slot",
         lambda reading: one(reading.counts.steps),
     ),
     counter(
         "xlaserve_generation_step_rows_total",
-        "Rows that those steps computed, of which some may have had no request",
+        "Rows computed by those steps, including rows without a request",
         lambda reading: one(reading.counts.step_rows),
     ),
     counter(
         "xlaserve_generation_chunks_total",
-        "Chunks of prompts that were computed since the last load",
+        "Prompt chunks computed since the last load",
         lambda reading: one(reading.counts.chunks),
     ),
     counter(
         "xlaserve_generation_host_seconds_total",
-        "Time between the programs, in which the thread of a generator decides and answers",
+        "Host time between device programs, for scheduling and answering",
         lambda reading: one(reading.counts.host_ns / 1e9),
     ),
 )
@@ -143,18 +143,18 @@ def _usage(reading: GenerationReading) -> float:
 OF_GENERATORS: tuple[Family[GenerationReading], ...] = (
     gauge(
         "xlaserve_generators_waiting",
-        "Requests to all generators of the server that wait for a slot",
+        "Requests to all generators waiting for a slot",
         lambda reading: one(reading.waiting),
     ),
     gauge(
         "xlaserve_generators_running",
-        "Requests to all generators of the server that have a slot",
+        "Requests to all generators with a slot",
         lambda reading: one(reading.counts.running),
     ),
     gauge(
         "xlaserve_generators_cache_usage_ratio",
-        "Positions of all caches that hold a token of a request that has a slot, of those that "
-        "there are: 0 to 1; of several processes the fullest",
+        "Share of all cache positions in use by requests with a slot, 0 to 1; the maximum over"
+        " several processes",
         lambda reading: one(_usage(reading)),
     ),
 )

@@ -209,100 +209,100 @@ def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading
 _ROWS: tuple[Family[VersionReading], ...] = (
     counter(
         "nv_inference_request_success",
-        "Requests that were answered",
+        "Answered requests",
         lambda r: one(r.totals.success.count),
     ),
     counter(
         "nv_inference_request_failure",
-        "Requests for a model that answers that were not answered: REJECTED for want of room, "
-        "CANCELED by the client or its deadline, BACKEND where the model failed, OTHER where the "
-        "request does not fit the model",
+        "Failed requests to a ready model, by reason: REJECTED by a limit, CANCELED by the client"
+        " or its deadline, BACKEND if the model failed, OTHER if the request does not match the"
+        " model",
         _failures,
         "reason",
     ),
     counter(
         "nv_inference_count",
-        "Rows of the requests that were answered; a request of a model without batches is one",
+        "Rows of answered requests; one per request of a model without batches",
         lambda r: one(r.totals.inference_count),
     ),
     counter(
         "nv_inference_exec_count",
-        "Executions of the model for requests that were answered",
+        "Model executions for answered requests",
         lambda r: one(r.totals.execution_count),
     ),
     counter(
         "nv_inference_request_duration_us",
-        "Time of the requests that were answered, from when their model was found",
+        "Time of answered requests, from the lookup of the model",
         lambda r: one(r.totals.success.ns // 1000),
     ),
     counter(
         "nv_inference_queue_duration_us",
-        "Part of that time in which they waited for a thread",
+        "Part of that time spent in the queue",
         lambda r: one(r.totals.queue.ns // 1000),
     ),
     counter(
         "nv_inference_compute_input_duration_us",
-        "Part of that time in which their inputs were checked and decoded",
+        "Part of that time spent checking and decoding inputs",
         lambda r: one(r.totals.compute_input.ns // 1000),
     ),
     counter(
         "nv_inference_compute_infer_duration_us",
-        "Part of that time in which the model ran, with the way to the device and back",
+        "Part of that time spent executing the model, including transfers to and from the device",
         lambda r: one(r.totals.compute_infer.ns // 1000),
     ),
     counter(
         "nv_inference_compute_output_duration_us",
-        "The rest of that time, until the answer was made",
+        "The rest of that time, until the answer was complete",
         lambda r: one(r.totals.compute_output.ns // 1000),
     ),
     counter(
         "nv_cache_num_hits_per_model",
-        "Requests that were answered from the response cache; absent where a model has none",
+        "Requests answered from the response cache; absent for models without one",
         lambda r: _cached(r, r.totals.cache_hit.count),
     ),
     counter(
         "nv_cache_num_misses_per_model",
-        "Requests whose answer was not in the response cache",
+        "Response cache misses",
         lambda r: _cached(r, r.totals.cache_miss.count),
     ),
     counter(
         "nv_cache_hit_duration_per_model",
-        "Microseconds in which hits were looked for",
+        "Microseconds spent on lookups that hit",
         lambda r: _cached(r, r.totals.cache_hit.ns // 1000),
     ),
     counter(
         "nv_cache_miss_duration_per_model",
-        "Microseconds in which misses were looked for, and their answers kept",
+        "Microseconds spent on lookups that missed, and on storing their answers",
         lambda r: _cached(r, r.totals.cache_miss.ns // 1000),
     ),
     gauge(
         "nv_inference_pending_request_count",
-        "Executions that wait for a thread",
+        "Queued executions",
         lambda r: one(r.backlog.pending),
     ),
     gauge(
         "xlaserve_queue_age_seconds",
-        "Seconds since the oldest of these was submitted, 0 while none waits",
+        "Seconds since the oldest queued execution was submitted, 0 if none is queued",
         lambda r: one(r.backlog.oldest_seconds),
     ),
     gauge(
         "nv_model_load_duration_secs",
-        "Seconds that the last load took, while the model is loaded",
+        "Seconds of the last load, while the model is loaded",
         lambda r: () if r.instance is None else one(r.statistics.load_seconds),
     ),
     histogram(
         REQUEST_SECONDS,
-        "Time of the requests that were answered; absent until there is one",
+        "Latency of answered requests; absent until there is one",
         _request_seconds,
     ),
     histogram(
         "xlaserve_batch_size",
-        "Rows of the executions; absent until there is one",
+        "Rows per execution; absent until there is one",
         _batch_rows,
     ),
     gauge(
         "xlaserve_model_ready",
-        "1 where requests are answered, 0 otherwise",
+        "1 if the model is ready, 0 otherwise",
         lambda r: one(r.ready),
     ),
     gauge(
@@ -314,64 +314,64 @@ _ROWS: tuple[Family[VersionReading], ...] = (
     ),
     gauge(
         "xlaserve_model_device_bytes",
-        "Memory of a loaded model on each device; absent for kinds of models that do not know",
+        "Memory of a loaded model on each device; absent if unknown",
         _device_bytes,
         "device",
     ),
     counter(
         "xlaserve_bucket_executions_total",
-        "Executions by the batch size that was compiled for them, of all loads of the version",
+        "Executions by compiled batch size, over all loads of the version",
         _bucket_executions,
         "rows",
     ),
     counter(
         "xlaserve_padding_rows_total",
-        "Rows that these executions computed beyond those of their requests",
+        "Padding rows computed by these executions",
         _padding,
     ),
     counter(
         "xlaserve_offloaded_batches_total",
-        "Batches that were given to an idle worker by what became of them: executed there, refused "
-        "(and executed at home), or lost with the worker; absent before the first",
+        "Batches offered to an idle worker, by outcome: executed there, refused and executed"
+        " locally, or lost with the worker; absent before the first",
         _offloads,
         "outcome",
     ),
     counter(
         "xlaserve_offloaded_bytes_total",
-        "Bytes of tensors that passed between workers for these, in both directions",
+        "Bytes of tensors sent between workers for these batches, in both directions",
         lambda reading: one(reading.totals.offloads.bytes) if reading.totals.offloads.bytes else (),
     ),
     gauge(
         "xlaserve_model_compile_seconds",
-        "Seconds that went into compilation since the last load, while the model is loaded",
+        "Seconds of compilation since the last load, while the model is loaded",
         _when_loaded(lambda instance: instance.info.compile_seconds),
     ),
     counter(
         "xlaserve_model_on_demand_compilations_total",
-        "Shapes that were compiled since the last load because a request asked for them",
+        "Shapes compiled on demand since the last load",
         _when_loaded(lambda instance: instance.info.on_demand_compilations),
     ),
     gauge(
         "xlaserve_bucket_compile_seconds",
-        "Seconds that the compilation of one batch size took; 0 rows where there is no batch",
+        "Compilation seconds per batch size; 0 rows for models without batches",
         lambda r: _buckets(r, lambda bucket: bucket.compile_seconds),
         "rows",
     ),
     gauge(
         "xlaserve_bucket_execution_seconds",
-        "Seconds of the quickest execution of one batch size, as the warm-up measured it; "
-        "0 where it measured nothing",
+        "Fastest warm-up execution per batch size in seconds; 0 if not measured",
         lambda r: _buckets(r, lambda bucket: bucket.seconds),
         "rows",
     ),
     counter(
         "xlaserve_model_loads_total",
-        "Loads and reloads that succeeded",
+        "Successful loads and reloads",
         lambda r: one(r.statistics.loads),
     ),
     counter(
         LOAD_FAILURES,
-        "Loads and reloads that failed or were cancelled; those that came to no version have none",
+        "Failed or cancelled loads and reloads; the version is empty for those that failed before"
+        " one was chosen",
         lambda r: one(r.statistics.load_failures),
     ),
     counter(
@@ -381,8 +381,8 @@ _ROWS: tuple[Family[VersionReading], ...] = (
     ),
     gauge(
         FAILURE,
-        "1, with the reason that the repository index has, from a load that failed to one that"
-        " succeeds; a load that came to no version has none",
+        "1 from a failed load until the next successful one, with the reason of the repository"
+        " index; the version is empty if the load failed before one was chosen",
         lambda r: failure_rows(r.failure),
         "reason",
     ),
@@ -399,7 +399,7 @@ OF_VERSIONS = tuple(map(_of_version, _ROWS))
 OF_MODELS: tuple[Family[Model], ...] = (
     gauge(
         "xlaserve_requests_in_progress",
-        "Requests in progress, all versions together",
+        "Requests in progress, over all versions",
         lambda model: one(model.requests),
         "model",
     ),

@@ -207,8 +207,8 @@ class FoldedMetrics:
 OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
     gauge(
         "xlaserve_worker_answered",
-        "1 where the numbers of a process of the server are in this answer, 0 where it did not "
-        "answer in time; absent with one process",
+        "1 if this response includes a process's values, 0 if the process did not answer in time;"
+        " absent with one process",
         lambda workers: [
             ("", f'{WORKER_LABEL}="{escape(worker)}"', int(is_in))
             for worker, is_in in workers.items()

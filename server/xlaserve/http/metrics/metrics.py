@@ -253,7 +253,7 @@ class Metrics:
         if not self._is_told:
             self._is_told = True
             _log.warning(
-                "versions share one series of metrics",
+                "metrics of several versions merged",
                 series=SHARED_NAME,
                 versions=len(others),
                 setting="max_metric_versions",

@@ -53,25 +53,25 @@ def _gpu(name: str, kind: str, text: str, quantity: str) -> Family[ObservingRead
             if quantity in gpu.values
         ]
 
-    absent = "absent without NVML, or where the GPU does not say it"
+    absent = "absent without NVML, or if the GPU does not report it"
     return Family(name, kind, f"{text}; {absent}", read, ("gpu_uuid",))
 
 
 _OF_GPUS = (
-    _gpu("nv_gpu_utilization", "gauge", "Part of the time a GPU computed, 0 to 1", "utilization"),
+    _gpu("nv_gpu_utilization", "gauge", "Utilization of a GPU, 0 to 1", "utilization"),
     _gpu("nv_gpu_memory_total_bytes", "gauge", "Memory of a GPU", "memory_total_bytes"),
     _gpu(
         "nv_gpu_memory_used_bytes",
         "gauge",
-        "Memory of a GPU that all processes use, ours and others",
+        "Memory of a GPU in use by all processes",
         "memory_used_bytes",
     ),
-    _gpu("nv_gpu_power_usage", "gauge", "Power that a GPU draws, in watts", "power_watts"),
-    _gpu("nv_gpu_power_limit", "gauge", "Power that a GPU may draw, in watts", "power_limit_watts"),
+    _gpu("nv_gpu_power_usage", "gauge", "Power draw of a GPU, in watts", "power_watts"),
+    _gpu("nv_gpu_power_limit", "gauge", "Power limit of a GPU, in watts", "power_limit_watts"),
     _gpu(
         "nv_energy_consumption",
         "counter",
-        "Energy that a GPU took since its driver was loaded, in joules",
+        "Energy consumed by a GPU since its driver was loaded, in joules",
         "energy_joules",
     ),
     _gpu(
@@ -83,25 +83,25 @@ _OF_GPUS = (
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     counter(
         "xlaserve_refusals_total",
-        "Requests of all operations that failed, by the class of their error; Cancelled where the "
-        "client left, Rpc and a status where gRPC itself refused it, Unexpected where the log has "
-        "a traceback; what is known has a row from the start",
+        "Failed requests of all operations, by error class: Cancelled if the client disconnected,"
+        " Rpc and a status if gRPC itself refused the request, Unexpected if the log has a"
+        " traceback; known classes are exported from startup",
         _refusals,
         "reason",
     ),
     histogram(
         "xlaserve_event_loop_lag_seconds",
-        "How late the event loop is, looked at ten times a second",
+        "Event loop lag, sampled ten times a second",
         _lag,
     ),
     counter(
         "xlaserve_access_records_dropped_total",
-        "Access records that were dropped or could not be written; absent without an access log",
+        "Access records dropped or not written; absent without an access log",
         lambda reading: _counted(reading.dropped_records),
     ),
     counter(
         "xlaserve_spans_dropped_total",
-        "Spans that were lost, wherever; absent unless trace_mode is opentelemetry",
+        "Lost spans; absent unless trace_mode is opentelemetry",
         lambda reading: _counted(reading.dropped_spans),
     ),
     *_OF_GPUS,
@@ -111,32 +111,33 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
 OF_FETCHING: tuple[Family[FetchCounts], ...] = (
     counter(
         "xlaserve_fetched_bytes_total",
-        "Bytes that were fetched from stores; absent, as the next are, without a repository in one",
+        "Bytes fetched from stores; this and the following are absent without a repository in a"
+        " store",
         lambda counts: one(counts.fetched_bytes),
     ),
     counter(
         "xlaserve_fetched_models_total",
-        "Model versions that were fetched whole",
+        "Model versions fetched completely",
         lambda counts: one(counts.models),
     ),
     counter(
         "xlaserve_fetch_seconds_total",
-        "Time in which model versions were fetched, of all of them together",
+        "Total time of fetching model versions",
         lambda counts: one(counts.seconds),
     ),
     counter(
         "xlaserve_fetch_failures_total",
-        "Fetches that failed; those that were cancelled are not among them",
+        "Failed fetches, excluding cancelled ones",
         lambda counts: one(counts.failures),
     ),
     counter(
         "xlaserve_fetch_retries_total",
-        "Requests to stores that were sent again",
+        "Retried requests to stores",
         lambda counts: one(counts.retries),
     ),
     counter(
         "xlaserve_store_request_failures_total",
-        "Requests to stores that failed in all attempts; those for files of a fetch fail that",
+        "Requests to stores that failed after all retries; a request for a file fails its fetch",
         lambda counts: one(counts.refused),
     ),
 )

@@ -29,8 +29,8 @@ OF_PROGRAMS: tuple[Family[Mapping[str, ProgramCounts]], ...] = (
     counter(
         "xlaserve_program_lookups_total",
         "Lookups of compiled programs in the directory (compilation_cache_directory) and the store "
-        "(compilation_cache_url): hit, miss, unusable, or unanswered by the store; absent, as the "
-        "next are, for a place that there is not",
+        "(compilation_cache_url): hit, miss, unusable, or unanswered by the store; this and the"
+        " following are absent if not configured",
         _of_each(
             lambda counts: {
                 "hit": counts.hits,
@@ -44,26 +44,26 @@ OF_PROGRAMS: tuple[Family[Mapping[str, ProgramCounts]], ...] = (
     ),
     counter(
         "xlaserve_program_lookup_seconds_total",
-        "Time that these lookups took, with the reading of what they found",
+        "Time of these lookups, including reading the programs found",
         _of_each(lambda counts: counts.seconds),
         _PLACE,
     ),
     counter(
         "xlaserve_program_read_bytes_total",
-        "Bytes of the programs that were found",
+        "Bytes of programs found",
         _of_each(lambda counts: counts.read_bytes),
         _PLACE,
     ),
     counter(
         "xlaserve_program_writes_total",
-        "Compiled programs that were written, or could not be",
+        "Writes of compiled programs, successful and failed",
         _of_each(lambda counts: {"written": counts.written, "failed": counts.failures}),
         _PLACE,
         "outcome",
     ),
     counter(
         "xlaserve_program_written_bytes_total",
-        "Bytes of the programs that were written",
+        "Bytes of programs written",
         _of_each(lambda counts: counts.written_bytes),
         _PLACE,
     ),

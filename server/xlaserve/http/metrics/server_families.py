@@ -49,7 +49,7 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
     gauge("xlaserve_capacity_bytes", "Memory for models on all devices", _total_bytes),
     gauge(
         "xlaserve_capacity_used_bytes",
-        "Memory that loaded and loading models have booked",
+        "Memory reserved by loaded and loading models",
         lambda server: one(server.capacity.used_bytes),
     ),
     gauge(
@@ -60,7 +60,7 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
     ),
     gauge(
         "xlaserve_device_capacity_used_bytes",
-        "Part of it that loaded and loading models have booked",
+        "Part of it reserved by loaded and loading models",
         lambda server: _by_device(
             {device: server.capacity.used_on(device) for device in server.capacity.totals}
         ),
@@ -77,13 +77,13 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
     ),
     gauge(
         "xlaserve_repository_readable",
-        "1 where the last look at the repository saw what is there, 0 otherwise",
+        "1 if the last poll of the repository succeeded, 0 otherwise",
         _readable,
     ),
     gauge(
         "xlaserve_store_readable",
-        "1 where a store of the repository answered the last request, 0 otherwise; it is asked "
-        "every poll_interval_seconds in every mode of control, and absent for directories",
+        "1 if a store of the repository answered the last request, 0 otherwise; polled every"
+        " poll_interval_seconds in every control mode, absent for directories",
         lambda server: [
             ("", f'store="{escape(url)}"', int(not problem))
             for url, problem in server.stores().items()
@@ -92,22 +92,22 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
     ),
     gauge(
         "xlaserve_repository_skipped_entries",
-        "Entries of the repository that are no models, at the last look",
+        "Repository entries that are not models, at the last poll",
         _skipped,
     ),
     gauge(
         "xlaserve_abandoned_work",
-        "Loads and compilations that took too long, and whose threads have not ended",
+        "Timed-out loads and compilations whose threads are still running",
         lambda server: () if server.abandoned is None else one(len(server.abandoned)),
     ),
     gauge(
         "xlaserve_memory_mappings",
-        "Memory mappings of the process when they were last counted, at a compilation or unload",
+        "Memory mappings of the process, as last counted at a compilation or unload",
         lambda server: one(server.mappings.used) if server.mappings.is_counted else (),
     ),
     gauge(
         "xlaserve_memory_mappings_limit",
-        "Memory mappings that the process may have for another program to be compiled",
+        "Limit of memory mappings for compiling another program",
         lambda server: one(server.mappings.limit) if server.mappings.is_counted else (),
     ),
 )
@@ -125,24 +125,23 @@ def _by_kind(shared: Shared) -> Iterable[Row]:
 OF_SHARED: tuple[Family[Shared], ...] = (
     gauge(
         "xlaserve_held_bytes",
-        "Memory that clients make the server hold: requests, answers, what came ahead, cached "
-        "answers; and spare",
+        "Memory held for clients: requests, answers, read-ahead, cached answers and spare buffers",
         _by_kind,
         "kind",
     ),
     gauge(
         "xlaserve_held_limit_bytes",
-        "Most that they may (max_held_bytes)",
+        "Limit of memory held for clients (max_held_bytes)",
         lambda shared: one(shared.ledger.limit),
     ),
     counter(
         "xlaserve_held_refusals_total",
-        "Requests and answers that were refused for want of that memory",
+        "Requests and answers refused because of that limit",
         lambda shared: one(shared.ledger.refused),
     ),
     counter(
         "xlaserve_held_waits_total",
-        "Requests that had to wait for that memory",
+        "Requests that waited for that memory",
         lambda shared: one(shared.ledger.waited),
     ),
 )

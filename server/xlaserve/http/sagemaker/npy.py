@@ -70,7 +70,7 @@ def _split(body: memoryview) -> tuple[str, memoryview]:
     """Split the header from the data."""
     size = _LENGTHS.get(bytes(body[_VERSION]))
     if bytes(body[: _VERSION.start]) != npy.MAGIC_PREFIX or size is None:
-        raise InvalidBody("the body is no .npy file of version 1, 2 or 3")
+        raise InvalidBody("the body is not a .npy file of version 1, 2 or 3")
     start = _VERSION.stop + size
     length = int.from_bytes(body[_VERSION.stop : start], "little")
     if length > _MAX_HEADER_BYTES or start + length > len(body):
@@ -94,7 +94,7 @@ def _dtype(code: str) -> "np.dtype[np.generic]":
     except (TypeError, ValueError):
         raise InvalidBody(f"the .npy file has an unknown dtype '{code}'") from None
     if not dtype.itemsize:
-        raise InvalidBody("the .npy file has elements without bytes")
+        raise InvalidBody("the .npy file has elements of zero bytes")
     return dtype
 
 

@@ -211,7 +211,9 @@ def _flattened(value: object) -> tuple[Shape, list[object]]:
         lists = [part for part in level if isinstance(part, list)]
         lengths = set(map(len, lists))
         if len(lists) < len(level) or len(lengths) > 1 or len(shape) == MAX_DIMENSIONS:
-            raise TensorDataError("lists that are equally long on each level", "lists that differ")
+            raise TensorDataError(
+                "lists of equal length on each level", "lists of different lengths"
+            )
         shape += lengths
         level = list(chain.from_iterable(lists))
     return tuple(shape), level
@@ -247,7 +249,7 @@ def _read_texts(
 ) -> tuple[Sequence[object], tuple[int, int]]:
     rows = [row for row in csv.reader(text, strict=True) if row]
     if len(set(map(len, rows))) != 1:
-        raise ValueError("rows that differ in length")
+        raise ValueError("rows of different lengths")
     cells = list(chain.from_iterable(rows))
     elements = cells if datatype is BYTES else [_truth(cell) for cell in cells]
     return elements, (len(rows), len(rows[0]))

@@ -49,11 +49,11 @@ from xlaserve.serving.made_arrays import made_bytes
 
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 
-_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
+_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON before the binary tensors, if any.")
 _INVOKE_HEADERS = (
     _LENGTH,
     *(
-        Header(header, str, f"The model is given it as parameter `{name}`.")
+        Header(header, str, f"Passed to the model as parameter `{name}`.")
         for header, name in PARAMETER_HEADERS.items()
     ),
 )
@@ -143,7 +143,7 @@ class SageMakerRoutes:
                 "/models",
                 Operation.MANAGE,
                 self.load,
-                "Load a model from a url",
+                "Load a model from a URL",
                 _TAG,
                 Body(Nothing),
                 takes=Body(LoadRequest, example=_LOAD_EXAMPLE),

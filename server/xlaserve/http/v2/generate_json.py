@@ -141,7 +141,8 @@ def _shape(spec: TensorSpec, sizes: Shape, *, is_batched: bool) -> Shape:
     rest, count = wanted[len(rows) :], prod(sizes)
     if sum(size == -1 for size in rest) > 1:
         raise TensorDataError(
-            f"lists as {describe(spec.datatype, wanted)} has dimensions, of which several are open",
+            f"one level of lists per dimension of {describe(spec.datatype, wanted)}, which has"
+            " several open ones",
             f"{len(sizes)} levels of lists",
         )
     known = prod(size for size in rest if size != -1)

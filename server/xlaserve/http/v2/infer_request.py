@@ -268,7 +268,7 @@ class _Reader:
         if len(read) == len(inputs) and self.tail is not None and self.tail.left:
             raise InvalidBody(
                 f"model '{self.model}': unexpected additional input data, "
-                f"{len(self.tail.left)} bytes behind the last tensor"
+                f"{len(self.tail.left)} bytes after the last tensor"
             )
         return read
 
@@ -338,7 +338,7 @@ class _Reader:
             )
         if size is None:
             if not alone:
-                raise TensorDataError(f"a {_BINARY_SIZE}, as other inputs are binary too", "none")
+                raise TensorDataError(f"a {_BINARY_SIZE}, since other inputs are binary", "none")
             size = len(self.tail.left)
         taken = self.tail.take(size)
         if datatype is BYTES:
@@ -399,9 +399,7 @@ def read_parameters(parameters: _Parameters) -> dict[str, Parameter]:
             expected = "a bool, a number or a string"
             raise InvalidParameter(name[:_SHOWN_CHARACTERS], expected, _NAMES[type(value)])
         if type(value) is int and value not in _OF_64_BITS:
-            raise InvalidParameter(
-                name[:_SHOWN_CHARACTERS], "an integer of 64 bits", "one of more bits"
-            )
+            raise InvalidParameter(name[:_SHOWN_CHARACTERS], "a 64-bit integer", "a larger integer")
     return parameters
 
 

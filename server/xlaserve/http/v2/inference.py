@@ -42,7 +42,7 @@ from xlaserve.serving.inference import InferRequest, InferResponse
 from xlaserve.serving.made_arrays import made_bytes
 from xlaserve.tensors import Kind, TensorSpec
 
-_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
+_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON before the binary tensors, if any.")
 _EXAMPLE = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
 }
@@ -99,7 +99,7 @@ class InferenceRoutes:
                 "/v2/models",
                 Operation.METADATA,
                 self.models,
-                "Models that answer",
+                "Ready models",
                 _TAG,
                 Body(ModelNames),
             ),

@@ -24,8 +24,8 @@ def read_raw_request(info: ModelInfo, model: str, version: str, body: memoryview
     """
     if len(info.inputs) != 1:
         raise InvalidRequest(
-            f"model '{model}': expected one input, whose data a body without JSON is "
-            f"(Inference-Header-Content-Length: 0), it has {len(info.inputs)}"
+            f"model '{model}': a body without JSON (Inference-Header-Content-Length: 0) is the"
+            f" data of a model's only input, got a model with inputs: {len(info.inputs)}"
         )
     spec = info.inputs[0]
     try:
@@ -43,7 +43,7 @@ def read_raw_request(info: ModelInfo, model: str, version: str, body: memoryview
 def _read(spec: TensorSpec, batched: bool, body: memoryview) -> tuple[Datatype, Tensor]:
     if spec.datatype is BYTES:
         if any(size not in (-1, 1) for size in spec.shape):
-            raise TensorDataError("an input of one element for a body without JSON", str(spec))
+            raise TensorDataError("a one-element input for a body without JSON", str(spec))
         return BYTES, _one_element([1] * len(spec.shape), body)
     try:
         return spec.datatype, from_bytes(spec.datatype, _shape(spec, batched, body), body)

@@ -94,7 +94,7 @@ class SharedMemoryRoutes:
                 f"{_CUDA}/region/{{region}}/register",
                 Operation.MANAGE,
                 self.register_cuda,
-                "Register CUDA shared memory; not implemented where JAX does not run on CUDA",
+                "Register CUDA shared memory; not implemented unless JAX runs on CUDA",
                 _TAG,
                 Body(Nothing),
                 takes=Body(CudaRegisterRequest, example=cuda),

@@ -41,7 +41,8 @@ def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, 
         params[stored.role] = _taken(tensors, stored, stored.name, form)
     if form.tied and head and not np.array_equal(params.pop("head"), params["embedding"]):
         raise InvalidModel(
-            f"tensor '{_HEAD.name}' differs from '{layout.ends[0].name}', to which {CONFIG} ties it"
+            f"tensor '{_HEAD.name}' differs from '{layout.ends[0].name}', although {CONFIG} ties"
+            " them"
         )
     params["layers"] = [
         _layer(tensors, form, number, scratch) for number in range(len(form.windows))
@@ -51,7 +52,7 @@ def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, 
         first = tensors[extra[0]]
         raise InvalidModel(
             f"tensor '{extra[0]}' {describe(first.dtype.name, first.shape)} and {len(extra) - 1} "
-            f"more are in the checkpoint, expected none: {CONFIG} describes no use of them"
+            f"more are in the checkpoint, but {CONFIG} does not describe their use"
         )
     _check_dtypes(params)
     return params
@@ -107,7 +108,7 @@ def _stacked(
             stacked = pages.view(array.dtype).reshape(count, *shape)
         if array.dtype != stacked.dtype:
             raise InvalidModel(
-                f"tensor '{name}': expected {stacked.dtype.name} as that of expert 0, got "
+                f"tensor '{name}': expected {stacked.dtype.name} like expert 0, got "
                 f"{array.dtype.name}"
             )
         stacked[number] = array
@@ -149,7 +150,7 @@ def _check_dtypes(params: Mapping[str, Any]) -> None:
         for role, array in among.items():
             if array.dtype != wanted:
                 raise InvalidModel(
-                    f"tensor '{role}'{place}: expected {wanted.name} as the embedding, got "
+                    f"tensor '{role}'{place}: expected {wanted.name} like the embedding, got "
                     f"{array.dtype.name}"
                 )
 
@@ -173,7 +174,9 @@ def _of_shards(directory: Path, named: Mapping[str, str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(named.values())):
         if Path(shard).name != shard:
-            raise InvalidModel(f"{INDEX}: expected names of files beside it, got '{shard[:200]}'")
+            raise InvalidModel(
+                f"{INDEX}: expected file names in the same directory, got '{shard[:200]}'"
+            )
         for name, array in weights.read_mapped(directory, shard):
             if named.get(name) != shard:
                 place = named.get(name, "no file")
@@ -182,5 +185,5 @@ def _of_shards(directory: Path, named: Mapping[str, str]) -> dict[str, Tensor]:
     lacking = sorted(named.keys() - tensors.keys())
     if lacking:
         place = named[lacking[0]]
-        raise InvalidModel(f"tensor '{lacking[0]}': {INDEX} says {place}, which has none")
+        raise InvalidModel(f"tensor '{lacking[0]}': {INDEX} says {place}, which lacks it")
     return tensors

@@ -38,7 +38,7 @@ def check_keys(
     unknown = sorted(config.keys() - known - only.keys())
     if unknown:
         shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
-        raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
+        raise InvalidModel(f"{CONFIG}: {shown} is not supported and may change the computation")
     for name, allowed in only.items():
         if name in config and config[name] not in allowed and name not in unused:
             raise refused(name, f"{allowed[0]}", config[name])

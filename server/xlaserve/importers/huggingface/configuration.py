@@ -225,7 +225,7 @@ def _slides(config: Mapping[str, object], family: Family, layer: int) -> bool:
     if family.window_everywhere:
         first = config.get("max_window_layers")
         if first:
-            raise refused("max_window_layers", "0 or none beside a sliding window", first)
+            raise refused("max_window_layers", "0 or none with a sliding window", first)
         return True
     if family.full_every > 1:
         # transformers 5 writes the key with a leading underscore.

@@ -59,7 +59,9 @@ def import_checkpoint(
     scratch = next(place for place in target.absolute().parents if place.is_dir())
     params = checkpoint.read(source, form, scratch)
     if not form.stop_tokens:
-        raise InvalidModel(f"{CONFIG}: expected an eos_token_id, which ends an answer, got none")
+        raise InvalidModel(
+            f"{CONFIG}: eos_token_id: expected the token that ends an answer, got none"
+        )
     dtype, before, agreement = params["embedding"].dtype, _bytes(params), None
     if quantise is not None:
         plain, params = params, quantising.quantised(params, quantise)

@@ -70,8 +70,8 @@ def int4(matrix: Tensor, role: str) -> dict[str, Tensor]:
     group = math.gcd(size // 2, GROUP)
     if size % 2 or group < _LEAST_GROUP:
         raise InvalidModel(
-            f"tensor '{role}': expected rows of a multiple of {2 * _LEAST_GROUP} elements for "
-            f"int4, got {size}; int8 has no such bound"
+            f"tensor '{role}': expected rows of a multiple of {2 * _LEAST_GROUP} elements for"
+            f" int4, got {size}: use int8, which has no such limit"
         )
     groups = matrix.astype(np.float32).reshape(out, size // group, group)
     # Round the scale first, so that the numbers match the stored scale.
@@ -85,7 +85,7 @@ def int4(matrix: Tensor, role: str) -> dict[str, Tensor]:
 def _scale(numbers: Tensor, most: int, role: str) -> Tensor:
     largest = np.abs(numbers).max(axis=-1)
     if not np.isfinite(largest).all():
-        raise InvalidModel(f"tensor '{role}': expected finite numbers to quantise, got others")
+        raise InvalidModel(f"tensor '{role}': cannot quantize non-finite numbers")
     return np.where(largest > 0, largest / most, 1).astype(np.float32)
 
 

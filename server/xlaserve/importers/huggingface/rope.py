@@ -68,12 +68,13 @@ def read_both(config: Mapping[str, object], head_dim: int) -> tuple[Rope, Rope]:
     both = stated if isinstance(stated, dict) and stated.keys() == set(kinds) else None
     if both is None or not all(isinstance(one, dict) for one in both.values()):
         raise InvalidModel(
-            f"config.json: rope_parameters: expected objects {' and '.join(kinds)}, got "
+            f"config.json: rope_parameters: expected an object for each of {' and '.join(kinds)},"
+            " got "
             f"{stated!r:.200}"
         )
     beside = sorted({"rope_theta", "rope_scaling", "rope_local_base_freq"} & config.keys())
     if beside:
-        raise InvalidModel(f"config.json: {beside[0]} beside rope_parameters: expected one of both")
+        raise InvalidModel(f"config.json: expected either {beside[0]} or rope_parameters, got both")
     local_rope, rope = (
         _rope(f"rope_parameters.{k}", both[k], head_dim, _most(config)) for k in kinds
     )

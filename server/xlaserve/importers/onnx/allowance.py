@@ -74,7 +74,7 @@ class Allowance:
         if self.why:
             return self.why
         least = f", or {self.absolute:.3g}, as a Sigmoid is" if self.absolute else ""
-        return f"{self.relative:.3g} of its largest number (--tolerance){least}"
+        return f"{self.relative:.3g} of its largest value (--tolerance){least}"
 
 
 def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
@@ -86,11 +86,11 @@ def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
         return Allowance(relative, STEPS * _SIGMOID_STEP if is_sigmoid else 0.0)
     step = 1.0 if spec.datatype.itemsize == 1 else _step(graph, spec.name)
     if step is not None:
-        said = f"{STEPS} steps of its quantisation, of {step:.3g} each"
+        said = f"{STEPS} steps of its quantization, of {step:.3g} each"
         return Allowance(relative, STEPS * step, said)
     return Allowance(
         max(relative, STEPS / _LEVELS),
-        why=f"{STEPS} of the {_LEVELS} steps of 8 bits, to which the model rounds what it computes",
+        why=f"{STEPS} of the {_LEVELS} levels of the model's 8-bit quantization",
     )
 
 

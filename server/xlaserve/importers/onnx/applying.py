@@ -43,7 +43,7 @@ def _computed(row: Operator, node: Node, arguments: Sequence[AnyValue | None]) -
 def check_known(argument: object, position: int) -> None:
     """Raise InvalidModel for an input whose elements are unknown during tracing."""
     if not is_host(argument):  # type: ignore[arg-type]
-        raise InvalidModel(f"its input {position} depends on the data, and must not")
+        raise InvalidModel(f"its input {position} must not depend on data")
 
 
 def check_obeyed(node: Node) -> None:

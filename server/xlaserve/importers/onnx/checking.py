@@ -131,8 +131,8 @@ def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance
     """Return the difference of two results; raises InvalidModel if it exceeds the allowance."""
     if expected.shape != got.shape:
         raise InvalidModel(
-            f"output '{spec.name}': expected the shape {list(expected.shape)} as onnxruntime has "
-            f"it, got {list(got.shape)}"
+            f"output '{spec.name}': expected the shape {list(expected.shape)} as in onnxruntime,"
+            f" got {list(got.shape)}"
         )
     want, have = expected.astype(np.float64), got.astype(np.float64)
     same = (want == have) | (np.isnan(want) & np.isnan(have))
@@ -145,8 +145,8 @@ def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance
     relative = absolute / largest if largest else absolute
     if not allowed.covers(absolute, relative):
         raise InvalidModel(
-            f"output '{spec.name}' differs from what onnxruntime gives by {absolute:.3g}, which is "
-            f"{relative:.3g} of its largest number; allowed is {allowed}"
+            f"output '{spec.name}' differs from onnxruntime's by {absolute:.3g}, which is "
+            f"{relative:.3g} of its largest value; allowed: {allowed}"
         )
     return Difference(spec.name, absolute, relative)
 
@@ -242,8 +242,8 @@ class Reference:
 
 def _unchecked(error: Exception | str) -> str:
     return (
-        f"onnxruntime cannot run the model: {str(error)[:_SHOWN_CHARACTERS]}; --no-check imports "
-        "it without a comparison"
+        f"onnxruntime cannot run the model: {str(error)[:_SHOWN_CHARACTERS]}; import it without a"
+        " comparison with --no-check"
     )
 
 

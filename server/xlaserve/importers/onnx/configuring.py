@@ -30,17 +30,17 @@ def write(
     said, to_add = [], []
     if found:
         shown = ", ".join(f"'{name}'" for name in found)
-        said.append(f"the classes of {shown} are the lines of {FILE_NAME}, by number")
+        said.append(f"class names of {shown} are in {FILE_NAME}, one per line")
         text = "\n".join(labels[next(iter(found))]) + "\n"
         if not _put(directory / FILE_NAME, text):
-            return f"{said[0]}, but another {FILE_NAME} is there; write them to a file of its own"
+            return f"{said[0]}, but a different {FILE_NAME} exists; write them to another file"
         to_add.append(f'label_filename: "{FILE_NAME}" to these outputs')
     if parameters:
         shown = ", ".join(f"{name} {value}" for name, value in parameters.items())
-        said.append(f"images are taken as {shown}")
+        said.append(f"images are preprocessed with {shown}")
         to_add.append("these parameters")
     if not _put(directory / CONFIG_NAME, "\n".join(_lines(described, found, parameters)) + "\n"):
-        return f"{'; '.join(said)}; add {' and '.join(to_add)} in {CONFIG_NAME}, which is there"
+        return f"{'; '.join(said)}; add {' and '.join(to_add)} to the existing {CONFIG_NAME}"
     return "; ".join(said)
 
 
@@ -54,7 +54,7 @@ def named(described: Manifest, classes: Sequence[str]) -> Labels:
     if not found:
         shown = ", ".join(f"'{spec.name}' {spec}" for spec in described.outputs)
         raise InvalidModel(
-            f"labels: there are {len(classes)}, and no output has a number for each, but {shown}"
+            f"labels: got {len(classes)}, but no output has that many classes, only {shown}"
         )
     return found
 

@@ -101,8 +101,8 @@ def _if(
         found: Sequence[AnyValue] = branches[0 if scalar_of(condition) else 1](())
     elif any(is_open(size) or size != 1 for size in condition.shape):
         raise InvalidModel(
-            f"its condition has the shape {list(condition.shape)}, expected one element: it is one "
-            "for all rows of a batch"
+            f"its condition has the shape {list(condition.shape)}, expected one element, shared"
+            " by all rows of a batch"
         )
     else:
         found = _either(
@@ -122,16 +122,16 @@ def _either(
     def traced(branch: Body) -> Callable[[], list[jax.Array]]:
         def computed() -> list[jax.Array]:
             arrays = [
-                as_array(value, f"its output '{name}', of a branch that data choose,")
+                as_array(value, f"its output '{name}', of a data-dependent branch,")
                 for name, value in zip(names, branch(()), strict=True)
             ]
             seen.append(arrays)
             for name, first, other in zip(names, seen[0], arrays, strict=True):
                 if (first.shape, first.dtype) != (other.shape, other.dtype):
                     raise InvalidModel(
-                        f"its condition depends on the data, and its output '{name}' is "
-                        f"{described(first)} of one branch and {described(other)} of the other: "
-                        "XLA needs one shape"
+                        f"its condition depends on data, and its output '{name}' is "
+                        f"{described(first)} of one branch and {described(other)} of the other:"
+                        " XLA needs equal shapes"
                     )
             return arrays
 
@@ -150,10 +150,10 @@ def _sequence_map(
     """Apply the body to the items of one or several sequences of equal length."""
     first, *others = given
     if not isinstance(first, Sequenced):
-        raise InvalidModel("its first input is no sequence")
+        raise InvalidModel("its first input is not a sequence")
     lengths = {len(value.items) for value in given if isinstance(value, Sequenced)}
     if len(lengths) != 1:
-        raise InvalidModel(f"its sequences have several lengths: {sorted(lengths)}")
+        raise InvalidModel(f"its sequences have different lengths: {sorted(lengths)}")
     (length,) = lengths
     unrolled = body("body").unrolled(length)
     rows = [

@@ -62,9 +62,8 @@ _Rule: TypeAlias = Callable[[Node, Counted, Sequence[AnyValue | None]], int]
 """Returns the row axis of the result; raises InvalidModel if the operator mixes rows."""
 
 _MIXED = (
-    "it computes with all rows of its input, whose number depends on the data, and would count the "
-    "padding among them; end the graph before it, and compute the rest from the rows up to the "
-    "count"
+    "it computes over all rows of its input, whose count depends on data, and would include"
+    " padding; end the graph before it and compute the rest from the counted rows"
 )
 
 
@@ -154,7 +153,7 @@ def _integers(value: AnyValue | None) -> list[int]:
 
 def _present(value: AnyValue | None) -> AnyValue:
     if value is None:
-        raise InvalidModel("an input that it needs is left out")
+        raise InvalidModel("a required input is missing")
     return value
 
 

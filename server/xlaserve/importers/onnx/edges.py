@@ -29,7 +29,8 @@ def widened(graph: Graph, opset: int) -> Graph:
 def said_of(graph: Graph) -> str:
     """Return a message about inputs that clients send in another datatype; may be empty."""
     return "; ".join(
-        f"input '{item.name}' is {name_of(item.narrow)} in the model, and sent as {item.datatype}"
+        f"input '{item.name}' is {name_of(item.narrow)} in the model, but clients send"
+        f" {item.datatype}"
         for item in graph.inputs
         if item.narrow
     )

@@ -26,7 +26,7 @@ def with_constants(
         constants[name] = _tensor(known[name], texts)
     inputs = tuple(item for item in graph.inputs if item.name not in constants)
     if constants and not inputs:
-        raise InvalidModel("every input is fixed, and a model has at least one")
+        raise InvalidModel("every input is a constant, but a model needs at least one input")
     return replace(graph, inputs=inputs, constants={**graph.constants, **constants}), constants
 
 
@@ -35,8 +35,8 @@ def _tensor(item: GraphInput, texts: Sequence[str]) -> Tensor:
     if len(shape) < len(item.shape):
         said = ", ".join(str(size) or "?" for size in item.shape)
         raise InvalidModel(
-            f"input '{item.name}' has the open shape [{said}], and a constant has a size: "
-            "export the model with one"
+            f"input '{item.name}' has the open shape [{said}], but a constant needs a fixed"
+            " shape: export the model with one"
         )
     read = [_number(item, text) for text in texts]
     count = int(np.prod(shape))

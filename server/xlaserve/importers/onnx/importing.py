@@ -211,9 +211,9 @@ def _check_counted(plan: Plan, inputs: Inputs) -> None:
     """Raise InvalidModel if a plan has both an open batch and data-dependent row counts."""
     if plan.counted and inputs.is_open:
         raise InvalidModel(
-            f"output '{next(iter(plan.counted))}' has a number of rows that depends on the data, "
-            f"and is none of input '{inputs.specs[0].name}', whose first dimension is open: give "
-            "that a size, with --shape or --dim"
+            f"output '{next(iter(plan.counted))}' has a data-dependent number of rows, so the"
+            f" first dimension of input '{inputs.specs[0].name}' cannot be open: set its size"
+            " with --shape or --dim"
         )
 
 
@@ -232,6 +232,7 @@ def _reader() -> Callable[[Path, int, Roots], Model]:
         from xlaserve.importers.onnx import reading
     except ImportError as error:
         raise InvalidModel(
-            f"reading ONNX files needs more packages: pip install 'xlaserve[onnx]' ({error})"
+            "reading ONNX files requires additional packages: pip install 'xlaserve[onnx]'"
+            f" ({error})"
         ) from error
     return reading.read

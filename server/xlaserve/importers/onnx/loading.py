@@ -47,7 +47,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
     def convert(target: Path) -> None:
         converted(source, target, context)
         if onnx_source.marks(source) != before:
-            raise InvalidModel(f"{source.path.name} was changed while it was converted")
+            raise InvalidModel(f"{source.path.name} changed during the conversion")
 
     try:
         for _attempt in range(2):
@@ -63,7 +63,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
     except OSError as error:
         reason = f"{source.path.name} cannot be converted: {error.strerror or error}"
         raise InvalidModel(reason) from error
-    raise InvalidModel(f"{source.path.name}: what is kept of it is changed again and again")
+    raise InvalidModel(f"{source.path.name}: its cached conversion keeps changing; try again")
 
 
 def found(directory: Path, config: ModelConfig) -> OnnxSource:

@@ -42,7 +42,7 @@ class Body:
         """Compute the outputs."""
         if len(arguments) != len(self.graph.arguments):
             raise InvalidModel(
-                f"its body takes {len(self.graph.arguments)} values, and gets {len(arguments)}"
+                f"its body expects {len(self.graph.arguments)} values, got {len(arguments)}"
             )
         return self.run(self.graph, arguments, self.values, self.allowance)
 
@@ -54,7 +54,7 @@ class Body:
         cost = trips * max(1, self.graph.size())
         if cost > self.allowance:
             raise InvalidModel(
-                f"it must be unrolled, {trips} times, to {cost} nodes, of which there may be "
+                f"unrolling its {trips} iterations gives {cost} nodes, the limit is "
                 f"{self.allowance}"
             )
         return replace(self, allowance=self.allowance // max(1, trips))
@@ -97,7 +97,7 @@ def loop(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
 
 def _present(value: AnyValue | None, position: int) -> AnyValue:
     if value is None:
-        raise InvalidModel(f"its input {position}, which it carries, is left out")
+        raise InvalidModel(f"its loop-carried input {position} is missing")
     return value
 
 
@@ -139,8 +139,8 @@ class _Loop:
         count = len(self.state)
         if len(self.body.graph.outputs) < max(count + 1, len(self.node.outputs) + 1):
             raise InvalidModel(
-                f"its body has {len(self.body.graph.outputs)} outputs: expected a condition, the "
-                f"{count} values that it carries, and what is stacked"
+                f"its body has {len(self.body.graph.outputs)} outputs, expected a condition,"
+                f" {count} loop-carried values and the stacked values"
             )
         self.stacked = [p for p in range(count, len(self.node.outputs)) if self.node.needs(p)]
         carried = range(1, count + 1)
@@ -195,7 +195,7 @@ class _Loop:
         ) -> tuple[list[jax.Array], list[jax.Array]]:
             _, *found = self.body([trip, np.asarray(True), *carry.merged(values)])
             made = found[len(self.state) :]
-            return carry.checked(found), [as_array(each, "what it stacks") for each in made]
+            return carry.checked(found), [as_array(each, "a stacked value") for each in made]
 
         last, rows = jax.lax.scan(step, carry.initial(), jnp.arange(limit, dtype=jnp.int64))
         return self._results(carry.merged(last), rows)
@@ -204,13 +204,13 @@ class _Loop:
         """Run trips as a `while_loop` until the condition or the trip count ends it."""
         if self.stacked:
             raise InvalidModel(
-                f"its output '{self.node.outputs[self.stacked[0]]}' has a row of each trip, and "
-                "how many it makes depends on the data; XLA needs to know before. Give it a trip "
-                "count and a condition that are known, or keep other outputs with --output"
+                f"its output '{self.node.outputs[self.stacked[0]]}' has one row per iteration,"
+                " and their number depends on data, but XLA needs fixed shapes: use a constant"
+                " trip count and condition, or select other outputs with --output"
             )
         limit = self.limit
         if limit is None and self.going_on is True and self._goes_on() is True:
-            raise InvalidModel("it has no trip count, and its condition is always true")
+            raise InvalidModel("it has no trip count and its condition is always true")
         carry = _Carry.of(self.state, self.body.graph, first=2, returned=1)
         bound = None if limit is None else jnp.asarray(limit, dtype=jnp.int64)
 
@@ -262,10 +262,10 @@ def _least(limit: "int | jax.Array | None") -> "int | jax.Array":
 
 def stack(values: Sequence[AnyValue]) -> Value:
     """Stack tensors of equal shape along a new first axis; raises InvalidModel if shapes differ."""
-    rows = [tensor_of(value, "what it stacks") for value in values]
+    rows = [tensor_of(value, "a stacked value") for value in values]
     if any(described(row) != described(rows[0]) for row in rows):
         shown = ", ".join(dict.fromkeys(map(described, rows)))
-        raise InvalidModel(f"what it stacks has several shapes: {shown}")
+        raise InvalidModel(f"its stacked values have different shapes: {shown}")
     if all(map(is_host, rows)):
         return np.stack(rows)
     return jnp.stack([on_device(row) for row in rows])
@@ -310,13 +310,13 @@ class _Carry:
         for place, array, before in zip(self.changed, after, self.initial(), strict=True):
             if (array.shape, array.dtype) != (before.shape, before.dtype):
                 raise InvalidModel(
-                    f"{self._named(place)} is {described(before)} before a trip and "
-                    f"{described(array)} behind it, and must not change"
+                    f"{self._named(place)} is {described(before)} before an iteration and"
+                    f" {described(array)} after it, expected the same"
                 )
         return after
 
     def _named(self, place: int) -> str:
-        return f"'{self.names[place]}', which it carries,"
+        return f"'{self.names[place]}', which is loop-carried,"
 
 
 def _differ(pair: tuple[str, str]) -> bool:
@@ -332,7 +332,7 @@ def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
     kept = len(given) - count
     stacked = len(body.graph.outputs) - kept
     if count < 1 or kept < 0 or stacked < 0:
-        raise InvalidModel(f"it has {len(given)} inputs, of which it scans {count}")
+        raise InvalidModel(f"it has {len(given)} inputs, of which {count} are scanned")
     ways = (
         _ways(node, "scan_input_directions", count),
         _ways(node, "scan_output_directions", stacked),
@@ -345,7 +345,9 @@ def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
     ]
     lengths = {row.shape[0] for row in rows}
     if len(lengths) != 1:
-        raise InvalidModel(f"it scans inputs of several lengths: {', '.join(map(str, lengths))}")
+        raise InvalidModel(
+            f"its scanned inputs have different lengths: {', '.join(map(str, lengths))}"
+        )
     carry = _Carry.of(
         [_present(value, 0) for value in given[:kept]], body.graph, first=0, returned=0
     )
@@ -354,7 +356,7 @@ def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
         values: list[jax.Array], parts: list[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         found = body([*carry.merged(values), *parts])
-        return carry.checked(found), [as_array(each, "what it stacks") for each in found[kept:]]
+        return carry.checked(found), [as_array(each, "a stacked value") for each in found[kept:]]
 
     last, made = jax.lax.scan(step, carry.initial(), rows)
     results = [

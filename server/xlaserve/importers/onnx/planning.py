@@ -68,11 +68,11 @@ def _output(name: str, value: AnyValue) -> jax.Array:
         value = counted.filled(value)
     if isinstance(value, Sequenced | Absent):
         raise InvalidModel(
-            f"output '{name}' is a sequence or an optional, and the V2 protocol has tensors: end "
-            "the graph with what it is made of, or keep other outputs with --output"
+            f"output '{name}' is a sequence or an optional, but the V2 protocol has only tensors:"
+            " end the graph with its elements, or select other outputs with --output"
         )
     if is_host(value) and value.dtype.kind not in "biufV":
-        raise InvalidModel(f"output '{name}' is made of dimensions or text, not of numbers")
+        raise InvalidModel(f"output '{name}' consists of dimensions or text, not numbers")
     return jnp.asarray(converted(value, edge_of(value.dtype)))
 
 
@@ -89,7 +89,7 @@ def plan(
     """
     for name in outputs:
         if name not in graph.outputs:
-            raise InvalidModel(f"there is no output '{name}', but {', '.join(graph.outputs)}")
+            raise InvalidModel(f"unknown output '{name}', the model has {', '.join(graph.outputs)}")
     wanted = tuple(outputs) or graph.outputs
     planner = _Planner(dict(graph.constants), deque(needed(graph.nodes, wanted)), on_node, wanted)
 
@@ -117,8 +117,8 @@ def _with_counts(outputs: Sequence[str], axes: Mapping[str, int]) -> tuple[str, 
     for name in axes:
         if found.count(counted.count_name(name)) > 1:
             raise InvalidModel(
-                f"output '{name}' has rows that are counted, in '{counted.count_name(name)}', but "
-                "the model has an output of that name: rename it"
+                f"output '{name}' has a row count '{counted.count_name(name)}', but the model"
+                " already has an output with that name: rename it"
             )
     return tuple(found)
 

@@ -58,9 +58,9 @@ def parse(data: bytes, external: "External | None" = None) -> Model:
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise InvalidModel(f"this is no ONNX model: {error}") from None
+        raise InvalidModel(f"not an ONNX model: {error}") from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise InvalidModel("this is no ONNX model: it has no graph, or says nothing of its opset")
+        raise InvalidModel("not an ONNX model: it lacks a graph or an opset")
     opset = _opset(proto)
     if proto.functions:
         inline = onnx.inliner.inline_local_functions
@@ -92,8 +92,8 @@ def _upgraded(proto: ModelProto, opset: int) -> ModelProto:
         # onnx's converter would relabel it as a later Scan, which scans another axis.
         raise InvalidModel(f"a Scan of opset {opset} is not implemented; export it with 9 or later")
     problem = (
-        f"the model has opset {opset}, and onnx cannot bring it to {OLDEST_OPSET}; export it "
-        f"with opset {OLDEST_OPSET} to {NEWEST_OPSET}"
+        f"the model has opset {opset}, which onnx cannot convert to {OLDEST_OPSET}; export it"
+        f" with opset {OLDEST_OPSET} to {NEWEST_OPSET}"
     )
     return _by_onnx(
         problem, lambda model: onnx.version_converter.convert_version(model, OLDEST_OPSET), proto
@@ -139,7 +139,7 @@ class _Reader:
         outputs = tuple(item.name for item in proto.output)
         for name in outputs:
             if name not in known:
-                raise InvalidModel(f"nothing computes the output '{name}'")
+                raise InvalidModel(f"no node computes the output '{name}'")
         given = tuple(item.name for item in inputs) if depth else ()
         read = () if depth else tuple(map(_input, inputs))
         return Graph(proto.name, read, outputs, nodes, MappingProxyType(constants), given)
@@ -149,10 +149,10 @@ class _Reader:
             node = self._node(proto, known, depth)
             for name in filter(None, node.inputs):
                 if name not in known:
-                    raise InvalidModel(f"{node} reads '{name}', which nothing before it computes")
+                    raise InvalidModel(f"{node} reads '{name}', which no earlier node computes")
             for name in filter(None, node.outputs):
                 if name in known:
-                    raise InvalidModel(f"{node} computes '{name}', which is there already")
+                    raise InvalidModel(f"{node} computes '{name}', which already exists")
                 known.add(name)
             yield node
 
@@ -175,7 +175,7 @@ class _Reader:
         if proto.type == AttributeProto.GRAPH:
             return self.graph(proto.g, known, depth + 1)
         if proto.type not in _PLAIN_ATTRIBUTES:
-            raise InvalidModel(f"attribute '{proto.name}' is of a kind that is not implemented")
+            raise InvalidModel(f"attribute '{proto.name}' has a kind that is not implemented")
         return _PLAIN_ATTRIBUTES[proto.type](proto)
 
     def tensor(self, proto: TensorProto) -> Tensor:
@@ -210,8 +210,8 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
     if not proto.type.HasField("tensor_type"):
         kind = (proto.type.WhichOneof("value") or "untyped").removesuffix("_type")
         raise InvalidModel(
-            f"input '{proto.name}' is no tensor, but {kind}: how many tensors a request has must "
-            "be known; export the model with an input for each of them"
+            f"input '{proto.name}' is not a tensor but {kind}: export the model with a separate"
+            " input for each tensor"
         )
     described = proto.type.tensor_type
     try:
@@ -264,7 +264,7 @@ class External:
             raise InvalidModel(f"{what}: expected {size} bytes, got {length}")
         self.read_bytes += size
         if self.read_bytes > self.limit_bytes:
-            raise InvalidModel(f"{what}: there are more bytes than the limit allows")
+            raise InvalidModel(f"{what}: size exceeds the limit")
         data = self._bytes(what, said.get("location", ""), offset, size)
         return np.frombuffer(data, dtype).reshape(tuple(proto.dims))
 
@@ -282,7 +282,7 @@ class External:
     def _confined(self, what: str, location: str) -> tuple[Path, Path]:
         """Return the resolved path of a file in the model's directory, and that directory."""
         if self.directory is None:
-            raise InvalidModel(f"{what} is in another file, but only one was given")
+            raise InvalidModel(f"{what} is in another file, but only the model file was given")
         parts = Path(location).parts
         root = self.directory.resolve()
         try:

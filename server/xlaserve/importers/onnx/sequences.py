@@ -23,7 +23,9 @@ class Sequenced:
 
     def __post_init__(self) -> None:
         if len(self.items) > MAX_ITEMS:
-            raise InvalidModel(f"a sequence has {len(self.items)} tensors, at most {MAX_ITEMS} may")
+            raise InvalidModel(
+                f"a sequence has {len(self.items)} tensors, expected at most {MAX_ITEMS}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ NO_TENSORS = (Sequenced, Absent, Counted)
 def tensor_of(value: AnyValue, subject: str) -> Value:
     """Return the value if it is a tensor; otherwise raise InvalidModel with the subject."""
     if isinstance(value, Sequenced):
-        raise InvalidModel(f"{subject} is a sequence of {len(value.items)} tensors, no tensor")
+        raise InvalidModel(
+            f"{subject} is a sequence of {len(value.items)} tensors, expected a tensor"
+        )
     if isinstance(value, Absent):
         raise InvalidModel(f"{subject} is an optional without an element")
     if isinstance(value, Counted):
         raise InvalidModel(
-            f"{subject} has a number of rows that depends on the data, and would be taken with its "
-            "padding; end the graph before it"
+            f"{subject} has a data-dependent number of rows and would be used with its padding;"
+            " end the graph before it"
         )
     return value

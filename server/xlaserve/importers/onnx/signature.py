@@ -138,7 +138,8 @@ def _batch_first(item: GraphInput, axis: int) -> GraphInput:
     """Return an input with its batch axis moved to the front."""
     if not 0 <= axis < max(1, len(item.shape)):
         raise InvalidModel(
-            f"input '{item.name}' has {len(item.shape)} dimensions, and no batch in number {axis}"
+            f"input '{item.name}' has {len(item.shape)} dimensions, so axis {axis} cannot be its"
+            " batch"
         )
     shape = item.shape
     return replace(item, shape=(*shape[axis : axis + 1], *shape[:axis], *shape[axis + 1 :]))
@@ -188,9 +189,9 @@ def _size(item: GraphInput, axis: int, size: int | str) -> int:
     called = f"'{size}'" if isinstance(size, str) and size else f"number {axis}"
     example = ",".join("-1" if place == 0 else "SIZE" for place in range(len(item.shape)))
     raise InvalidModel(
-        f"input '{item.name}': its dimension {called} is open, but only the first may be; give "
-        f"its size, with --dim NAME=SIZE or --shape {item.name}={example}, or in the dims of the "
-        "configuration that it is served with; several sizes with --dim NAME=SIZE,SIZE"
+        f"input '{item.name}': its dimension {called} is open, but only the first may be: set its"
+        f" size with --dim NAME=SIZE or --shape {item.name}={example}, or in the dims of the"
+        " model's configuration; set several sizes with --dim NAME=SIZE,SIZE"
     )
 
 
@@ -200,15 +201,15 @@ def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
         if asked:
             raise InvalidModel(
                 f"input '{specs[0].name}' is {specs[0]}, but with max_batch_size {asked} its first "
-                "dimension is -1: --shape gives it another shape"
+                "dimension is -1: change its shape with --shape"
                 if specs
                 else "the model has no inputs"
             )
         return 0
     if closed:
         raise InvalidModel(
-            f"input '{closed[0].name}' is {closed[0]}: either all inputs start with -1 or none "
-            "does; --shape gives one another shape, --batch-axis says where its batch is, --dim "
-            "closes a first dimension that is none, and --const makes an input a constant"
+            f"input '{closed[0].name}' is {closed[0]}, but all inputs must start with -1 or none:"
+            " change a shape with --shape, locate the batch with --batch-axis, fix an open first"
+            " dimension that is not a batch with --dim, or make the input a constant with --const"
         )
     return DEFAULT_MAX_BATCH_SIZE if asked is None else asked

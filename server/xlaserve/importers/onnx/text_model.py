@@ -57,10 +57,10 @@ class TextModel(AroundModel):
 
     def __init__(self, model: str, inner: LoadedModel, texts: Texts) -> None:
         if inner.on_demand is not None:
-            raise InvalidModel("texts are served with a max_batch_size only")
+            raise InvalidModel("string inputs require a max_batch_size")
         for name in inner.info.optional:
             if name in texts.inputs:
-                raise InvalidModel(f"input '{name}' is optional, and is of texts: expected numbers")
+                raise InvalidModel(f"input '{name}' is optional, which string inputs cannot be")
         self._model = model
         self._inner = inner
         self._texts = texts
@@ -118,12 +118,12 @@ def _numbers(model: str, name: str, texts: Tensor, datatype: Datatype) -> Tensor
             found.append(read(bytes(text)))
         except ValueError:
             shown = bytes(text)[:_SHOWN].decode(errors="replace")
-            expected = f"texts that are numbers of {datatype.name}"
+            expected = f"strings that parse as {datatype.name}"
             raise InvalidTensor(model, "input", name, expected, f"'{shown}'") from None
     try:
         return np.array(found, datatype.dtype).reshape(texts.shape)
     except OverflowError:
-        expected = f"texts that are numbers of {datatype.name}"
+        expected = f"strings that parse as {datatype.name}"
         raise InvalidTensor(model, "input", name, expected, "a larger one") from None
 
 

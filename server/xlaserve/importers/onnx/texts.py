@@ -71,7 +71,7 @@ def without_casts(graph: Graph) -> tuple[Graph, Texts]:
     ) & frozenset(graph.outputs)
     inner = {name for node in graph.nodes for name in reads_of(node)}
     if written & inner:
-        raise InvalidModel(f"output '{min(written & inner)}' is text that another node reads")
+        raise InvalidModel(f"output '{min(written & inner)}' is a string that another node reads")
     edges = read.keys() | written
     nodes = tuple(_plain(node, edges) for node in graph.nodes)
     inputs = tuple(
@@ -88,12 +88,12 @@ def _read_as(graph: Graph, item: GraphInput) -> Datatype:
         others = [str(node) for node in readers if _casts_to(node) is None]
         said = f"it is read by {others[0]}" if others else "it is cast to several datatypes"
         raise InvalidModel(
-            f"input '{item.name}' is text, expected one that is cast to numbers at once: {said}"
+            f"input '{item.name}' is a string, expected a direct cast to numbers: {said}"
         )
     dtype = dtype_of(numbers.pop() or 0)
     datatype = datatype_of(dtype)
     if datatype is None or dtype.kind not in _KINDS:
-        raise InvalidModel(f"input '{item.name}' is text that is read as {dtype.name}")
+        raise InvalidModel(f"input '{item.name}' is a string cast to {dtype.name}")
     return datatype
 
 

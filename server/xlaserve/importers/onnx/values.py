@@ -78,7 +78,7 @@ def _element(value: object) -> Tensor:
 def dimensions_of(value: Value) -> Dimensions:
     """Return the elements of a host value as dimensions."""
     if not is_host(value):
-        raise InvalidModel("a shape depends on the data, but it must be known before")
+        raise InvalidModel("a shape depends on data, but XLA needs fixed shapes")
     return tuple(_dimension(item) for item in np.ravel(value))
 
 

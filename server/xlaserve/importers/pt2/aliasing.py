@@ -66,8 +66,8 @@ class Reference:
         """Return the current value; raises InvalidModel if it may be outdated."""
         if self.storage.changed_by:
             raise InvalidModel(
-                f"it reads a tensor that may share memory with what {self.storage.changed_by} "
-                f"changes in place: {_DECOMPOSE}"
+                f"it reads a tensor that may alias one that {self.storage.changed_by} changes in"
+                f" place: {_DECOMPOSE}"
             )
         if self._seen != self.storage.version:
             value = self.storage.value
@@ -98,15 +98,15 @@ class Reference:
         storage = self.storage
         if storage.owner:
             raise InvalidModel(
-                f"it changes {storage.owner} in place, and a model that is served keeps nothing "
-                "from one request to the next"
+                f"it changes {storage.owner} in place, but a served model keeps no state between"
+                " requests"
             )
         bases = [storage.value]
         for step in self.steps:
             bases.append(step.forward(bases[-1]))
         for step, base in zip(reversed(self.steps), reversed(bases[:-1]), strict=True):
             if step.write is None:
-                raise InvalidModel(f"it changes a view in place that repeats: {_DECOMPOSE}")
+                raise InvalidModel(f"it changes an expanded view in place: {_DECOMPOSE}")
             value = step.write(base, value)
         storage.value = value
         storage.version += 1

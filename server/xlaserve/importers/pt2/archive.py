@@ -35,7 +35,9 @@ _MAX_EMPTY = 2**40
 _MODELS, _JSON = "models/", ".json"
 _PLACES = {"weights": "data/weights/", "constants": "data/constants/"}
 _MARKS = {"archive_format": "pt2", "archive_version": "0", "byteorder": "little"}
-_SAVE_AGAIN = "torch.export.save(torch.export.load(path), path) of PyTorch 2.9 or newer rewrites it"
+_SAVE_AGAIN = (
+    "convert it with torch.export.save(torch.export.load(path), path) of PyTorch 2.9 or newer"
+)
 _FOREIGN = {
     "serialized_exported_program.json": f"it has the layout of PyTorch 2.8 or older: {_SAVE_AGAIN}",
     "data.pkl": "it is a checkpoint of torch.save or a program of TorchScript, which are pickles: "
@@ -103,7 +105,7 @@ class _Reader:
             folder = "weights" if stored.name in weights else "constants"
             payload = (weights if folder == "weights" else constants).get(stored.name)
             if payload is None:
-                raise InvalidModel(f"{stored} is nowhere in the archive")
+                raise InvalidModel(f"{stored} is missing from the archive")
             entry = self._entry_of(stored, folder, payload)
             if entry not in raw:
                 raw[entry] = self._bytes(entry, self._limit_bytes, str(stored))
@@ -115,8 +117,8 @@ class _Reader:
         path = payload.path_name
         if payload.use_pickle or payload.tensor_meta is None:
             raise InvalidModel(
-                f"{stored} is a pickle ({path[:100]}), which would run code: a tensor of "
-                "a class of its own, or an object; replace it with a plain tensor and export again"
+                f"{stored} is a pickle ({path[:100]}), which would run code (a tensor subclass or"
+                " an object): replace it with a plain tensor and export again"
             )
         if "/" in path or not path:
             raise InvalidModel(f"{stored} is in '{path[:100]}', expected a name of a file")
@@ -125,7 +127,7 @@ class _Reader:
     def _payloads(self, folder: str) -> Mapping[str, schema.Payload]:
         place = _PLACES[folder]
         if f"{self._root}{place}{self._model}.pt" in self._zip.entries:
-            raise InvalidModel(f"its {folder} are a pickle, as PyTorch 2.8 wrote it: {_SAVE_AGAIN}")
+            raise InvalidModel(f"its {folder} are a pickle, from PyTorch 2.8: {_SAVE_AGAIN}")
         name = f"{place}{self._model}_{folder}_config.json"
         data = self._bytes(name, _MAX_CONFIG_BYTES, f"the list of its {folder}")
         try:
@@ -146,8 +148,8 @@ class _Reader:
             raise InvalidModel(f"it has several programs, {', '.join(found)[:200]}: expected one")
         if any(name.startswith(f"{self._root}data/aotinductor/") for name in self._zip.entries):
             raise InvalidModel(
-                "it was compiled for one machine by AOTInductor and has no program: save what "
-                "torch.export.export returned, with torch.export.save"
+                "it was compiled by AOTInductor and has no program: save the result of"
+                " torch.export.export with torch.export.save"
             )
         raise InvalidModel(f"it has no program in {_MODELS}")
 
@@ -155,7 +157,7 @@ class _Reader:
         entry = self._root + name
         if entry not in self._zip.entries:
             said = f"{what} is missing: " if what else ""
-            raise InvalidModel(f"this is no file of torch.export: {said}it has no entry '{name}'")
+            raise InvalidModel(f"not a torch.export file: {said}it has no entry '{name}'")
         return self._zip.read(entry, limit_bytes)
 
 
@@ -195,14 +197,12 @@ def _tensor(what: str, payload: schema.Payload, data: memoryview) -> Tensor:
     last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     end = (last + 1) * dtype.itemsize if count else 0
     if end > len(data) or len(data) % dtype.itemsize:
-        raise InvalidModel(
-            f"{what}: {dtype} {shape} needs {end} bytes, but there are {len(data)} of it"
-        )
+        raise InvalidModel(f"{what}: {dtype} {shape} needs {end} bytes, got {len(data)}")
     if not count:
         return _empty(what, shape, dtype)
     if count * dtype.itemsize > max(len(data), _REPEATED_BYTES):
         # Strides of 0 repeat elements, so a few bytes could become a tensor of any size.
-        raise InvalidModel(f"{what}: {dtype} {shape} is more than the {len(data)} bytes of it")
+        raise InvalidModel(f"{what}: {dtype} {shape} exceeds its {len(data)} bytes")
     if dtype == np.bool_ and np.frombuffer(data, np.uint8).max() > 1:
         raise InvalidModel(f"{what} is BOOL but has bytes other than 0 and 1")
     flat = np.frombuffer(data, dtype)[offset:]
@@ -219,5 +219,5 @@ def _empty(what: str, shape: list[int], dtype: "np.dtype[Any]") -> Tensor:
 
 def _fixed(what: str, size: schema.SymInt) -> int:
     if not isinstance(size.as_int, int) or size.as_int < 0:
-        raise InvalidModel(f"{what} has sizes or strides that are no numbers, or negative ones")
+        raise InvalidModel(f"{what} has negative or non-numeric sizes or strides")
     return size.as_int

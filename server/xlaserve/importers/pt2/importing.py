@@ -124,7 +124,9 @@ def exportable(read: Archive, inputs: Inputs, options: Options) -> Exportable:
     program = read.program
     for name in options.outputs:
         if name not in program.outputs:
-            raise InvalidModel(f"there is no output '{name}', but {', '.join(program.outputs)}")
+            raise InvalidModel(
+                f"unknown output '{name}', the model has {', '.join(program.outputs)}"
+            )
     wanted = tuple(options.outputs) or tuple(program.outputs)
     if not wanted:
         raise InvalidModel("the model has no outputs")

@@ -60,7 +60,7 @@ def said_sizes(
     shapes, found = _shapes(program), dict[str, tuple[int, ...]]()
     for name, said in sizes.items():
         if name not in shapes:
-            raise InvalidModel(f"there is no input '{name}', but {', '.join(shapes)}")
+            raise InvalidModel(f"unknown input '{name}', the model has {', '.join(shapes)}")
         if len(said) != len(shapes[name]):
             raise InvalidModel(
                 f"input '{name}': expected {len(shapes[name])} dimensions, got {len(said)}"
@@ -70,8 +70,8 @@ def said_sizes(
                 continue
             if found.setdefault(symbol, (size,)) != (size,):
                 raise InvalidModel(
-                    f"input '{name}': its dimension '{symbol}' is {size}, and "
-                    f"{found[symbol][0]} elsewhere"
+                    f"input '{name}': its dimension '{symbol}' is {size} here, but"
+                    f" {found[symbol][0]} elsewhere"
                 )
     return found
 
@@ -84,8 +84,8 @@ def _shapes(program: Program) -> dict[str, tuple[int | str, ...]]:
         for size in sizes:
             if isinstance(size, str) and not size.isidentifier():
                 raise InvalidModel(
-                    f"input '{name}': its size {size[:200]} is computed from others: export it "
-                    "with a torch.export.Dim for each, or with fixed sizes"
+                    f"input '{name}': its size {size[:200]} is an expression: export the model"
+                    " with a torch.export.Dim for each dimension, or fixed sizes"
                 )
         found[name] = sizes
     if not found:
@@ -128,9 +128,9 @@ def _size(
         return sizes[0]
     shown = ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items())
     raise InvalidModel(
-        f"input '{name}': its dimension '{size}' is open, but only one that is first in every "
-        f"input may be: give it a size with --dim {size}=SIZE, or several with --dim "
-        f"{size}=SIZE,SIZE. The inputs are {shown}"
+        f"input '{name}': its dimension '{size}' is open, but only the leading dimension of every"
+        f" input may be: set a size with --dim {size}=SIZE, or several with --dim"
+        f" {size}=SIZE,SIZE. The inputs are {shown}"
     )
 
 
@@ -160,8 +160,8 @@ def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
     if batch is None:
         if asked:
             raise InvalidModel(
-                f"--max-batch-size {asked}: expected a dimension that is open and first in every "
-                "input: export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
+                f"--max-batch-size {asked}: expected an open leading dimension in every input:"
+                " export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
             )
         return 0
     least, most = program.ranges.get(batch, (0, None))
@@ -186,8 +186,8 @@ def _check_guards(program: Program, inputs: Inputs) -> None:
         for guard in program.guards:
             if not holds(guard, shapes):
                 raise InvalidModel(
-                    f"the program was exported for shapes with {guard[:200]}, and they may be "
-                    f"{shapes}: give dimensions a size with --dim, or rows with --max-batch-size"
+                    f"the program requires {guard[:200]}, but shapes may be {shapes}: set"
+                    " dimensions with --dim, or rows with --max-batch-size"
                 )
 
 

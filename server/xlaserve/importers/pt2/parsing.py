@@ -42,7 +42,7 @@ def parse(data: bytes | memoryview) -> Program:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidModel(f"the program cannot be read: {str(error)[:_SHOWN]}") from None
     except RecursionError:
-        raise InvalidModel("the program is nested too deep") from None
+        raise InvalidModel("the program is nested too deeply") from None
     _check_versions(read)
     module = read.graph_module
     graph = _graph(module.graph)
@@ -67,11 +67,11 @@ def _check_versions(read: schema.ExportedProgram) -> None:
         )
     for name, opset in read.opset_version.items():
         if (name, opset) != ("aten", _ATEN_OPSET):
-            raise InvalidModel(f"opset '{name}' {opset}: expected 'aten' {_ATEN_OPSET} alone")
+            raise InvalidModel(f"opset '{name}' {opset}: expected only 'aten' {_ATEN_OPSET}")
     for verifier in read.verifiers:
         if verifier not in _VERIFIERS:
             raise InvalidModel(
-                f"the program is of the dialect '{verifier}', expected {' or '.join(_VERIFIERS)}"
+                f"the program has the dialect '{verifier}', expected {' or '.join(_VERIFIERS)}"
             )
 
 
@@ -88,7 +88,7 @@ def _range(symbol: str, found: schema.Range) -> tuple[int, int | None]:
 def _graph(read: schema.Graph) -> Graph:
     if read.custom_obj_values:
         name = next(iter(read.custom_obj_values))
-        raise InvalidModel(f"'{name}' is an object of C++, which is stored as a pickle")
+        raise InvalidModel(f"'{name}' is a C++ object, stored as a pickle")
     inputs = tuple(_input_name(argument) for argument in read.inputs)
     known: set[str] = set()
     for name in filter(None, inputs):
@@ -97,7 +97,7 @@ def _graph(read: schema.Graph) -> Graph:
     outputs = tuple(_term("an output", argument) for argument in read.outputs)
     for name in reads_of(outputs):
         if name not in known:
-            raise InvalidModel(f"nothing computes the output '{name}'")
+            raise InvalidModel(f"no node computes the output '{name}'")
     tensors = {name: _described(name, meta) for name, meta in read.tensor_values.items()}
     return Graph(inputs, nodes, outputs, MappingProxyType(tensors), read.is_single_tensor_return)
 
@@ -110,7 +110,7 @@ def _input_name(argument: schema.Argument) -> str:
 
 def _define(name: str, known: set[str], what: str) -> None:
     if name in known:
-        raise InvalidModel(f"{what} computes '{name}', which is there already")
+        raise InvalidModel(f"{what} computes '{name}', which already exists")
     known.add(name)
 
 
@@ -121,7 +121,7 @@ def _nodes(nodes: Sequence[schema.Node], known: set[str]) -> Iterator[Node]:
         arguments = tuple((item.name, _term(what, item.arg)) for item in read.inputs)
         for name in reads_of([term for _, term in arguments]):
             if name not in known:
-                raise InvalidModel(f"{what} reads '{name}', which nothing before it computes")
+                raise InvalidModel(f"{what} reads '{name}', which no earlier node computes")
         found = tuple(_names(what, argument) for argument in read.outputs)
         results: Names = found[0] if len(found) == 1 else found
         for name in _flat(results):
@@ -286,7 +286,7 @@ def _inputs(
     specs = signature.input_specs
     if len(specs) != len(graph.inputs):
         raise InvalidModel(
-            f"the signature has {len(specs)} inputs, and the graph {len(graph.inputs)}"
+            f"the signature has {len(specs)} inputs, but the graph has {len(graph.inputs)}"
         )
     stored: dict[str, Stored] = {}
     given: list[str] = []
@@ -312,7 +312,8 @@ def _check_given(argument: schema.Argument, name: str, graph: Graph, given: list
         raise InvalidModel("an input is a list, expected a tensor")
     if term.name != name or term.name not in graph.tensors:
         raise InvalidModel(
-            f"input '{term.name}' is no tensor: export the model with a number there, or a tensor"
+            f"input '{term.name}' is not a tensor: export the model with a constant or a tensor"
+            " instead"
         )
     given.append(name)
 
@@ -321,7 +322,7 @@ def _outputs(module: schema.GraphModule, graph: Graph) -> Mapping[str, Term]:
     specs = module.signature.output_specs
     if len(specs) != len(graph.outputs):
         raise InvalidModel(
-            f"the signature has {len(specs)} outputs, and the graph {len(graph.outputs)}"
+            f"the signature has {len(specs)} outputs, but the graph has {len(graph.outputs)}"
         )
     terms: list[Term] = []
     for spec, term in zip(specs, graph.outputs, strict=True):
@@ -329,7 +330,7 @@ def _outputs(module: schema.GraphModule, graph: Graph) -> Mapping[str, Term]:
         if kind != "user_output":
             raise InvalidModel(_not_returned(kind, getattr(spec, kind)))
         if _term("an output", getattr(spec, kind).arg) != term:
-            raise InvalidModel("the signature has other outputs than the graph")
+            raise InvalidModel("the outputs of the signature and the graph differ")
         terms.append(term)
     names = result_names(_out_spec(module), _fields(module))
     if len(names) != len(terms):
@@ -344,8 +345,8 @@ def _not_returned(kind: str, spec: Any) -> str:
         named = [name for name in spec.__struct_fields__ if name.endswith("_name")]
         what = kind.removesuffix("_mutation").replace("user_", "").replace("_", " ")
         return (
-            f"the program changes its {what} '{getattr(spec, named[0])}', and a model that is "
-            "served keeps nothing from one request to the next"
+            f"the program changes its {what} '{getattr(spec, named[0])}', but a served model"
+            " keeps no state between requests"
         )
     return f"an output of the kind '{kind}' is not implemented"
 
@@ -354,7 +355,7 @@ def _out_spec(module: schema.GraphModule) -> str:
     for entry in module.module_call_graph:
         if not entry.fqn and entry.signature is not None:
             return entry.signature.out_spec
-    raise InvalidModel("the program does not say how its outputs are nested")
+    raise InvalidModel("the program does not describe the structure of its outputs")
 
 
 def _fields(module: schema.GraphModule) -> Mapping[str, Sequence[str]]:

@@ -89,7 +89,7 @@ class Runner:
         """Compute the operator without its trailing `_`; write the result to the first argument."""
         target = next(iter(arguments.values()), None)
         if not isinstance(target, Reference):
-            raise InvalidModel("it changes no tensor")
+            raise InvalidModel("it modifies something other than a tensor")
         if name in ("detach_", "requires_grad_"):
             return target
         pure = f"{operators.ATEN}{name[:-1]}{overload.removeprefix(name)}"
@@ -106,7 +106,7 @@ class Runner:
     def _nested(self, node: Node, arguments: list[Any]) -> Any:
         """Run the subgraph of a wrapper that sets grad or autocast modes."""
         if node.target == _AUTOCAST and (len(arguments) < 4 or arguments[2] is not False):
-            raise InvalidModel("autocast chooses datatypes: export the model in the one it has")
+            raise InvalidModel("autocast is not supported: export the model without it")
         place = next((i for i, a in enumerate(arguments) if isinstance(a, Graph)), None)
         if place is None:
             raise InvalidModel("it has no graph")
@@ -132,8 +132,8 @@ class Runner:
             for size, got in zip(described.sizes, value.shape, strict=True)
         ):
             raise InvalidModel(
-                f"'{name}' is {value.dtype} {list(map(str, value.shape))} here, and was "
-                f"{described.dtype} {list(map(str, described.sizes))} in PyTorch"
+                f"'{name}' is {value.dtype} {list(map(str, value.shape))} here, but"
+                f" {described.dtype} {list(map(str, described.sizes))} in PyTorch"
             )
 
 
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Reference):
         return value.read()
     if isinstance(value, NotComputed):
-        raise InvalidModel("it reads a result that only a backward pass has")
+        raise InvalidModel("it reads a result of the backward pass")
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -215,10 +215,10 @@ def _paired(names: Names, found: Any) -> list[tuple[str, Any]]:
         if isinstance(found, list) and len(found) == 1:
             found = found[0]
         if isinstance(found, list):
-            raise InvalidModel(f"it has {len(found)} results, and one name")
+            raise InvalidModel(f"it has {len(found)} results, expected one")
         return [(names, found)]
     if not isinstance(found, list) or len(found) != len(names):
-        raise InvalidModel(f"it has other results than the {len(names)} that are named")
+        raise InvalidModel(f"its results do not match its {len(names)} names")
     return [pair for name, value in zip(names, found, strict=True) for pair in _paired(name, value)]
 
 
@@ -237,7 +237,7 @@ def _assert_metadata(arguments: Mapping[str, Any]) -> None:
 def _assert_scalar(arguments: Mapping[str, Any]) -> None:
     condition = next(iter(arguments.values()))
     if isinstance(condition, jax.Array) or is_open(condition):
-        raise InvalidModel("it ends the program by what the data are")
+        raise InvalidModel("it aborts depending on data")
     if not condition:
         raise InvalidModel(str(arguments.get("assert_msg", "its condition does not hold"))[:200])
 
@@ -262,8 +262,8 @@ def outputs(
         value = resolved(named[name], values)
         if not isinstance(value, Reference):
             raise InvalidModel(
-                f"output '{name}' is no tensor but {type(value).__name__}: keep the others with "
-                "--output"
+                f"output '{name}' is not a tensor but {type(value).__name__}: select other"
+                " outputs with --output"
             )
         try:
             found[name] = value.read()

@@ -78,7 +78,7 @@ class ZipFile:
         for place in range(0, len(data), _CRC_BYTES):
             crc = zlib.crc32(data[place : place + _CRC_BYTES], crc)
         if crc != entry.crc:
-            raise InvalidModel(f"entry '{name}' is damaged: its CRC-32 is not the one stored")
+            raise InvalidModel(f"entry '{name}' is damaged: its CRC-32 does not match")
         return data
 
     def _checked_starts(self, entries: list[Entry]) -> dict[str, int]:
@@ -103,7 +103,7 @@ class ZipFile:
     def _data_start(self, entry: Entry) -> int:
         header = self._data[entry.start : entry.start + _LOCAL.size]
         if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
-            raise InvalidModel(f"entry '{entry.name[:_SHOWN]}' has no header where it should be")
+            raise InvalidModel(f"entry '{entry.name[:_SHOWN]}' has no header at its offset")
         fields: tuple[int, ...] = _LOCAL.unpack(header)[1:]
         method, name_length, extra_length = fields[2], fields[8], fields[9]
         name_start = entry.start + _LOCAL.size
@@ -111,7 +111,7 @@ class ZipFile:
         expected = _DEFLATED if entry.is_deflated else _STORED
         if name != entry.name.encode() or method != expected:
             raise InvalidModel(
-                f"entry '{entry.name[:_SHOWN]}' has another name or method in its own header"
+                f"entry '{entry.name[:_SHOWN]}' has a different name or method in its local header"
             )
         return name_start + name_length + extra_length
 
@@ -137,7 +137,7 @@ def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
     length = len(data)
     end = data.rfind(b"PK\x05\x06", max(0, length - _END.size - _MAX_COMMENT))
     if end < 0 or end + _END.size > length:
-        raise InvalidModel("this is no zip file, as a .pt2 file is: it has no directory at its end")
+        raise InvalidModel("not a .pt2 file, which is a zip archive: it has no central directory")
     _, disk, first_disk, here, count, size, start, comment = _END.unpack(
         data[end : end + _END.size]
     )
@@ -149,7 +149,7 @@ def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
         directory_end, disk, first_disk, *wide = _end64(data, end)
         here, count, size, start = wide
         if any(n not in (w, m) for n, w, m in zip(narrow, wide, _SATURATED, strict=True)):
-            raise InvalidModel("the two ends of the zip file say different things")
+            raise InvalidModel("the two end records of the zip file differ")
     if disk or first_disk or here != count:
         raise InvalidModel("the zip file is one of several parts")
     if count > MAX_ENTRIES or size > MAX_DIRECTORY_BYTES:
@@ -158,7 +158,7 @@ def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
             f"{MAX_ENTRIES} entries and {MAX_DIRECTORY_BYTES} bytes allowed"
         )
     if start + size != directory_end:
-        raise InvalidModel("the directory of the zip file is not where its end says")
+        raise InvalidModel("the directory of the zip file is not at the recorded offset")
     return start, count, size
 
 
@@ -167,7 +167,7 @@ def _end64(data: "mmap.mmap | bytes", end: int) -> tuple[int, int, int, int, int
     _, _, start64, disks = _END64_LOCATOR.unpack(data[place:end])
     record = data[start64 : start64 + _END64.size] if start64 < place else b""
     if len(record) < _END64.size or record[:4] != b"PK\x06\x06" or disks != 1:
-        raise InvalidModel("the zip file has sizes of 64 bits, and no record that has them")
+        raise InvalidModel("the zip file lacks its 64-bit end record")
     _, length, _, _, disk, first_disk, here, count, size, start = _END64.unpack(record)
     if start64 + 12 + length != place:
         raise InvalidModel("the zip file has bytes between its directory and its end")
@@ -186,7 +186,7 @@ def _entries(directory: bytes, count: int) -> list[Entry]:
             raise InvalidModel(f"the zip file has two entries '{entry.name[:_SHOWN]}'")
         found[entry.name] = entry
     if walked != count:
-        raise InvalidModel(f"the zip file has {walked} entries, and its end says {count}")
+        raise InvalidModel(f"the zip file has {walked} entries, but its end record says {count}")
     return list(found.values())
 
 
@@ -241,7 +241,7 @@ def _wide(name: str, extra: bytes, narrow: tuple[int, int, int]) -> tuple[int, i
             size, compressed, start = (wide.pop(0) if n == _MAX32 else n for n in narrow)
             return size, compressed, start
         place += length
-    raise InvalidModel(f"entry '{name[:_SHOWN]}' says nothing of its size in 64 bits")
+    raise InvalidModel(f"entry '{name[:_SHOWN]}' lacks its 64-bit size")
 
 
 def _text(raw: bytes, length: int) -> str:
@@ -250,11 +250,13 @@ def _text(raw: bytes, length: int) -> str:
     except UnicodeDecodeError:
         name = ""
     if len(raw) != length or not name or length > _MAX_NAME_BYTES:
-        raise InvalidModel("the directory of the zip file has a name that is cut or no UTF-8")
+        raise InvalidModel(
+            "the directory of the zip file has a name that is truncated or not UTF-8"
+        )
     return name
 
 
 def _check_name(name: str) -> None:
     parts = name.split("/")
     if not all(parts) or {".", ".."} & set(parts) or "\\" in name or "\0" in name:
-        raise InvalidModel(f"the zip file has an entry that leads out of it: '{name[:_SHOWN]}'")
+        raise InvalidModel(f"the zip file has an entry outside its root: '{name[:_SHOWN]}'")

@@ -61,8 +61,8 @@ class Ahead:
         """
         if onnx_source.is_unconverted(path, config):
             raise InvalidModel(
-                "an ONNX or .pt2 file is converted by its first load; to compile it ahead of that, "
-                "import it: xlaserve import"
+                "ONNX and .pt2 files are converted at their first load: to compile ahead, use"
+                " `xlaserve import` first"
             )
         read = single_file.read if plain_artifact.find(path) else version_files.read
         version = read(path, config, platform, roots)
@@ -121,4 +121,4 @@ class Ahead:
 
 
 def _never_called(leaves: object, arguments: object) -> NoReturn:
-    raise AssertionError("compiled for a device that is not there")
+    raise AssertionError("compiled for an absent device")

@@ -196,7 +196,7 @@ def config_of(job: Job) -> ModelConfig:
     """Return the configuration of a job's model; raises InvalidModel."""
     config = read_config(Path(job.config_directory)) if job.config_directory else ModelConfig()
     if config.is_ensemble:
-        raise InvalidModel("it is an ensemble, its steps are compiled by themselves")
+        raise InvalidModel("it is an ensemble, whose steps are compiled separately")
     return replace(config, parameters={**config.parameters, **job.parameters})
 
 

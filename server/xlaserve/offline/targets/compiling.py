@@ -106,7 +106,7 @@ class _Lane:
             self.stop()
             with self._starting:
                 if self._ended:
-                    reason = "it was not compiled, the compilations were ended"
+                    reason = "not compiled, since compilation was stopped"
                     return Compiled(job, problem=Problem(reason))
                 self._process = CompilerProcess(self._command, variables)
         try:

@@ -24,7 +24,10 @@ from xlaserve.runtime.programs.compilation_cache import CompilationCache
 from xlaserve.runtime.programs.footprint import Footprint
 from xlaserve.runtime.programs.kept_programs import KeptPrograms
 
-_FOLLOWS = "a loop follows its inputs: a program that never ran is not used, and none is compiled"
+_FOLLOWS = (
+    "not compiled: a loop depends on its inputs, and servers do not use programs that were never"
+    " executed"
+)
 
 
 class WarmingChild(Child):

@@ -287,7 +287,7 @@ class Child:
             self._copy.load()
             if getattr(self._copy, "readiness", None) is not None:
                 structlog.get_logger("python").warning(
-                    "is_ready of code in a process is not called: it is ready once it is loaded",
+                    "is_ready ignored: a model in a process is ready once loaded",
                     model=context.model,
                 )
         except InvalidModel as error:

@@ -124,7 +124,7 @@ class ProcessCopy:
                     self._heard = time.monotonic()
         if pipe is None:
             why = "it is stopped (SIGSTOP)" if self._is_stopped else self._lost
-            why = why or "it is not there"
+            why = why or "no process is running"
             for request in requests:
                 request.fail(ProcessAbsent(self._name, why))
             freed()
@@ -158,7 +158,7 @@ class ProcessCopy:
             if not self.loaded.done():
                 self.loaded.set_exception(InvalidModel(reason))
                 return
-            self._log.error("the process of a model was lost", reason=reason, again_in=pause)
+            self._log.error("model process lost", reason=reason, again_in=pause)
             if time.monotonic() - started > _MOST_PAUSE_SECONDS:
                 pause = _LEAST_PAUSE_SECONDS
             time.sleep(pause)
@@ -171,11 +171,11 @@ class ProcessCopy:
             lines = ProcessLog(self._log)
             process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
         except OSError as error:
-            return f"its process cannot be started: {error.strerror}"
+            return f"its process could not start: {error.strerror}"
         except BaseException as error:
             # Always return a reason: `load` waits for it.
-            self._log.exception("the process of a model cannot be started")
-            return f"its process cannot be started: {type(error).__name__}"
+            self._log.exception("model process not started")
+            return f"its process could not start: {type(error).__name__}"
         self._process, self._is_stopped = process, False
         if self._is_closing:
             process.kill()
@@ -197,8 +197,8 @@ class ProcessCopy:
         except PipeError:
             pass
         except BaseException:
-            self._log.exception("the process of a model sent what cannot be")
-            reason = "it sent what cannot be"
+            self._log.exception("invalid message from model process")
+            reason = "it sent an invalid message"
         finally:
             with self._lock:
                 self._pipe, self._is_stopped = None, False
@@ -247,7 +247,7 @@ class ProcessCopy:
         held, limit = process.resident_bytes, self._beginning.host.process_bytes
         if limit and held > limit:
             excess = f"it held {held} bytes, more than {limit} (python_process_bytes)"
-            raise _ToBeEnded(f"{excess}, and was ended")
+            raise _ToBeEnded(f"{excess}, and was killed")
         if abs(held - self.resident_bytes) > _NOTED_BYTES:
             self.resident_bytes = held
             self.on_memory()
@@ -257,7 +257,7 @@ class ProcessCopy:
         stopped = process.stopped
         stopped.look()
         if stopped.is_over:
-            raise _ToBeEnded(f"it was stopped for {stopped.seconds:.0f} seconds and was ended")
+            raise _ToBeEnded(f"it was stopped for {stopped.seconds:.0f} seconds and was killed")
         self._is_stopped = stopped.is_long
         # A forked child of the process may keep the pipe open.
         if process.has_ended:
@@ -289,7 +289,7 @@ class ProcessCopy:
         if not (limit and is_due):
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > limit:
-            return f"it was silent for {limit:g} seconds (python_process_seconds) and was ended"
+            return f"it was silent for {limit:g} seconds (python_process_seconds) and was killed"
         return ""
 
     def _fail_all(self, reason: str) -> None:
@@ -445,5 +445,5 @@ def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     except PipeError:
         return
     except BaseException:
-        _log.exception("a message to the process of a model cannot be written")
+        _log.exception("message to model process not written")
         pipe.close()

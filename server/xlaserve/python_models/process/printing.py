@@ -1,5 +1,6 @@
 """Writes output and log records of a model's process into the server's log."""
 
+import os
 import subprocess
 import threading
 import time
@@ -9,9 +10,9 @@ from typing import Any
 
 import structlog
 
+from xlaserve.process.output_reader import CHUNK_BYTES, OutputLines
 from xlaserve.python_models.process.pipe import Pipe, PipeError
 
-_SHOWN = 2000
 _LOGGED = 10_000
 """Maximum length of a logged event or value, in characters."""
 _LINES_PER_SECOND = 200
@@ -28,10 +29,11 @@ class ProcessLog:
         """Guards the counters."""
         self._second = self._count = self._dropped = 0
 
-    def printed(self, line: str) -> None:
+    def printed(self, _pid: int, line: str, cut_bytes: int) -> None:
         """Log a line that the process printed."""
         if self._takes():
-            self._log.info("the process of a model printed", line=line)
+            more = {"cut_bytes": cut_bytes} if cut_bytes else {}
+            self._log.info("output of model process", line=line, **more)
 
     def logged(self, level: str, event: str, fields: Mapping[str, str]) -> None:
         """Log a record of the process at its level."""
@@ -44,7 +46,7 @@ class ProcessLog:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            self._log.warning("lines that a model printed are not shown", lines=dropped)
+            self._log.warning("output of model process dropped", lines=dropped)
 
     def _takes(self) -> bool:
         now = int(time.monotonic())
@@ -61,9 +63,9 @@ class ProcessLog:
 def log_printed(process: "subprocess.Popen[bytes]", log: ProcessLog) -> None:
     """Log each line that a process prints, until it closes its output. Blocks."""
     assert process.stdout is not None
-    with process.stdout as lines:
-        while line := lines.readline(_SHOWN):
-            log.printed(line.decode(errors="replace").rstrip())
+    with process.stdout as output:
+        descriptor = output.fileno()
+        OutputLines(log.printed).read(descriptor, lambda: (0, os.read(descriptor, CHUNK_BYTES)))
     log.end()
 
 

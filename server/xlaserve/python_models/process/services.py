@@ -110,7 +110,7 @@ class Services:
             found = self._host.metrics.metric(owner, described, header["labels"], header["bounds"])
             getattr(found, _CHANGES.get(header["what"], "increment"))(header["value"])
         except MetricError as error:
-            self._log.warning("a metric is not shown", reason=str(error))
+            self._log.warning("model metric refused", reason=str(error))
 
     def _within(self, header: Header) -> ModelRequest | None:
         within = header["within"]

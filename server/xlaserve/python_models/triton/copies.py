@@ -153,14 +153,14 @@ class TritonCopy:
             if one.is_again:
                 one.go_on()
             elif one.sender is None:
-                request.fail(ModelFailed(self.name, "execute took no response sender"))
+                request.fail(ModelFailed(self.name, "execute requested no response sender"))
 
     def _take_one(self, request: ModelRequest, one: ServedRequest, response: Any) -> None:
         if one.is_again:
             if response is None:
                 one.go_on()
                 return
-            reason = "execute: expected None for a request that is rescheduled, got a response"
+            reason = "execute: expected None for a rescheduled request, got a response"
             request.fail(ModelFailed(self.name, reason))
         elif isinstance(response, InferenceResponse) and one.close_unused_sender():
             self.answer(request, response, last=True)

@@ -132,11 +132,11 @@ class InferenceRequest:
 
     def get_response_sender(self) -> "InferenceResponseSender":
         """Raise TritonModelException: a request created by the model has no response sender."""
-        raise TritonModelException("a request that a model makes has no response sender")
+        raise TritonModelException("a request created by a model has no response sender")
 
     def set_release_flags(self, flags: int) -> None:
         """Raise TritonModelException: a request created by the model cannot be rescheduled."""
-        raise TritonModelException("a request that a model makes is not rescheduled")
+        raise TritonModelException("a request created by a model cannot be rescheduled")
 
     # --- calls to other models ---
 
@@ -164,7 +164,7 @@ class InferenceRequest:
     @property
     def _calls(self) -> Calls:
         if self.calls is None:
-            raise TritonModelException("other models can be called within a server only")
+            raise TritonModelException("other models can only be called inside a server")
         return self.calls
 
     def _asked(self) -> Asked:
@@ -259,8 +259,7 @@ class ServedRequest(InferenceRequest):
             )
         if flags == RELEASE_RESCHEDULE and not self._owner.is_iterative:
             raise TritonModelException(
-                "a request is rescheduled where the configuration has "
-                "sequence_batching.iterative_sequence: true"
+                "rescheduling needs sequence_batching.iterative_sequence: true in the configuration"
             )
         self.is_again = flags == RELEASE_RESCHEDULE
 
@@ -283,11 +282,15 @@ class ServedRequest(InferenceRequest):
 
     def exec(self, decoupled: bool = False) -> Any:
         """Raise TritonModelException: only requests created by the model can be executed."""
-        raise TritonModelException("a request of a client cannot be executed, make one of its own")
+        raise TritonModelException(
+            "a client's request cannot be executed: create a new InferenceRequest"
+        )
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """Raise TritonModelException: only requests created by the model can be executed."""
-        raise TritonModelException("a request of a client cannot be executed, make one of its own")
+        raise TritonModelException(
+            "a client's request cannot be executed: create a new InferenceRequest"
+        )
 
 
 class InferenceResponseSender:
@@ -311,7 +314,7 @@ class InferenceResponseSender:
         if response is None and not is_last:
             raise TritonModelException("expected a response, or the final flag")
         if response is not None and self._has_answered and not self._owner.is_decoupled:
-            raise TritonModelException("expected one response, the model is not decoupled")
+            raise TritonModelException("expected one response, since the model is not decoupled")
         self.is_closed = is_last
         if response is not None:
             self._has_answered = True
@@ -320,7 +323,7 @@ class InferenceResponseSender:
         elif self._owner.is_decoupled:
             self._request.end()
         elif not self._has_answered:
-            self._request.fail(ModelFailed(self._owner.name, "it sent the final flag alone"))
+            self._request.fail(ModelFailed(self._owner.name, "it sent only the final flag"))
         if not is_last and not self._request.is_writable:
             resumed = threading.Event()
             self._request.when_writable(resumed.set)

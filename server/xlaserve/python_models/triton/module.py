@@ -26,7 +26,7 @@ def module_of(model: str, directory: Path, host: PythonHost, owner: object) -> M
 
     All models share the other classes, so that tensors can be passed between them.
     """
-    module = ModuleType(NAME, "Triton's utilities for Python models, as this server has them.")
+    module = ModuleType(NAME, "Triton's Python model utilities, as implemented by this server.")
     request = type("InferenceRequest", (messages.InferenceRequest,), {"calls": host.calls})
     family: dict[str, Any] = {"metrics": host.metrics, "owner": owner}
     loads = loading.ModelLoading(model, host.calls)

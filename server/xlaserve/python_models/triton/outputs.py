@@ -65,7 +65,7 @@ class GivenOutputs:
         if spec.name not in self._noted:
             self._noted.add(spec.name)
             self._log.warning(
-                "output unlike the configuration",
+                "output mismatch with the configuration",
                 output=spec.name,
                 expected=str(spec),
                 got=got,

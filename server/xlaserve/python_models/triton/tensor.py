@@ -74,7 +74,7 @@ class Tensor:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         if not array.flags.c_contiguous:
-            raise TritonModelException(f"tensor '{name}': expected the order of C")
+            raise TritonModelException(f"tensor '{name}': expected C order")
         return Tensor(name, array)
 
 

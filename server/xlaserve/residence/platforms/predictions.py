@@ -137,7 +137,7 @@ class FilesLook:
             return None
         except Exception:
             # A load must not fail because its prediction did.
-            self._log.exception("files not looked at")
+            self._log.exception("model files not read")
             return None
 
     def close(self) -> None:

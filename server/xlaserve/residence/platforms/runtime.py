@@ -82,9 +82,9 @@ class RuntimeLimits:
             besides = f" besides a mesh_slack_bytes of {slack}" if slack else ""
             raise InvalidSettings(
                 "capacity_bytes",
-                f"at least {needed + slack} bytes of memory for models, which ModelMesh demands "
-                f"for a default_model_size_bytes of {default}{besides} (0 is the memory of the "
-                "device or of the container less memory_overhead_bytes)",
+                f"at least {needed + slack} bytes of model memory, which ModelMesh requires for a"
+                f" default_model_size_bytes of {default}{besides} (0 means the memory of the"
+                " device or container minus memory_overhead_bytes)",
                 memory_bytes,
             )
         if settings.mesh_slack_bytes < 0:
@@ -99,7 +99,7 @@ class RuntimeLimits:
             ("max_concurrency", settings.max_concurrency, MAX_NUMBER),
         ):
             if value > most:
-                raise InvalidSettings(name, f"at most {most}, all that ModelMesh can count", value)
+                raise InvalidSettings(name, f"at most {most}, the limit of ModelMesh", value)
         return cls(
             capacity_bytes,
             load_threads(settings),

@@ -25,6 +25,8 @@ MAX_LABEL_BYTES = 16 << 20
 MAX_LABELS = 1 << 18
 """Maximum number of label lines: each line is a Python object for as long as the model is
 loaded."""
+MAX_LABEL_LENGTH = 1024
+"""Maximum bytes of a label; an answer may repeat a label for each row."""
 
 ENSEMBLE_VERSION = 1
 """The version number of an ensemble without version directories, which needs no files."""
@@ -53,18 +55,18 @@ class DirectoryReader:
         resolved = Path(url).resolve()
         for path in (by_text(url), resolved):
             if any(lies_in(path, root) for root in _FORBIDDEN_ROOTS):
-                raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
+                raise InvalidModel(f"its url points into a kernel file system: '{url}'")
         return self._roots.confine(resolved, url)
 
     def existing(self, text: str) -> Path:
         """Return the resolved path; raises InvalidModel if it does not exist."""
         if not text or "\0" in text:
-            raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
+            raise InvalidModel("its path is empty" if not text else "its path contains a NUL")
         # For a path outside the roots, the error must not even reveal whether it exists. If `text`
         # is absolute, the join ignores the root.
         path = self._roots.confine(self._root / text, text)
         if not path.exists():
-            raise InvalidModel(f"there is nothing at '{text}'")
+            raise InvalidModel(f"nothing found at '{text}'")
         return path
 
     def config_at(self, path: Path, schema: str) -> ModelConfig:
@@ -175,7 +177,7 @@ def check_own_files(config: ModelConfig) -> None:
         if name.startswith("/") or ".." in parts or "\0" in name:
             raise InvalidModel(
                 f"{field}: expected a file in the directory of the model, got "
-                f"{shown(name)}; only the configuration in a repository may name others"
+                f"{shown(name)}; only configurations in a repository may name other files"
             )
 
 
@@ -184,7 +186,13 @@ def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
     count = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
     if count > most:
         raise InvalidModel(
-            f"expected at most {MAX_LABELS} lines of labels of a model, {most} of them here, got "
-            f"{count}"
+            f"expected at most {MAX_LABELS} label lines per model, {most} of them here, got {count}"
         )
-    return tuple(data.splitlines())
+    lines = tuple(data.splitlines())
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LABEL_LENGTH:
+            raise InvalidModel(
+                f"expected a label of at most {MAX_LABEL_LENGTH} bytes on each line, got "
+                f"{len(line)} bytes on line {number}"
+            )
+    return lines

@@ -46,7 +46,7 @@ def list_root(root: Path, *, max_models: int) -> Listing:
         status = root.stat()
     found.sort()
     skipped |= dict.fromkeys(
-        found[max_models:], f"there are {max_models} models before it (max_models)"
+        found[max_models:], f"it exceeds the limit of {max_models} models (max_models)"
     )
     return Listing((status.st_dev, status.st_ino), tuple(found[:max_models]), skipped)
 
@@ -68,8 +68,8 @@ def _kind(entry: "os.DirEntry[str]") -> str:
     try:
         mode = entry.stat().st_mode
     except FileNotFoundError:
-        return "it is a link to nothing"
-    kind = next((kind for holds, kind in _KINDS if holds(mode)), "it is no directory")
+        return "it is a dangling link"
+    kind = next((kind for holds, kind in _KINDS if holds(mode)), "it is not a directory")
     return f"{kind}, expected a directory"
 
 
@@ -120,5 +120,5 @@ def is_version_directory(path: Path) -> bool:
     if path.is_symlink() and not path.exists():
         # The target may come back; a version counts as deleted only when its entry is.
         nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        raise InvalidModel(f"version '{path.name}' is a link to nothing") from nothing
+        raise InvalidModel(f"version '{path.name}' is a dangling link") from nothing
     return path.is_dir()

@@ -45,10 +45,10 @@ def _has_control_character(name: str) -> bool:
 _PROBLEMS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (lambda name: not name.strip(), "it is empty"),
     (lambda name: name != name.strip(), "it starts or ends with white space"),
-    (lambda name: name in _LEAVES, "it leads out of its directory"),
-    (lambda name: "/" in name or "\\" in name, "it holds a path separator"),
+    (lambda name: name in _LEAVES, "it points outside its directory"),
+    (lambda name: "/" in name or "\\" in name, "it contains a path separator"),
     (_is_undecoded, "it is not UTF-8, rename it"),
-    (_has_control_character, "it holds a control character"),
+    (_has_control_character, "it contains a control character"),
     (
         lambda name: len(name.encode(errors="replace")) > MAX_NAME_BYTES,
         f"it is longer than {MAX_NAME_BYTES} bytes",

@@ -16,8 +16,8 @@ def why_no_version(directory: Path) -> str:
     numbers = sorted((path.name for path in inner if is_version(path.name)), key=int)
     if numbers:
         return (
-            "no version directory is there that its version_policy picks: change that, or add one "
-            f"beside {', '.join(numbers)}"
+            "no version directory matches its version_policy: change the policy, or add a version"
+            f" to {', '.join(numbers)}"
         )
     place = directory.name
     files = [path for path in directory.iterdir() if path.is_file() and path.name[:1] != "."]
@@ -25,5 +25,5 @@ def why_no_version(directory: Path) -> str:
         return f"its files are not in a version directory: move them from {place}/ to {place}/1/"
     if len(inner) == 1:
         found = inner[0].name
-        return f"'{found}' is no number of a version: move {place}/{found}/ to {place}/1/"
-    return f"no version directory is there: put its files into {place}/1/"
+        return f"'{found}' is not a version number: move {place}/{found}/ to {place}/1/"
+    return f"it has no version directory: put its files into {place}/1/"

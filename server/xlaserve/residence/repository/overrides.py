@@ -55,11 +55,11 @@ class LoadParameters:
                     name[:80], "'config' or 'file:<version>/<name>'", "unrecognized load parameter"
                 )
         if files and config is None:
-            raise InvalidParameter(CONFIG, "a configuration beside the files", "none")
+            raise InvalidParameter(CONFIG, "a configuration with the files", "none")
         if len(files) > max_files:
             raise InvalidParameter("file:", f"at most {max_files} files", str(len(files)))
         if sum(map(len, files.values())) > max_bytes:
-            raise TooLarge("the sum of the files of one load", max_bytes, "max_override_bytes")
+            raise TooLarge("the total size of a load's files", max_bytes, "max_override_bytes")
         return cls(config, files)
 
 

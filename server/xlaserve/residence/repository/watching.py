@@ -104,7 +104,7 @@ class RepositoryWatch:
         self.doubted = gone - sure
         if self.doubted:
             self._log.error(
-                "models are gone from the repository, they stay until a second look",
+                "models missing from the repository, kept until the next poll",
                 path=self._repository.place,
                 gone=len(self.doubted),
                 models=of,
@@ -119,7 +119,7 @@ class RepositoryWatch:
             self._tell_problem(f"it cannot be read: {error.strerror or error}")
             return None
         if self._seems_unmounted(listing):
-            self._tell_problem("it is another directory than before, and empty")
+            self._tell_problem("it is a different directory than before, and empty")
             return None
         self._tell_problem("")
         self._tell_skipped(listing.skipped)
@@ -152,29 +152,29 @@ class RepositoryWatch:
     def _tell_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             self._log.error(
-                "repository not followed, its models stay",
+                "repository unreadable, its models stay loaded",
                 path=self._repository.place,
                 reason=problem,
             )
         if self.problem and not problem:
-            self._log.info("repository can be read again", path=self._repository.place)
+            self._log.info("repository readable again", path=self._repository.place)
         self.problem = problem
 
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
         new = [name for name, reason in skipped.items() if self._skipped.get(name) != reason]
         for name in islice(sorted(new), _LOGGED):
             self._log.warning(
-                "entry of the repository skipped",
+                "repository entry skipped",
                 entry=name,
                 reason=skipped[name],
-                to_do="make it the directory of a model, or give it a name that begins with a dot",
+                to_do="make it a model directory, or give it a name that starts with a dot",
             )
         if len(new) > _LOGGED:
-            self._log.warning("more entries of the repository skipped", count=len(new) - _LOGGED)
+            self._log.warning("more repository entries skipped", count=len(new) - _LOGGED)
         self._skipped = skipped
 
     def _tell_hint(self, listing: Listing) -> None:
         hint = self._repository.hint(listing)
         if hint and hint != self._hint:
-            self._log.warning("no models to serve", path=self._repository.place, hint=hint)
+            self._log.warning("no models found", path=self._repository.place, hint=hint)
         self._hint = hint

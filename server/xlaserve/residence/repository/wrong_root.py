@@ -23,7 +23,7 @@ def check_roots(settings: Settings) -> None:
     for root in settings.model_root:
         if url_of(root):
             raise InvalidSettings(
-                "model_root", "a directory, and no URL", url_of(root).split("//")[0]
+                "model_root", "a directory instead of a URL", url_of(root).split("//")[0]
             )
     seen: set[str] = set()
     for setting, paths in given.items():
@@ -31,14 +31,14 @@ def check_roots(settings: Settings) -> None:
             if url := url_of(path):
                 check_url(setting, url, settings.remote_schemes)
                 if url in seen:
-                    raise InvalidSettings(setting, "another URL than those before", url)
+                    raise InvalidSettings(setting, "a URL not already given", url)
                 seen.add(url)
                 continue
             # SageMaker creates the directory with the first model.
             if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
                 raise InvalidSettings(setting, "a directory", str(path))
             if os.path.realpath(path) in seen:
-                raise InvalidSettings(setting, "another directory than those before", str(path))
+                raise InvalidSettings(setting, "a directory not already given", str(path))
             seen.add(os.path.realpath(path))
 
 
@@ -61,11 +61,11 @@ def _hint(root: Path, listing: Listing, directories: list[Path]) -> str:
         return f"it looks like a model: serve its parent '{root.parent}'"
     for directory in directories[:_MAX_LOOKED_INTO]:
         if any(map(is_model, subdirectories(directory))):
-            return f"its directory '{directory.name}' holds models: serve '{directory}'"
+            return f"its directory '{directory.name}' contains models: serve '{directory}'"
     for name in sorted(listing.skipped):
         if name.endswith(SUFFIXES):
             file, stem = root / name, Path(name).stem
-            return f"'{name}' is to be converted first: xlaserve import {file} {root / stem}"
+            return f"'{name}' must be converted first: xlaserve import {file} {root / stem}"
         if name.endswith(_ARTIFACT_SUFFIX):
             return f"'{name}' is a model in one file: {_LAYOUT}; move it to MODEL/VERSION/"
     return f"{'none of its directories has a version' if directories else 'it is empty'}: {_LAYOUT}"

@@ -16,7 +16,7 @@ from xlaserve.row_proofs.program import Operation, Pair
 from xlaserve.row_proofs.rules.elementwise import of_constant
 
 _LIMIT = 1 << 31
-_SIZE = "takes the size of the batch for a number"
+_SIZE = "uses the batch size as a value"
 
 
 def constant(operation: Operation, operands: Sequence[Value]) -> list[Value]:
@@ -53,7 +53,7 @@ def known(operation: Operation) -> Constant | None:
     rows = operation.rows
     step = rows[1] - rows[0]
     if ((second - first) % step).any():
-        raise NoRule("has a constant that does not grow with the batch as a multiple of it")
+        raise NoRule("has a constant that does not scale with the batch size")
     per_row = (second - first) // step
     return Constant(first - per_row * rows[0], per_row)
 

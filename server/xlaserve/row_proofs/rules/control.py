@@ -42,7 +42,7 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
         return _asked_by_rows(operation, index.blocked, found, walker)
     sized = None
     if index.sized is not None:
-        reason = "takes a branch by the size of the batch"
+        reason = "selects a branch by the batch size"
         sized = Finding(index.sized.mixed, operation.name, reason, operation.location())
     return [_sized(_either(operation, branches), sized) for branches in zip(*found, strict=True)]
 
@@ -61,7 +61,7 @@ def _asked_by_rows(
     same for rows that do not request it. The conditional is then treated as if that branch were
     always taken, which gives the same result even if no row requests it.
     """
-    reason = "takes a branch by a value of several rows"
+    reason = "selects a branch by a value of several rows"
     finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
     asked = _asked(operation, walker)
     keys: dict[Hashable, int] = {}
@@ -172,7 +172,7 @@ def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
         # The condition is a scalar, so it cannot have rows: it does not depend on the inputs.
         kept, sized = _unchanged(operation.regions[1]), None
         if going_on.sized is not None:
-            reason = "makes as many trips as the size of the batch says"
+            reason = "iterates as often as the batch size"
             sized = Finding(True, operation.name, reason, operation.location())
         return [
             value if number in kept else _sized(value, sized)
@@ -210,7 +210,7 @@ def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -
         if after == carried:
             return carried
         carried = after
-    raise NoRule("is a loop that could not be followed to its end")
+    raise NoRule("is a loop that could not be analysed completely")
 
 
 def _handed_on(operation: Operation, number: int, value: Value) -> Value:
@@ -226,7 +226,7 @@ def _handed_on(operation: Operation, number: int, value: Value) -> Value:
     last = made.get(body.returned[number])
     if last is not None and last.name in _PUT and last.operands[0] == body.arguments[number]:
         return value
-    reason = "carries something on from row to row"
+    reason = "carries state from row to row"
     return Value((), Finding(True, operation.name, reason, finding.location))
 
 
@@ -257,7 +257,7 @@ def _until_all_are_done(
     changes = Finding(
         False,
         operation.name,
-        "runs until all rows are done, and changes those that are done before",
+        "runs until all rows are done, and changes finished rows",
         operation.location(),
     )
     same = _same_when_done(operation, walker, asked)
@@ -274,7 +274,7 @@ def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> T
     asking = [one for one in terms if walker.value(one).blocked is not None]
     term = question_of(asking[0], walker.made_by) if len(asking) == 1 else None
     if term is None or not _is_apart(term, walker):
-        reason = "runs for as long as a value of several rows says"
+        reason = "runs until a condition over several rows holds"
         return Finding(ended_by.mixed, operation.name, reason, operation.location())
     numbers = [*terms, term.predicate, *(() if term.above is None else (term.above,))]
     sized = [found for one in numbers if (found := walker.value(one).sized) is not None]

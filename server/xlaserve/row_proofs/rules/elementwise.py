@@ -60,7 +60,7 @@ def of_constant(
     sized = None
     if not found.is_static:
         sized = before or Finding(
-            True, operation.name, "takes the size of the batch for a number", operation.location()
+            True, operation.name, "uses the batch size as a value", operation.location()
         )
     return Value(dimensions, sized=sized, fact=found)
 
@@ -122,7 +122,7 @@ def _noted(operation: Operation, operands: Sequence[Value], result: Value) -> Va
     finding = Finding(
         result.sized.mixed,
         operation.name,
-        "computes with the size of the batch",
+        "computes with the batch size",
         operation.location(),
     )
     return Value(result.dimensions, sized=finding)

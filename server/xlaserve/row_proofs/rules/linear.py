@@ -67,7 +67,7 @@ def convolution(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     image, kernel = operands
     found = _NUMBERS.search(operation.text("dimension_numbers"))
     if found is None or operation.integers("batch_group_count") not in ((), (1,)):
-        raise NoRule("is a convolution of another form")
+        raise NoRule("is an unsupported convolution")
     places, kernel_places, result_places = (
         {name.strip(): axis for axis, name in enumerate(text.split(","))} for text in found.groups()
     )
@@ -79,9 +79,9 @@ def convolution(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         if has_rows(image.dimensions[axis]) or has_rows(kernel.dimensions[kernel_places[name]]):
             raise Mixes("moves a kernel over the rows")
         if not operation.operand_types[0].shape[axis].is_static:
-            raise NoRule("moves a kernel over a dimension of the size of the batch")
+            raise NoRule("moves a kernel over a dimension of the batch size")
         if not operation.operand_types[1].shape[kernel_places[name]].is_static:
-            raise NoRule("has a kernel of the size of the batch")
+            raise NoRule("has a kernel of the batch size")
     features = _features(operation, image, kernel, places["f"], kernel_places)
     dimensions: list[Dimension] = [factor(size, Along.ANY) for size in shape]
     dimensions[result_places["b"]] = image.dimensions[places["b"]]
@@ -108,7 +108,7 @@ def _features(
     if has_rows(given):
         raise NoRule("has a kernel for each row, in groups")
     if not operation.operand_types[1].shape[places["o"]].is_static:
-        raise NoRule("shares as many kernels as rows out among groups")
+        raise NoRule("splits as many kernels as rows into groups")
     return factor(operation.operand_types[1].shape[places["o"]], Along.ANY)
 
 
@@ -119,25 +119,25 @@ def _over_matrices(operation: Operation, operands: Sequence[Value], core: int) -
     """Apply a function to every matrix or vector in the last `core` dimensions of the operands."""
     batch = len(operands[0].dimensions) - core
     if batch < 0:
-        raise NoRule("takes values of other ranks")
+        raise NoRule("has operands of unexpected ranks")
     leading = []
     for value in operands:
         if not value.dimensions:
             leading.append(Value(uniform(_leading(operation, batch)), sized=value.sized))
             continue
         if len(value.dimensions) < batch:
-            raise NoRule("takes values of other ranks")
+            raise NoRule("has operands of unexpected ranks")
         if any(has_rows(dimension) for dimension in value.dimensions[batch:]):
-            raise Mixes("computes with a matrix that has rows of the batch in it")
+            raise Mixes("multiplies by a matrix that contains rows of the batch")
         leading.append(Value(value.dimensions[:batch], sized=value.sized))
     together = joined(leading)
     sized = together.sized
     if any(not size.is_static for kind in operation.operand_types for size in kind.shape[batch:]):
-        sized = sized or depends_on_size(operation, "computes with a matrix as large as the batch")
+        sized = sized or depends_on_size(operation, "multiplies by a matrix of the batch size")
     results = []
     for kind in operation.types:
         if len(kind.shape) < batch or kind.shape[:batch] != _leading(operation, batch):
-            raise NoRule("gives values of other ranks")
+            raise NoRule("has results of unexpected ranks")
         own = tuple(factor(size, Along.ANY) for size in kind.shape[batch:])
         results.append(Value((*together.dimensions, *own), sized=sized))
     return results
@@ -161,7 +161,7 @@ def scalars(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Apply a function to every element."""
     shapes = {kind.shape for kind in (*operation.operand_types, *operation.types)}
     if len(shapes) > 1:
-        raise NoRule("takes values of other shapes")
+        raise NoRule("has operands of unexpected shapes")
     return [joined(operands)] * len(operation.results)
 
 
@@ -194,7 +194,7 @@ def batch_norm_training(operation: Operation, operands: Sequence[Value]) -> list
     for value in operands[:1]:
         for number, dimension in enumerate(value.dimensions):
             if number != axis and has_rows(dimension):
-                raise Mixes("normalises by statistics of all rows")
+                raise Mixes("normalizes by statistics of all rows")
     raise NoRule("computes statistics")
 
 
@@ -205,7 +205,7 @@ _Rule = Callable[[Operation, Sequence[Value]], list[Value]]
 
 def _identity(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if len(operands) != 1 or operation.types != operation.operand_types:
-        raise NoRule("takes other values than it gives")
+        raise NoRule("has operands and results of different types")
     return [operands[0]]
 
 

@@ -34,7 +34,7 @@ def check_pure(walker: Walker, region: Region) -> Finding | None:
     arguments = [Value(()) for _ in region.arguments]
     for operation in region.operations:
         if operation.name not in elements.NAMES and operation.name != "stablehlo.constant":
-            raise NoRule(f"computes with {operation.name}, which has no rule inside of it")
+            raise NoRule(f"contains {operation.name}, which has no rule there")
     returned = walker.region(region, arguments)
     for value in returned:
         if value.blocked is not None:
@@ -154,7 +154,7 @@ def _windowed(
             raise Mixes(reason)
         size = operation.types[0].shape[axis]
         if not size.is_static or not operation.operand_types[0].shape[axis].is_static:
-            raise NoRule("moves windows over a dimension of the size of the batch")
+            raise NoRule("moves windows over a dimension of the batch size")
         found.append(factor(size, Along.ANY))
     return found, sized
 
@@ -216,7 +216,7 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
     size = operation.operand_types[0].shape[axis]
     sized = together.sized
     if not size.is_static and not is_uniform(dimension):
-        sized = sized or depends_on_size(operation, "orders as many elements as rows", surely=False)
+        sized = sized or depends_on_size(operation, "sorts as many elements as rows", surely=False)
     along = factor(operation.types[0].shape[axis], Along.ANY)
     if operation.types[0].shape[axis] == ONE:
         along = ()

@@ -219,7 +219,7 @@ def cut(
     finding = None
     if not start.is_static or moves(dimension):
         finding = depends_on_size(
-            operation, "takes elements at a place that moves with the batch", surely=False
+            operation, "takes elements at an index that depends on the batch size", surely=False
         )
     return factor(taken, Along.ANY), finding
 
@@ -239,7 +239,7 @@ def _rows_cut(dimension: Dimension, start: Size, taken: Size, stride: int) -> Di
     is_one_of_each = not place and inner == static(stride) and taken == BATCH
     if stride > 1 and is_one_of_each and start.is_static and 0 <= start.fixed < stride:
         return (dimension[0],)
-    raise Mixes("takes some of the rows")
+    raise Mixes("selects some of the rows")
 
 
 def _times(size: Size, block: Size) -> Size | None:
@@ -298,7 +298,7 @@ def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
     sized = value.sized
     for axis, dimension in enumerate(value.dimensions):
         if strides[axis] != 1 and not limits[axis].is_static and not has_rows(dimension):
-            raise NoRule("takes every so many elements of a dimension of the size of the batch")
+            raise NoRule("takes strided elements of a dimension of the batch size")
         left, finding = cut(operation, dimension, starts[axis], shape[axis], strides[axis])
         found.append(left)
         sized = sized or finding
@@ -390,7 +390,7 @@ def _one_behind_the_other(
         return _blocks_joined(dimensions), None
     is_moved = any(not one.is_static for one in of[:-1]) or moves(dimensions[-1])
     finding = depends_on_size(
-        operation, "puts elements at a place that moves with the batch", surely=False
+        operation, "places elements at an index that depends on the batch size", surely=False
     )
     return factor(size, Along.ANY), finding if is_moved else None
 
@@ -402,10 +402,10 @@ def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
     for dimension in dimensions:
         place = next((n for n, part in enumerate(dimension) if part.along is Along.ROW), None)
         if place is None:
-            raise NoRule("puts rows behind one another with something that is no row")
+            raise NoRule("concatenates rows with other values")
         rest = dimension[place:]
         if inner is not None and size_of(inner) != size_of(rest):
-            raise NoRule("puts blocks of rows of different lengths behind one another")
+            raise NoRule("concatenates blocks of rows of different lengths")
         inner = rest if inner is None else joined_dimension(inner, rest)
         count += math.prod(part.size.fixed for part in dimension[:place])
     return (*factor(static(count), Along.ANY), *(inner or ()))
@@ -425,7 +425,7 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Pad with a constant at the edges and between elements."""
     value, filler = operands
     if filler.has_rows:
-        raise NoRule("pads with what is not a constant")
+        raise NoRule("pads with a value that is not a constant")
     low, high = (
         operation.sizes("edge_padding_low") or (),
         operation.sizes("edge_padding_high") or (),
@@ -440,20 +440,22 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
             continue
         if has_rows(dimension):
             if between[axis] or not _is_none_or_more(low[axis], high[axis]):
-                raise Mixes("puts other elements between the rows, or cuts rows off")
+                raise Mixes("inserts elements between rows, or removes rows")
             rows = axis
             found.append(dimension)
             continue
         found.append(factor(shape[axis], Along.ANY))
         if not low[axis].is_static or not operation.operand_types[0].shape[axis].is_static:
             sized = sized or depends_on_size(
-                operation, "puts elements at a place that moves with the batch", surely=False
+                operation,
+                "places elements at an index that depends on the batch size",
+                surely=False,
             )
     result = Value(tuple(found), sized=sized)
     if rows is None:
         return [result]
     # A later slice may remove the padding next to the rows.
-    reason = "puts other elements before or behind the rows"
+    reason = "pads the batch with other elements"
     finding = Finding(False, operation.name, reason, operation.location())
     of = low[rows], operation.operand_types[0].shape[rows], high[rows]
     beside = [
@@ -478,7 +480,7 @@ def reverse(operation: Operation, operands: Sequence[Value]) -> list[Value]:
             continue
         size = operation.types[0].shape[axis]
         if not size.is_static:
-            sized = sized or depends_on_size(operation, "counts from the end of the batch")
+            sized = sized or depends_on_size(operation, "indexes from the end of the batch")
         found[axis] = factor(size, Along.ANY)
     fact = value.fact if isinstance(value.fact, Constant) and value.fact.is_splat else None
     return [Value(tuple(found), sized=sized, fact=fact)]
@@ -493,7 +495,7 @@ def bitcast_convert(operation: Operation, operands: Sequence[Value]) -> list[Val
     if len(shape) > len(before):
         return [Value((*value.dimensions, factor(shape[-1], Along.ANY)), sized=value.sized)]
     if has_rows(value.dimensions[-1]):
-        raise Mixes("puts the bits of several rows together")
+        raise Mixes("combines the bits of several rows")
     dimensions: Dimensions = value.dimensions[:-1]
     return [Value(dimensions, sized=value.sized)]
 
@@ -502,10 +504,12 @@ def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Draw random bits: they vary along every dimension, and with the batch size."""
     (state,) = operands
     if state.has_rows:
-        raise NoRule("draws bits with a state for each row")
+        raise NoRule("draws random bits with a state for each row")
     sized = state.sized
     if not all(size.is_static for size in operation.types[1].shape):
-        sized = sized or depends_on_size(operation, "draws as many bits as rows", surely=False)
+        sized = sized or depends_on_size(
+            operation, "draws as many random bits as rows", surely=False
+        )
     return [
         Value(tuple(factor(size, Along.ANY) for size in kind.shape), sized=sized)
         for kind in operation.types

@@ -33,7 +33,7 @@ MAX_STEPS = 2_000
 """Maximum number of operations visited for one integer."""
 
 
-NOTHING = Value((), Finding(False, "", "is no integer that could be traced back"))
+NOTHING = Value((), Finding(False, "", "is not a traceable integer"))
 
 
 class Part(NamedTuple):

@@ -16,8 +16,8 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
     "cuda": (
         (
             r"unable to load the CUDA libraries|libcuda\.so|Unknown CUDA error 303",
-            "there is no NVIDIA driver here (libcuda.so.1), which a container gets from the NVIDIA "
-            "container toolkit",
+            "the NVIDIA driver (libcuda.so.1) is missing; in a container, install the NVIDIA"
+            " container toolkit",
         ),
         (
             r"driver version is insufficient|DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED|Outdated CUDA",
@@ -25,19 +25,19 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
         ),
         (
             r"DEVICE_UNAVAILABLE|busy or unavailable",
-            "another process has the GPU to itself (its compute mode is exclusive)",
+            "another process uses the GPU in exclusive compute mode",
         ),
         (
             r"OUT_OF_MEMORY|RESOURCE_EXHAUSTED|out of memory",
-            "other processes have left the GPU too little memory",
+            "other processes use too much of the GPU's memory",
         ),
         (
             r"NO_DEVICE|no CUDA-capable device|[Nn]o supported devices|provides no devices",
-            "the driver shows no GPU, see CUDA_VISIBLE_DEVICES",
+            "the driver reports no GPU, check CUDA_VISIBLE_DEVICES",
         ),
     ),
     "tpu": (
-        (r"already in use|lockfile", "another process has the TPU, and one at a time may"),
+        (r"already in use|lockfile", "another process uses the TPU, which only one process can"),
         (r"No \w+ device found|provides no devices", "there is no TPU on this machine"),
     ),
 }
@@ -87,4 +87,4 @@ def reason(device: str, running_on: str, said: Sequence[str]) -> str:
 
 def _line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines)[:_SHOWN_CHARACTERS] or "JAX says nothing of it"
+    return " ".join(lines)[:_SHOWN_CHARACTERS] or "JAX gives no reason"

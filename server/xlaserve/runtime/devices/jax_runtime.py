@@ -71,9 +71,7 @@ def start(
         raise DeviceUnavailable(device, device_problems.reason(device, platform, said))
     for text in said if device == "auto" else ():
         # The plugin is installed, so the operator probably expects an accelerator.
-        _log.warning(
-            "a device is not used", reason=device_problems.reason("cuda", platform, [text])
-        )
+        _log.warning("device not used", reason=device_problems.reason("cuda", platform, [text]))
     if cache is not None:
         kind = str(jax.local_devices(backend=platform)[0].device_kind)
         cache.prepare(cache_key.target_of(platform, kind))

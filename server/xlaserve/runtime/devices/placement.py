@@ -91,8 +91,8 @@ class Group:
         for index in self.devices:
             if not 0 <= index < present:
                 raise InvalidModel(
-                    f"device {index} is asked for, this server has {present} of {platform}, "
-                    "counted from 0"
+                    f"device {index} does not exist: this server has {present} of {platform},"
+                    " counted from 0"
                 )
         return self.devices
 
@@ -147,7 +147,7 @@ def read(config: ModelConfig, platform: str) -> Placement:
         groups = (Group(_indexes(devices), _one_count(config, groups)),)
     sharding = _sharding(config)
     if sharding is not None and len(groups) > 1:
-        _refuse("placement", "one instance_group for a model that is sharded", str(len(groups)))
+        _refuse("placement", "one instance_group for a sharded model", str(len(groups)))
     return Placement(platform, groups, sharding)
 
 
@@ -184,7 +184,8 @@ def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
     if len(set(files.values())) > 1:
         said = ", ".join(f"'{file}' for device {seat}" for seat, file in files.items())
         raise InvalidModel(
-            f"cc_model_filenames: expected one file for the devices of the model, got {said[:300]}"
+            "cc_model_filenames: expected the same file for all devices of the model, got"
+            f" {said[:300]}"
         )
     return replace(config, default_model_filename=next(iter(files.values())))
 
@@ -242,7 +243,7 @@ def _instance_group(
 def _one_count(config: ModelConfig, groups: Sequence[Group]) -> int:
     listed = config.message is not None and any(g.gpus for g in config.message.instance_group)
     if len(groups) > 1 or listed:
-        _refuse("devices", "devices in one place", "an instance_group that lists them as well")
+        _refuse("devices", "devices in only one of the two", "also an instance_group with devices")
     return groups[0].count
 
 
@@ -268,7 +269,7 @@ def _sharding(config: ModelConfig) -> Sharding | None:
     if mode == "replica":
         for name in ("partition", "mesh"):
             if name in config.parameters:
-                _refuse(name, 'placement "shard" beside it', "placement 'replica'")
+                _refuse(name, 'placement "shard" with it', "placement 'replica'")
         return None
     return Sharding(_mesh(config.parameters.get("mesh", "")), _partition(config))
 

@@ -103,7 +103,7 @@ class Site:
             names = [name for name in parameters if fnmatchcase(name, glob)]
             if not names:
                 known = ", ".join(list(parameters)[:8]) or "none"
-                raise InvalidModel(f"partition rule '{glob}' fits no parameter, there are: {known}")
+                raise InvalidModel(f"partition rule '{glob}' matches no parameter of: {known}")
             self._check_axes(glob, spec)
             for name in names:
                 self._check_shape(name, parameters[name])
@@ -140,7 +140,8 @@ class Site:
         spec = self._rule(name) or ()
         if len(spec) > len(shape):
             raise InvalidModel(
-                f"parameter '{name}' has {len(shape)} dimensions, its partition rule {len(spec)}"
+                f"parameter '{name}' has {len(shape)} dimensions, its partition rule has"
+                f" {len(spec)}"
             )
         for dimension, axes in enumerate(spec):
             parts = prod(self._mesh.shape.get(axis, 1) for axis in axis_names(axes))

@@ -109,7 +109,7 @@ class Target:
         """Return the topology for this number of devices, or raise DeviceUnavailable."""
         if count not in self.counts:
             expected = ", ".join(map(str, self.counts))
-            raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")
+            raise DeviceUnavailable(self.name, f"expected {expected} devices, got {count}")
         return self.topologies.get(count, f"1x1x{count}")
 
 
@@ -129,9 +129,9 @@ def _tpu(name: str, kind: str, gib: float, *topologies: str, **options: str) -> 
     )
 
 
-_BY_XLA = "numbers as XLA's own target configurations have them"
-_BY_DATASHEET = "numbers of the data sheet; memory rounded down, none was read from a device"
-_BY_LIBTPU = "known to libtpu by its name; memory as it says that a program may have"
+_BY_XLA = "numbers from XLA's target configurations"
+_BY_DATASHEET = "numbers from the data sheet, with memory rounded down; not read from a device"
+_BY_LIBTPU = "known to libtpu by name; memory is libtpu's limit for a program"
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {

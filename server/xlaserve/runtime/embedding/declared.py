@@ -88,9 +88,9 @@ def read(
         found = parse(text.encode(), place)
     beside, no_text = text_files.read(path, model, roots, limits), ""
     if beside.problem:
-        no_text = f"is without text ({beside.problem})"
+        no_text = f"has no text support ({beside.problem})"
         structlog.get_logger("embeddings").warning(
-            "a model of embeddings is without text", model=model, reason=beside.problem
+            "embedding model without text support", model=model, reason=beside.problem
         )
     written_at = int(path.stat().st_mtime)
     return Declared(found, place, beside.tokens, no_text, written_at, beside.files)

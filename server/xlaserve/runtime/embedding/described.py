@@ -29,7 +29,7 @@ def describe(
     extra = [spec.name for spec in others if spec is not tokens]
     if extra:
         raise InvalidModel(
-            f"{place}: expected inputs of tokens, mask and types alone, got '{extra[0]}' besides"
+            f"{place}: expected only inputs for tokens, mask and types, got also '{extra[0]}'"
         )
     for spec, kinds in ((tokens, _IDS), (mask, _MARKS), (types, _IDS)):
         if spec is not None:
@@ -85,8 +85,8 @@ def _check(place: str, spec: TensorSpec, kinds: frozenset[str], tokens: TensorSp
     is_shaped = len(spec.shape) == _RANK and spec.shape[0] == -1 and spec.shape == tokens.shape
     if spec.datatype.name not in kinds or not is_shaped:
         raise InvalidModel(
-            f"{place}: input '{spec.name}': expected {' or '.join(sorted(kinds))} of "
-            f"[-1, tokens], all of them of one shape, got {spec}"
+            f"{place}: input '{spec.name}': expected {' or '.join(sorted(kinds))} of [-1,"
+            f" tokens], all with the same shape, got {spec}"
         )
 
 
@@ -106,8 +106,8 @@ def _most_tokens(declared: Declared, lengths: tuple[int, ...], *, on_demand: boo
         return lengths[-1]
     if most is None:
         raise InvalidModel(
-            f"{place}: max_tokens: expected a number, since no size of the tokens is compiled with "
-            "the load, got none"
+            f"{place}: max_tokens: expected a number, since no token length is compiled at load,"
+            " got none"
         )
     if lengths and most > lengths[-1] and not on_demand:
         raise InvalidModel(

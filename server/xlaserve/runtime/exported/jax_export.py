@@ -531,7 +531,7 @@ def _find_difference(
     context.on_stage(Stage("trying"))
     if compilation.tries_here or "cpu" not in subject.exported.platforms:
         if subject.has_loops and not compilation.tries_here:
-            outcome = Outcome(unfinished="it has loops, and no process can execute it")
+            outcome = Outcome(unfinished="it has loops, and no process is available to execute it")
         else:
             (sizes,) = tried.combinations
             run = compiler.run_on(sizes, check_cancelled)
@@ -540,7 +540,7 @@ def _find_difference(
         outcome = trials.of_declared(subject, compilation, check_cancelled)
     if outcome.unfinished:
         _log.warning(
-            "rows are declared independent, and were not tried to the end",
+            "declared row independence not fully tested",
             model=context.model,
             version=context.version,
             reason=outcome.unfinished,

@@ -110,8 +110,8 @@ def _named(
         raise InvalidModel(f"{file}: {error}") from error
     if len(given) != len(found):
         raise InvalidModel(
-            f"{file}: expected the names of {len(found)} {kind}s, {', '.join(found)} in their "
-            f"order, got {', '.join(given)}"
+            f"{file}: expected the names of {len(found)} {kind}s, {', '.join(found)} in this"
+            f" order, got {', '.join(given)}"
         )
     return given
 
@@ -122,8 +122,8 @@ def _check_no_parameters(exported: Exported, file: str) -> None:
     match arguments:
         case (([*_], [*_]), {}) if exported.fun_name == EXPORTED_NAME and not arguments[1]:
             raise InvalidModel(
-                f"{file} was written by `xlaserve export`, and its parameters are in other files: "
-                f"copy the whole version directory, with {MANIFEST}"
+                f"{file} was written by `xlaserve export` with its parameters in other files: copy"
+                f" the whole version directory, with {MANIFEST}"
             )
 
 

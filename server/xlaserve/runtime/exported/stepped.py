@@ -31,8 +31,8 @@ def max_steps(steps: Steps, config: ModelConfig) -> int:
     most = int(written) if written.isdecimal() and len(written) <= _DIGITS else 0
     if not 1 <= most <= steps.max_steps:
         raise InvalidModel(
-            f"parameter '{MAX_STEPS}': expected 1 to {steps.max_steps}, which is what the model "
-            f"was exported with, got '{written[:64]}'"
+            f"parameter '{MAX_STEPS}': expected 1 to {steps.max_steps} (the model's exported"
+            f" maximum), got '{written[:64]}'"
         )
     return most
 

@@ -75,12 +75,10 @@ def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> G
 
     Raises InvalidModel if the configuration explicitly enables the prefix cache.
     """
-    why = "rows behind the same tokens differed in a trial"
+    why = "cached rows of equal tokens differed in a trial"
     if PREFIX_CACHE in config.parameters:
         raise InvalidModel(f"parameter '{PREFIX_CACHE}': expected false, since {why}, got true")
-    structlog.get_logger("generation").warning(
-        "no rows are kept for prompts that begin with the same tokens", model=model, reason=why
-    )
+    structlog.get_logger("generation").warning("prefix cache disabled", model=model, reason=why)
     return replace(info, keeps_prefixes=False)
 
 
@@ -97,7 +95,7 @@ def without_step_sizes(
             f"'{config.parameters[STEP_SIZES][:64]}'"
         )
     structlog.get_logger("generation").warning(
-        "every step computes all slots", model=model, reason=why
+        "smaller step sizes disabled", model=model, reason=why
     )
     return replace(info, step_sizes=())
 

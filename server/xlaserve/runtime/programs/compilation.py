@@ -198,7 +198,7 @@ def _directory(text: str) -> Path | None:
         return cache_home("xlaserve", SETTING)
     except InvalidSettings as error:
         # The cache is on by default, so its failure must not prevent the server from starting.
-        _log.warning("compiled programs are not kept", reason=str(error))
+        _log.warning("compiled programs not kept", reason=str(error))
         return None
 
 
@@ -212,7 +212,7 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     text = settings.compilation_cache_directory
     if URL in text:
         # As a path, the URL would create a directory with a surprising name.
-        raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
+        raise InvalidSettings(SETTING, f"a directory; set URLs in {URL_SETTING}", text)
     directory = _directory(text)
     if directory is not None:
         cache = CompilationCache(
@@ -254,7 +254,7 @@ def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore
         return None
     check_url(URL_SETTING, url, settings.remote_schemes)
     if is_waited_for and url.startswith(READ_ONLY):
-        raise InvalidSettings(URL_SETTING, "a URL that can be written to, and no http", url)
+        raise InvalidSettings(URL_SETTING, "a writable URL, not http", url)
     limits = StoreLimits(settings.remote_stall_seconds, settings.remote_max_objects)
     return ProgramStore(
         url,

@@ -104,7 +104,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
     """Return the entry of a program, or why the program does not match its key."""
     if hashlib.sha256(executable).hexdigest() != key.sha256:
-        return Unusable("its program is not the one that was written")
+        return Unusable("its program differs from the one written")
     return Entry(key.program, key.environment, executable, key.ahead)
 
 
@@ -150,7 +150,7 @@ class CompilationCache:
             with _opened(path):
                 pass
         except PermissionError as error:
-            expected = f"a directory of this user alone (mode 0700), {error.args[-1]}"
+            expected = f"a directory only this user can access (mode 0700), {error.args[-1]}"
             raise InvalidSettings(SETTING, expected, path) from error
         except OSError as error:
             raise InvalidSettings(SETTING, f"a directory ({error.strerror})", path) from error
@@ -240,7 +240,7 @@ class CompilationCache:
             except OSError as error:
                 self.counts.add(failures=1)
                 if not self._is_refusing:
-                    _log.warning("compiled programs are not kept", reason=str(error))
+                    _log.warning("compiled programs not kept", reason=str(error))
                 self._is_refusing = True
 
     def _make_room(self, size: int) -> None:
@@ -339,7 +339,7 @@ def _check_owned(found: os.stat_result, others: int) -> None:
     if found.st_uid != os.geteuid():
         raise PermissionError(f"it belongs to the user {found.st_uid}")
     if found.st_mode & others:
-        raise PermissionError(f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})")
+        raise PermissionError(f"other users can access it (mode {stat.S_IMODE(found.st_mode):04o})")
 
 
 def _trusted(directory: int, name: str, limit: int, *, is_used: bool = True) -> bytes:
@@ -350,7 +350,7 @@ def _trusted(directory: int, name: str, limit: int, *, is_used: bool = True) -> 
             raise ValueError("it is not a regular file")
         _check_owned(found, _WRITABLE_BY_OTHERS)
         if found.st_size > limit:
-            raise ValueError(f"it has {found.st_size} bytes, expected {limit} at most")
+            raise ValueError(f"it has {found.st_size} bytes, expected at most {limit}")
         # Some file systems do not record access times.
         if is_used:
             with suppress(OSError):

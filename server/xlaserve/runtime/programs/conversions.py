@@ -112,7 +112,7 @@ class Conversions:
 
     def _refuse(self, reason: str) -> None:
         if not self._is_refusing:
-            _log.warning("converted models are not kept", reason=reason)
+            _log.warning("converted models not kept", reason=reason)
         self._is_refusing = True
 
     @contextmanager

@@ -133,7 +133,7 @@ class KeptPrograms:
         other = cache.latest(place.target, f"{place.name}-")
         if other is not None:
             difference = cache_key.first_difference(place.environment, other.environment)
-            self.drop(difference or "it was compiled by another environment")
+            self.drop(difference or "it was compiled in a different environment")
 
     def _usable(
         self,
@@ -152,7 +152,10 @@ class KeptPrograms:
         elif difference := _difference(place, entry):
             self.drop(f"{where}{difference}")
         elif entry.is_ahead and not is_run:
-            self.drop(f"{where}it never ran, and cannot be tried: a loop of it follows its inputs")
+            self.drop(
+                f"{where}it was never executed and cannot be tested, since a loop depends"
+                " on its inputs"
+            )
         else:
             try:
                 return load(entry.executable)
@@ -183,7 +186,7 @@ class KeptPrograms:
             data = written or serialized.written(executable)
         # Some programs cannot be serialized, and the class of the error depends on the program.
         except Exception as error:
-            _log.info("a program is not kept", **self._of, reason=first_line(error))
+            _log.info("compiled program not kept", **self._of, reason=first_line(error))
             return
         entry = Entry(place.program, place.environment, data, self._compilation.is_ahead)
         if self._compilation.cache is not None:

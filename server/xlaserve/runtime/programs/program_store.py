@@ -160,7 +160,7 @@ class ProgramStore:
             if self._is_waited_for:
                 self._changed.wait_for(lambda: self._is_closed or self._has_room(len(data)))
             if self._is_closed or not self._has_room(len(data)):
-                self._failed("too many programs wait to be put there")
+                self._failed("too many uploads are pending")
                 return
             self._waiting.append(_Upload(_object_name(target, name), data, is_again))
             self._waiting_bytes += len(data)
@@ -177,7 +177,7 @@ class ProgramStore:
     def close(self, seconds: float) -> None:
         """Refuse further programs; wait up to this many seconds for queued ones."""
         if not self.flush(seconds):
-            _log.warning("compiled programs are not in the store", programs=len(self._waiting))
+            _log.warning("compiled programs not stored", programs=len(self._waiting))
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -207,12 +207,12 @@ class ProgramStore:
                 continue
             if found.size_bytes > self._max_bytes:
                 return Unusable(
-                    f"it has {found.size_bytes} bytes, expected {self._max_bytes} at most"
+                    f"it has {found.size_bytes} bytes, expected at most {self._max_bytes}"
                 )
             try:
                 return _entry(read_part(store, found, (0, found.size_bytes), control))
             except RangeIgnored:  # The request was for the object from its start.
-                return Unusable("the store sends another part of it")
+                return Unusable("the store sent a different range")
         return None
 
     def _opened(self) -> ObjectStore:
@@ -229,12 +229,12 @@ class ProgramStore:
         # fast, so keep using the store.
         if not self._is_denied:
             self._is_denied = True
-            _log.warning("a program of the store is not read", url=self.url, reason=str(problem))
+            _log.warning("stored program not read", url=self.url, reason=str(problem))
 
     def _leave_alone(self, reason: str) -> None:
         self._away_until = time.monotonic() + _AWAY_SECONDS
         _log.warning(
-            "the store of programs is not asked for a while",
+            "program store paused",
             url=self.url,
             seconds=_AWAY_SECONDS,
             reason=reason,
@@ -303,7 +303,7 @@ class ProgramStore:
         self.counts.add(failures=1)
         self.last_problem = reason
         if not self._is_failing:
-            _log.warning("programs are not put into the store", url=self.url, reason=reason)
+            _log.warning("programs not uploaded", url=self.url, reason=reason)
         self._is_failing = True
 
 

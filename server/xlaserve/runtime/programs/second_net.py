@@ -35,8 +35,8 @@ MAX_SECONDS = 2.0
 _BATCH_RUNS = 2
 """Executions per batch size: one with padding, one with other rows."""
 
-_AS_PROVED = "its rows are put together as proved"
-_EXECUTED_HERE = "the server executes it, which nothing ends but load_seconds"
+_AS_PROVED = "requests are batched as proved"
+_EXECUTED_HERE = "the server executes it, limited only by load_seconds"
 
 _log = structlog.get_logger("proof")
 
@@ -84,8 +84,8 @@ class Net:
         outcome = self.lease.fact(self._key, lambda: self._remembered(find))
         if outcome.never_began:
             raise InvalidModel(
-                "a loop of the model does not end, or takes long: "
-                f"{outcome.unfinished}; trial_seconds may give it more"
+                f"a loop of the model did not end: {outcome.unfinished}; raise trial_seconds if it"
+                " is only slow"
             )
         self._judge(outcome)
 
@@ -106,7 +106,7 @@ class Net:
             raise ContradictionError(outcome.difference)
         if outcome.unfinished:
             _log.warning(
-                "a model was not tried to the end",
+                "model trial incomplete",
                 model=self.subject.model,
                 reason=outcome.unfinished,
                 consequence=_AS_PROVED if self.is_proved else _EXECUTED_HERE,

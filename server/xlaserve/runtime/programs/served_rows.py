@@ -92,8 +92,8 @@ def refuse_declared(
 
 
 _COULD_BE = (
-    "rows are proved, and the model was written with max_batch_size 0; one in its configuration "
-    "lets requests be put together"
+    "rows are proved independent, but max_batch_size is 0: set it in the configuration to batch"
+    " requests"
 )
 
 

@@ -107,8 +107,8 @@ def tried(
     is_sent = size <= limits.bytes // _PARAMETERS_PART
     if not is_sent:
         return Outcome(
-            unfinished=f"its parameters have {size} bytes, more than a process that tries it takes "
-            f"({limits.bytes // _PARAMETERS_PART})"
+            unfinished=f"its parameters have {size} bytes, more than a trial process may use"
+            f" ({limits.bytes // _PARAMETERS_PART})"
         )
     trial = Trial(
         tuple(map(_named, subject.inputs)),
@@ -144,7 +144,7 @@ def tried(
         return _ended(ended, limits)
     except (CompilationError, Refused) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return Outcome(unfinished=f"it failed in the process that tried it: {lines[0][:300]}")
+        return Outcome(unfinished=f"it failed in the trial process: {lines[0][:300]}")
 
 
 def of_declared(
@@ -166,11 +166,11 @@ def of_declared(
 def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdict:
     """Return the verdict, changed to report the contradicting trial in the log."""
     _log.error(
-        "a proof of rows is wrong",
+        "row proof contradicted",
         **of,
         reason=str(difference),
-        consequence="no request is put together with another",
-        what_to_do="please report this with the model, or a part of it that shows it",
+        consequence="requests are not batched",
+        what_to_do="report this with the model, or the part that reproduces it",
     )
     return replace(verdict, independence=Independence.UNKNOWN, reason=f"{CONTRADICTED}{difference}")
 

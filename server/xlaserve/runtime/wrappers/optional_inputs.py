@@ -35,7 +35,7 @@ def of_computation(config: ModelConfig) -> Optional:
         if default is None:
             raise InvalidModel(
                 f"input '{name[:_SHOWN]}' is optional: expected its default in the parameter "
-                f"'{DEFAULT}{name[:_SHOWN]}', since a computation takes all of its inputs, got none"
+                f"'{DEFAULT}{name[:_SHOWN]}', got none"
             )
     return found
 
@@ -95,7 +95,7 @@ def _default(config: ModelConfig, tensor: ConfigTensor) -> Tensor | None:
             expected = f"a string, or a list, in JSON for {wanted}"
         raise _unfit(name, expected, f"'{text[:64]}'") from None
     if not shape and -1 in tensor.dims:
-        raise _unfit(name, f"a list that says the open sizes of {wanted}", f"'{text[:64]}'")
+        raise _unfit(name, f"a list that determines the open sizes of {wanted}", f"'{text[:64]}'")
     if shape and not TensorSpec(tensor.name, tensor.datatype, tensor.dims).accepts(shape):
         raise _unfit(name, wanted, describe(tensor.datatype, shape))
     return found

@@ -84,18 +84,17 @@ def inner(config: ModelConfig) -> ModelConfig:
 def wrap(name: str, model: LoadedModel, config: ModelConfig) -> "RaggedModel":
     """Wrap a model loaded with `inner` for its clients; raises InvalidModel."""
     if isinstance(model, Handling | Generating):
-        raise InvalidModel("allow_ragged_batch is for models with one answer to each request")
+        raise InvalidModel("allow_ragged_batch needs a model with one answer per request")
     return RaggedModel(name, model, config)
 
 
 def _check_input(tensor: ConfigTensor) -> None:
     if not tensor.is_ragged:
         raise InvalidModel(
-            f"input '{tensor.name}': expected allow_ragged_batch as other inputs have it: all "
-            "inputs of a computation are ragged, or none"
+            f"input '{tensor.name}': expected allow_ragged_batch on all inputs or on none"
         )
     if tensor.datatype is BYTES:
-        raise InvalidModel(f"input '{tensor.name}': texts are not concatenated, got BYTES")
+        raise InvalidModel(f"input '{tensor.name}': BYTES cannot be ragged")
     if tensor.is_optional or tensor.reshape is not None:
         what = "optional" if tensor.is_optional else "reshape"
         raise InvalidModel(f"input '{tensor.name}': {what} is not possible with allow_ragged_batch")
@@ -112,14 +111,16 @@ def _check(config: ModelConfig) -> None:
         raise InvalidModel("ragged batches: expected neither sequence_batching nor reshape")
     if declared(config) is not True:
         raise InvalidModel(
-            f"ragged batches: expected the parameter '{BATCH_INDEPENDENT}' to be true, which "
-            "declares that a request's answer depends on its own elements alone: nothing proves "
-            "it of elements that are put together"
+            f"ragged batches: expected the parameter '{BATCH_INDEPENDENT}' to be true: it"
+            " declares that an answer depends only on its request's elements, which is not proved"
+            " for ragged batches"
         )
     outputs = {one.name for one in config.outputs}
     for scattered in config.batch_outputs:
         if scattered.name not in outputs:
-            raise InvalidModel(f"batch_output '{scattered.name}' is no output of the configuration")
+            raise InvalidModel(
+                f"batch_output '{scattered.name}' is not an output of the configuration"
+            )
 
 
 def _as_tensor(given: BatchInput) -> ConfigTensor:
@@ -143,8 +144,8 @@ class RaggedModel(AroundModel):
         for spec in (*info.inputs, *info.outputs):
             if _SOME in spec.shape:
                 raise InvalidModel(
-                    f"ragged batches: expected fixed shapes, which are the capacity of the "
-                    f"computation, '{spec.name}' is {spec}"
+                    "ragged batches: expected fixed shapes (the computation's capacity),"
+                    f" '{spec.name}' is {spec}"
                 )
         self._clients = tuple(_shown(one) for one in config.inputs)
         self._outputs = tuple(_shown(one) for one in config.outputs)
@@ -154,8 +155,8 @@ class RaggedModel(AroundModel):
         self._requests = self._most_requests()
         if config.max_batch_size > self._requests:
             raise InvalidModel(
-                f"max_batch_size: expected {self._requests} at most, for which the computation has "
-                f"room, got {config.max_batch_size}"
+                f"max_batch_size: expected {self._requests} at most, the computation's capacity,"
+                f" got {config.max_batch_size}"
             )
         self._most = config.max_batch_size
         self._names = frozenset(one.name for one in config.inputs)
@@ -171,7 +172,9 @@ class RaggedModel(AroundModel):
         sizes = {count for count in counts.values() if count is not None}
         if len(sizes) > 1:
             told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-            raise InvalidModel(f"ragged batches: expected as many requests everywhere, got {told}")
+            raise InvalidModel(
+                f"ragged batches: expected the same number of requests in all tensors, got {told}"
+            )
         for name, source in self._scattered.items():
             found = next(spec for spec in self._inner.info.outputs if spec.name == name)
             if found.shape != self._specs[source].shape:
@@ -180,7 +183,9 @@ class RaggedModel(AroundModel):
                     f"{self._specs[source]}, got {found}"
                 )
         if not sizes:
-            raise InvalidModel("ragged batches: nothing says how many requests there are")
+            raise InvalidModel(
+                "ragged batches: no batch_input or batch_output determines the number of requests"
+            )
         return sizes.pop()
 
     def _count_of(self, given: BatchInput) -> int | None:
@@ -228,7 +233,7 @@ class RaggedModel(AroundModel):
                 self._refuse(spec, f"at most {self._room(spec.name)} elements", shape)
         if not self.fitting([inputs]):
             spec = self._clients[0]
-            expected = f"{self._room(spec.name)} elements, since there is room for one request"
+            expected = f"{self._room(spec.name)} elements, the capacity for one request"
             self._refuse(spec, expected, inputs[spec.name].shape)
 
     def _refuse(self, spec: TensorSpec, expected: str, shape: Sequence[int]) -> None:

@@ -68,8 +68,8 @@ def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
     """
     if isinstance(model, Handling | Generating):
         raise InvalidModel(
-            f"reshape is not implemented for models of the kind '{model.info.platform}', which "
-            "can do so in their code"
+            f"reshape is not implemented for models of the kind '{model.info.platform}', which"
+            " can reshape in their code"
         )
     return ReshapedModel(model, config)
 
@@ -206,8 +206,8 @@ def _of_side(
         lead = len(spec.shape) - len(tensor.reshape)
         if info.max_batch_size and not lead:
             raise InvalidModel(
-                f"{kind} '{spec.name}': reshape is not possible without a max_batch_size in the "
-                "configuration: it does not say which dimension is the batch"
+                f"{kind} '{spec.name}': reshape is not possible without a max_batch_size in the"
+                " configuration, which identifies the batch dimension"
             )
         inner = spec.shape[lead:]
         # A dynamic size in the configuration takes the artifact's size.

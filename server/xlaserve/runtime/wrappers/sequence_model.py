@@ -191,13 +191,14 @@ def _wrapped(
 ) -> SequenceModel:
     if batching.is_iterative and not isinstance(inner, Handling):
         raise InvalidModel(
-            "sequence_batching.iterative_sequence: only the code of a Python model can say that a "
-            "request goes on; a JAX model that does is exported with export_stream"
+            "sequence_batching.iterative_sequence: only available for Python models; export a JAX"
+            " model with export_stream instead"
         )
     is_decoupled = isinstance(inner, Handling) and inner.is_decoupled
     if isinstance(inner, Generating) or (is_decoupled and not batching.is_iterative):
         raise InvalidModel(
-            "sequence_batching: a model of many answers serves no sequences but iterative ones"
+            "sequence_batching: a model with several answers per request supports only iterative"
+            " sequences"
         )
     info = inner.info
     _check(batching, info)
@@ -205,15 +206,15 @@ def _wrapped(
     slots = batching.slots(info.max_batch_size)
     if slots > context.max_sequences:
         raise InvalidModel(
-            f"sequence_batching: {slots} sequences at a time are asked for, expected "
-            f"{context.max_sequences} at most (max_sequences_per_model)"
+            f"sequence_batching: {slots} concurrent sequences requested, expected at most"
+            f" {context.max_sequences} (max_sequences_per_model)"
         )
     states = None
     if batching.states:
         if not isinstance(inner, JaxExportModel):
             raise InvalidModel(
-                f"sequence_batching.state: a model of the kind '{info.platform}' keeps its state "
-                "itself, by the control CONTROL_SEQUENCE_CORRID"
+                f"sequence_batching.state: a model of the kind '{info.platform}' keeps its own"
+                " state, by the control CONTROL_SEQUENCE_CORRID"
             )
         initials = [_initial(state, directory, context.roots) for state in batching.states]
         states = States(
@@ -259,8 +260,8 @@ def _check_compiled(inner: LoadedModel) -> None:
     one = {s.name: np.zeros(shapes[s.name], s.datatype.dtype) for s in inner.info.inputs}
     if inner.info.is_ragged or inner.on_demand.shape_of(one) is not None:
         raise InvalidModel(
-            "sequence_batching: no shape is compiled on demand, expected one row among the "
-            "batch_sizes, and no max_on_demand_shapes"
+            "sequence_batching: expected 1 among batch_sizes and no max_on_demand_shapes, since"
+            " no shape is compiled on demand"
         )
 
 

@@ -139,7 +139,7 @@ class AccessControl:
         if settings.modelmesh and access._state is not None:
             allowed = {operation for caller in access._rules.callers for operation in caller.allow}
             if Operation.RUNTIME not in allowed:
-                _log.warning("no mesh can load models", reason="no caller may do `runtime`")
+                _log.warning("mesh cannot load models", reason="no caller has permission `runtime`")
         return access
 
     @property
@@ -261,7 +261,7 @@ class AccessControl:
             if not is_url(signed.keys):
                 raise
             kept = self._kept_keys(rules)
-            _log.warning("keys of signed tokens unavailable", kept=len(kept), reason=str(error))
+            _log.warning("signed-token keys unavailable", kept=len(kept), reason=str(error))
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
@@ -289,7 +289,7 @@ class AccessControl:
             rules = await wait(partial(read_rules, self._path))
             self._take(_Files(rules, self._kept_keys(rules)))
         callers = [caller.name for caller in self._rules.callers]
-        _log.info("rules of access", callers=callers)
+        _log.info("access rules loaded", callers=callers)
         reading = asyncio.ensure_future(self._read_keys(wait))
         self._reading_keys.add(reading)
         reading.add_done_callback(self._reading_keys.discard)
@@ -305,7 +305,7 @@ class AccessControl:
             keys = await wait(partial(self._keys_of, rules))
         except InvalidSettings as error:
             kept = len(self._kept_keys(self._rules))
-            _log.error("keys of signed tokens are kept as they were", kept=kept, reason=str(error))
+            _log.error("signed-token keys not updated", kept=kept, reason=str(error))
             return
         now = self._rules
         if now.signed is not None and now.signed.keys == rules.signed.keys:

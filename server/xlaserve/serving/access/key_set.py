@@ -57,7 +57,7 @@ def is_url(keys: str) -> bool:
     except ValueError:
         is_ours = False
     if not is_ours:
-        raise InvalidSettings(SETTING, "a file, or http:// and an address of this machine", keys)
+        raise InvalidSettings(SETTING, "a file, or http:// with an address of this machine", keys)
     return True
 
 
@@ -108,7 +108,7 @@ def _key(entry: Any, name: str) -> IssuerKey | None:
         return _read(entry)
     except Exception as error:  # cryptography and PyJWT raise many kinds of errors
         shown = entry.get("kid") if type(entry) is dict else None
-        _log.warning("a key is not used", keys=name, kid=str(shown), reason=str(error))
+        _log.warning("key ignored", keys=name, kid=str(shown), reason=str(error))
         return None
 
 
@@ -118,7 +118,7 @@ def _read(entry: Any) -> IssuerKey:
     from jwt import PyJWK
 
     if entry.get("use", "sig") != "sig":
-        raise ValueError("it is not for signatures")
+        raise ValueError("it is not a signing key")
     # Refuse private keys, which must have leaked, and secret keys ("oct"), which would let
     # everybody who can read the file sign tokens.
     if entry.get("kty") not in ("RSA", "EC") or "d" in entry:

@@ -260,7 +260,7 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "a model of any url",
+        "a model from any URL",
         "load",
         Rule.OF_THE_SERVER,
         Operation.MANAGE,
@@ -285,7 +285,7 @@ DOORS: tuple[Doors, ...] = (
     ),
     Doors(
         "the server",
-        "read what it is, and what services it has",
+        "read its metadata and list its services",
         Rule.FOR_ALL,
         Operation.METADATA,
         (
@@ -328,7 +328,7 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "the page's own files, without data",
+        "the page's static files",
         "read",
         Rule.OPEN,
         Operation.SHELL,
@@ -373,16 +373,16 @@ class Beside(NamedTuple):
 
 BESIDE: tuple[Beside, ...] = (
     Beside("cached answers", Owner.CALLER, "none: its request is executed"),
-    Beside("executions that equal requests share", Owner.CALLER, "none: it has one of its own"),
-    Beside("sequences", Owner.CALLER, "none of that id: it has to start one"),
-    Beside("regions of shared memory in requests", Owner.CALLER, "none of that name"),
-    Beside("kept prefixes of generators", Owner.CALLER, "no cached tokens"),
+    Beside("executions shared by equal requests", Owner.CALLER, "none: its own execution"),
+    Beside("sequences", Owner.CALLER, "none with that id: it must start its own"),
+    Beside("regions of shared memory in requests", Owner.CALLER, "none with that name"),
+    Beside("prefix caches of generators", Owner.CALLER, "no cached tokens"),
     Beside("loads in progress", Owner.CALLER, "its own load, with its own permissions"),
     Beside("steps of an ensemble, in errors, states and reasons", Owner.MODEL, "no names"),
-    Beside("models that the code of a model calls, in errors", Owner.MODEL, "no names"),
-    Beside("events", Owner.MODEL, "none of hidden models, and no other caller's name or address"),
+    Beside("models called by a model's code, in errors", Owner.MODEL, "no names"),
+    Beside("events", Owner.MODEL, "none of hidden models, and no name or address of other callers"),
     Beside("models, sums and failures on the page", Owner.MODEL, "none of hidden models"),
-    Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
-    Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
+    Beside("files named in a configuration", Owner.MODEL, "those in the model's own directory"),
+    Beside("traces, lines of the access log", Owner.SERVER, "files not served by any endpoint"),
 )
 """Objects without an API, with their owners."""

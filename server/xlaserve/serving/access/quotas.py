@@ -63,13 +63,13 @@ class Quotas:
             self._usage.move_to_end(principal.name)
         most, rate = quota.concurrent_requests, quota.requests_per_second
         if most is not None and usage.in_flight >= most:
-            text = f"{usage.in_flight} requests in flight and may have {most}"
+            text = f"{usage.in_flight} requests in flight, its limit is {most}"
             raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
         if rate is not None:
             usage.left = min(quota.burst, usage.left + (now - usage.at) * rate)
             usage.at = now
             if usage.left < 1:
-                text = f"asked more than {rate:g} requests a second"
+                text = f"exceeded {rate:g} requests per second"
                 raise QuotaExceeded(principal.name, text, (1 - usage.left) / rate)
             usage.left -= 1
         if most is not None:
@@ -78,7 +78,7 @@ class Quotas:
 
     def _remember(self, principal: Principal, quota: Quota, now: float) -> _Usage:
         if len(self._usage) >= self._max_principals and not self._evict():
-            text = f"to wait, as {len(self._usage)} callers are active (max_principals)"
+            text = f"to wait, since {len(self._usage)} callers are active (max_principals)"
             raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
         usage = self._usage[principal.name] = _Usage(quota.burst, now)
         return usage

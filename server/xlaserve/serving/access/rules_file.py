@@ -50,7 +50,7 @@ def read_rules(path: Path) -> Rules:
         got = f"{path}: {error}"
         raise InvalidSettings(SETTING, "rules in TOML, or JSON in *.json", got) from error
     except RecursionError:
-        raise InvalidSettings(SETTING, "rules that are less deep", str(path)) from None
+        raise InvalidSettings(SETTING, "less deeply nested rules", str(path)) from None
     except _Wrong as wrong:
         # Show only the beginning: the user may have pasted the token itself.
         shown = _SHOWN_OF_TOKEN if wrong.where.endswith(".token") else _SHOWN
@@ -68,10 +68,10 @@ def parse_rules(data: bytes, *, is_json: bool) -> Rules:
     for number, caller in enumerate(callers):
         if caller.subjects and signed is None:
             where = f"caller[{number}].subject"
-            raise _Wrong(where, "a table signed_tokens, as subjects are named", "none")
+            raise _Wrong(where, "a table signed_tokens, since subjects are used", "none")
     names = [caller.name for caller in callers]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise _Wrong("caller", "names that are there once", twice)
+        raise _Wrong("caller", "unique names", twice)
     return Rules(callers, signed)
 
 
@@ -79,7 +79,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, refusing the duplicate keys that the parser would accept."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"a key is there twice in {', '.join(key for key, _ in pairs)}"[:_SHOWN])
+        raise ValueError(f"duplicate key in {', '.join(key for key, _ in pairs)}"[:_SHOWN])
     return found
 
 
@@ -115,7 +115,7 @@ def _name(where: str, value: Any) -> str:
 
 def _true(where: str, value: Any) -> bool:
     if value is not True:
-        raise _Wrong(where, "true, or no such key", value)
+        raise _Wrong(where, "true, or the key removed", value)
     return True
 
 
@@ -174,14 +174,14 @@ def _caller(where: str, value: Any) -> Caller:
         raise _Wrong(where, f"one of {', '.join(_CREDENTIALS)}", "none")
     models = found.get("models")
     if models is not None and (wrong := sorted(found["allow"] - OF_MODELS)):
-        expected = f"no models beside {wrong[0]}, which is of the whole server"
+        expected = f"no models with {wrong[0]}, which applies to the whole server"
         raise _Wrong(f"{where}.models", expected, ", ".join(sorted(models)))
     quota = None
     if found.keys() & _QUOTA:
         rate = found.get("requests_per_second")
         burst = found.get("burst", max(1.0, rate or 1.0))
         if "burst" in found and rate is None:
-            raise _Wrong(f"{where}.burst", "requests_per_second beside it", burst)
+            raise _Wrong(f"{where}.burst", "also requests_per_second", burst)
         quota = Quota(rate, burst, found.get("concurrent_requests"))
     return Caller(
         name=found["name"],
@@ -221,10 +221,10 @@ _CALLER: Mapping[str, Read] = MappingProxyType(
             lambda value: type(value) is str and is_digest(value),
         ),
         "tls": _many(
-            f"a text that begins with {', '.join(_TLS)}",
+            f"a string that starts with {', '.join(_TLS)}",
             lambda value: type(value) is str and value.startswith(_TLS),
         ),
-        "unix_user": _many("the number of a user", lambda value: type(value) is int and value >= 0),
+        "unix_user": _many("a numeric user id", lambda value: type(value) is int and value >= 0),
         "subject": _many("the subject of signed tokens, or '*'", _is_text),
         "models": _many("the name of a model, or a pattern as a-*", _is_text),
         "anyone": _true,

@@ -41,12 +41,12 @@ class SharedQuotas:
         try:
             table.lock(place.set)
         except Contended:
-            text = "to wait, as another process of the server counts its requests"
+            text = "to wait, since another server process counts its requests"
             raise QuotaExceeded(name, text, BUSY_SECONDS) from None
         try:
             now = self._now_ns()
             if not table.find(place, now):
-                text = "to wait, as too many callers are active (max_principals)"
+                text = "to wait, since too many callers are active (max_principals)"
                 raise QuotaExceeded(name, text, BUSY_SECONDS)
             self._admit_to(place.row, call, name, quota, now)
         finally:
@@ -62,14 +62,14 @@ class SharedQuotas:
         table = self._table
         most, rate = quota.concurrent_requests, quota.requests_per_second
         if most is not None and (in_flight := table.in_flight(row)) >= most:
-            text = f"{in_flight} requests in flight and may have {most}"
+            text = f"{in_flight} requests in flight, its limit is {most}"
             raise QuotaExceeded(name, text, BUSY_SECONDS)
         if rate is not None:
             each = min(_SECOND_NS / rate, _LONGEST_NS / (quota.burst + 1))
             used = max(table.used_until(row), now)
             late = used - now - (quota.burst - 1) * each
             if late > 0:
-                text = f"asked more than {rate:g} requests a second"
+                text = f"exceeded {rate:g} requests per second"
                 raise QuotaExceeded(name, text, late / _SECOND_NS)
             table.use(row, int(used + each))
         if most is not None:

@@ -54,7 +54,8 @@ def _best(scores: Tensor, count: int, labels: Sequence[bytes]) -> list[bytes]:
     texts = []
     for index in _order(numbers, count):
         text = (written % (numbers[index], index)).encode()
-        texts.append(text + b":" + labels[index] if index < len(labels) else text)
+        label = labels[index] if index < len(labels) else b""
+        texts.append(text + b":" + label if label else text)
     return texts
 
 

@@ -19,13 +19,13 @@ KIND = "cuda"
 
 CLIENT_FAULTS: Mapping[int, str] = MappingProxyType(
     {
-        1: "a handle that CUDA knows",
-        101: "a device_id of the process that has the memory",
+        1: "a valid CUDA handle",
+        101: "the device_id of the memory's owner process",
         201: "a handle of another process than the server",
         205: "memory that can be mapped into the server",
         208: "memory that is not mapped yet",
-        217: "memory of a device that the device of the server reaches",
-        400: "a handle of memory that its process has not freed",
+        217: "memory of a device with peer access from the server's device",
+        400: "a handle of memory that is still allocated",
     }
 )
 """Driver errors caused by a client's handle, with what was expected. All others are internal

@@ -42,6 +42,15 @@ _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 
 _MAGICS = (_JPEG_MAGIC, _PNG_MAGIC)
+_OTHERS = (
+    (b"GIF8", 0, "a GIF"),
+    (b"WEBP", 8, "a WebP"),
+    (b"BM", 0, "a BMP"),
+    (b"II*\0", 0, "a TIFF"),
+    (b"MM\0*", 0, "a TIFF"),
+    (b"ftyp", 4, "an AVIF or HEIC"),
+)
+"""Kinds of images that are not read: how they begin, from which byte, and their name."""
 _SHOWN_ERROR = 100
 
 
@@ -124,7 +133,14 @@ def open_image(data: bytes, limits: ImageLimits) -> Picture:
                 picture = Picture(plugin(io.BytesIO(bare(data))), orientation_of(data))
             _check_size(picture, limits)
             return picture
-    raise TensorDataError("a JPEG or PNG image", "other data" if data else "no bytes")
+    raise TensorDataError("a JPEG or PNG image", _kind_of(data))
+
+
+def _kind_of(data: bytes) -> str:
+    if not data:
+        return "no bytes"
+    named = (name for magic, at, name in _OTHERS if data.startswith(magic, at))
+    return next((f"{name}: convert it first" for name in named), "other data")
 
 
 def _check_size(picture: Picture, limits: ImageLimits) -> None:
@@ -171,7 +187,7 @@ def _bare_jpeg(data: bytes) -> bytes:
     for _ in range(_MOST_PARTS):
         marker = _JPEG_MARKER.search(data, position)
         if marker is None or marker.end() + 2 > len(data):
-            raise TensorDataError("a whole JPEG", f"{len(data)} bytes without an image")
+            raise TensorDataError("a complete JPEG", f"{len(data)} bytes without an image")
         code = data[marker.end() - 1]
         if code == _JPEG_SCAN:
             _check_scans(data, marker.start())

@@ -79,7 +79,7 @@ def form_of(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) 
     channels_first = _is_channels_first(sizes, _format(spec, config))
     channels, height, width = _split(sizes, channels_first=channels_first)
     if channels not in MODES:
-        expected = "a model of [N,H,W,C] or [N,C,H,W] with 1, 3 or 4 channels where images are sent"
+        expected = "a model with [N,H,W,C] or [N,C,H,W] input and 1, 3 or 4 channels for images"
         said = _format(spec, config)
         raise InvalidTensor(model, "input", spec.name, expected, f"one of {spec} {said}".rstrip())
     read = _Parameters(model, config.parameters)
@@ -160,7 +160,7 @@ class _Parameters:
 def _fit(read: _Parameters, height: int, width: int) -> Fit:
     resize = Resize(read.one_of("image_resize", [one.value for one in Resize]))
     if resize is not Resize.STRETCH and min(height, width) < 0:
-        expected = "stretch, of a model whose height or width is open"
+        expected = "stretch, since the model's height or width is open"
         raise read.bad("image_resize", expected, resize.value)
     least = max(height, width, 0)
     shorter = read.integer("image_resize_to", least, _MOST_SIDE)
@@ -197,7 +197,7 @@ def _table(
         levels = values.astype(dtype)
     if not (np.isfinite(scale) and np.isfinite(levels.astype(np.float64)).all()):
         name, value = _culprit(read, mean, deviation)
-        raise read.bad(name, f"a number by which pixels become finite {spec.datatype}", value)
+        raise read.bad(name, f"a number that keeps pixels finite in {spec.datatype}", value)
     return levels
 
 

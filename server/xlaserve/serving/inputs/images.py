@@ -173,7 +173,7 @@ class _Images:
                 mode = MODES[self.form.channels]
                 image = picture.decode(mode, width, height, self.form.fit)
                 self.form.fill(tensor[index], np.asarray(image))
-        assert tensor is not None, "without elements a tensor is not one of images"
+        assert tensor is not None, "an empty tensor has no images"
         return tensor
 
     def _target(self, picture: Picture) -> tuple[int, int]:

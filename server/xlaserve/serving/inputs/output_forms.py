@@ -10,6 +10,7 @@ from xlaserve.serving.inference import InferOutput, RequestedOutput
 from xlaserve.serving.inputs.classification import check_classes, classified
 from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
 from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
+from xlaserve.serving.made_arrays import ELEMENT_BYTES, SHORT_BYTES, octets_of, reserve_made
 
 CLASSES = "classification"
 """Output parameter: return this many best classes instead of scores."""
@@ -45,6 +46,7 @@ class OutputForms:
         Names and parameters of the outputs must have been validated.
         """
         self._model = model
+        self._call = call
         self._is_batched = bool(info.max_batch_size)
         self._classes: dict[str, int] = {}
         self._labels: dict[str, Sequence[bytes]] = {}
@@ -72,7 +74,10 @@ class OutputForms:
         return self._places.regions
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
-        """Convert outputs; raises an InvalidRequest if one exceeds its shared memory."""
+        """Convert outputs.
+
+        Raises an InvalidRequest if one exceeds its shared memory, and BudgetExhausted.
+        """
         if self._classes:
             outputs = [self._classified(output) for output in outputs]
         return self._places.write(outputs)
@@ -82,4 +87,8 @@ class OutputForms:
         if count is None:
             return output
         labels = self._labels[output.name]
-        return classified(self._model, output, count, labels, batched=self._is_batched)
+        found = classified(self._model, output, count, labels, batched=self._is_batched)
+        size = found.data.size * ELEMENT_BYTES + octets_of(found.data)
+        if size > SHORT_BYTES:
+            reserve_made(self._call, size, "the classes")
+        return found

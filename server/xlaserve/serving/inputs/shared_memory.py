@@ -195,7 +195,9 @@ class Region:
     def _truncated(self, offset: int, size: int) -> InvalidRegion:
         there = max(0, os.fstat(self._file).st_size - self.offset - offset)
         return InvalidRegion(
-            self.name, f"{size} bytes at {offset}", f"a file with {there} bytes there: truncated"
+            self.name,
+            f"{size} bytes at {offset}",
+            f"a file with {there} bytes, truncated after registration",
         )
 
 
@@ -347,7 +349,7 @@ class Regions:
         self._permit(peer, call)
         region = self._regions.get(name)
         if region is None or not self._may_use(call, region):
-            raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
+            raise InvalidRegion(shown(name), "a region that is registered", "none with this name")
         return region
 
     def may_use_again(self, call: Call, regions: Iterable[SharedRegion]) -> bool:
@@ -428,10 +430,12 @@ def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -
     region = Region(name, key, offset, byte_size, file)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidRegion(name_shown, "the key of shared memory", f"{_shown(key)}, which is none")
+        raise InvalidRegion(
+            name_shown, "the key of shared memory", f"{_shown(key)}, which is not shared memory"
+        )
     if found.st_uid != os.geteuid():
         raise InvalidRegion(
-            name_shown, "shared memory of the server's own user", f"{_shown(key)} of another user"
+            name_shown, "shared memory owned by the server's user", f"{_shown(key)} of another user"
         )
     if offset + byte_size > found.st_size:
         raise InvalidRegion(
@@ -452,7 +456,7 @@ def _file_name(region: str, key: str) -> str:
         is_wrong = True
     if is_wrong or name.startswith(_SEMAPHORE):
         raise InvalidRegion(
-            region, "a key that names shared memory, with no slash but its first", _shown(key)
+            region, "a shared memory key without slashes except a leading one", _shown(key)
         )
     return name
 

@@ -60,7 +60,7 @@ class _Finder:
         table = parameters.INPUT if kind == "input" else parameters.OUTPUT
         parameters.check_tensor(self._model, kind, tensor, table, given)
         if _SIZE not in given:
-            expected = f"a {_SIZE} beside its {REGION}"
+            expected = f"a {_SIZE} with its {REGION}"
             raise InvalidTensor(self._model, kind, tensor, expected, "none")
         region = self._regions.find(self._call.peer, str(given[REGION]), self._call)
         place = Place(region, int(given.get(_OFFSET, 0)), int(given[_SIZE]))

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.process.output import descriptors
 
 _SETTING = "access_log"
 _EXPECTED = "a path, stderr, stdout, or fd:<number>"
-_STANDARD = {"stdout": 1, "stderr": 2}
+_STANDARD = ("stdout", "stderr")
 _DESCRIPTOR = "fd:"
 _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
@@ -122,7 +123,12 @@ def _open(path: Path) -> int:
 
 def _descriptor(target: str) -> int:
     text = target.removeprefix(_DESCRIPTOR)
-    number = _STANDARD.get(target, int(text) if text.isascii() and text.isdigit() else -1)
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    if target in _STANDARD:
+        number = 1 + _STANDARD.index(target)
+    if number in (1, 2):
+        # Not where lines of others are read to be logged.
+        number = descriptors()[number - 1]
     try:
         os.fstat(number)
     except (OSError, OverflowError) as error:

@@ -264,7 +264,7 @@ class AccessLog:
     def _warn(self) -> None:
         now, dropped = time.monotonic(), self.dropped
         if dropped > self._told and now - self._told_at >= _TOLD_SECONDS:
-            _log.warning("access records were dropped", count=dropped - self._told)
+            _log.warning("access records dropped", count=dropped - self._told)
             self._told_at, self._told = now, dropped
 
     def reopen(self) -> None:
@@ -281,7 +281,7 @@ class AccessLog:
         if await in_thread(partial(self._thread.close, _CLOSING_SECONDS)):
             self._file.close()
         else:
-            _log.warning("access records were not all written", reason="the file takes none")
+            _log.warning("access records not written", reason="the file could not be written")
         self._told_at = -_TOLD_SECONDS
         self._warn()
 
@@ -298,7 +298,7 @@ class AccessLog:
         try:
             self._file.reopen()
         except OSError as error:
-            _log.warning("the access log could not be opened again", reason=str(error))
+            _log.warning("access log not reopened", reason=str(error))
 
 
 def _is_early(entry: Entry | ExecutedEntry, due: int) -> bool:

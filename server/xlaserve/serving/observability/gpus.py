@@ -110,7 +110,7 @@ class Gpus:
         # NVML's error class cannot be named, because its module may be missing.
         except Exception as error:
             level = _log.info if self.is_expected else _log.debug
-            level("metrics of GPUs are left out: NVML does not answer", reason=str(error))
+            level("GPU metrics disabled, NVML unavailable", reason=str(error))
             return
         problem = ""
         while not self._over.is_set():
@@ -121,7 +121,7 @@ class Gpus:
             except Exception as error:
                 if str(error) != problem:
                     problem = str(error)
-                    _log.warning("a GPU cannot be read, its metrics are left out", reason=problem)
+                    _log.warning("GPU not readable, its metrics disabled", reason=problem)
             self._over.wait(self.interval_seconds)
         with suppress(Exception):
             nvml.nvmlShutdown()

@@ -311,7 +311,7 @@ class Tracing:
     def _tell_of_losses(self, dropped: int) -> None:
         if lost := dropped - self._told:
             self._told = dropped
-            _log.warning("spans were lost", count=lost)
+            _log.warning("spans lost", count=lost)
 
     def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:
         """Return the settings of a model if its next request is to be traced, and count it.
@@ -366,12 +366,12 @@ class Tracing:
                 pending, self._pending = self._pending, []
                 lost, self._lost = self._lost, 0
                 if lost:
-                    _log.warning("traces were lost", count=lost)
+                    _log.warning("traces lost", count=lost)
                 for each in dict.fromkeys(each for _, each in pending):
                     # By now the answers have been written, except to slow clients.
                     traces = [trace.whole() for trace, wanted in pending if wanted == each]
                     if not await self._in_thread(partial(self._file.write, traces, each)):
-                        self._stop("the files have max_trace_bytes")
+                        self._stop("the files reached max_trace_bytes")
         except OSError as error:
             self._stop(str(error))
         finally:
@@ -383,7 +383,7 @@ class Tracing:
         self._all = replace(self._all, level=OFF)
         self._models.clear()
         self._observe()
-        _log.warning("tracing has ended", reason=reason, file=str(self.path))
+        _log.warning("tracing stopped", reason=reason, file=str(self.path))
 
     async def close(self) -> None:
         """Stop observing, and write pending traces."""
@@ -394,7 +394,7 @@ class Tracing:
         if self._spans is not None:
             self._export()
             if not await self._in_thread(partial(self._spans.close, _CLOSING_SECONDS)):
-                _log.warning("traces were not all exported", reason="their collector takes none")
+                _log.warning("traces not exported", reason="the collector does not accept them")
             self._tell_of_losses(self._spans.dropped)
         if self._writing is not None:
             await self._writing

@@ -169,7 +169,7 @@ class _Flight:
         self._waiting.pop(call, None)
         if not self._waiting and not self._has_landed:
             self.close()
-            self.relay.cancel("nobody waits for the answer")
+            self.relay.cancel("no caller is waiting for the answer")
 
     def close(self) -> None:
         """Accept no more calls."""

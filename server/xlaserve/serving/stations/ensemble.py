@@ -130,7 +130,7 @@ class Ensemble:
             try:
                 self._plan = self._plan.fitted(models)
             except InvalidModel as error:
-                reason = f"a step was loaded with other tensors: {error}"
+                reason = f"a step was reloaded with different tensors: {error}"
                 state = "UNAVAILABLE"
                 raise ModelNotReady(call.model, call.version, state, reason) from error
             self._planned_for = loads
@@ -294,7 +294,7 @@ def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: i
     """Add or drop a batch dimension of one row; raises InvalidTensor for more rows."""
     have = rows if lead is Lead.ADDED else value.shape[0]
     if have != 1:
-        expected = "a batch of 1 row, where models with batches and without are joined"
+        expected = "a batch of 1 row, since models with and without batches are combined"
         raise InvalidTensor(model, kind, name, expected, f"{have} rows")
     return value[np.newaxis] if lead is Lead.ADDED else value[0]
 
@@ -322,8 +322,8 @@ def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
         if value is None or _datatype(value) is not spec.datatype or not spec.accepts(value.shape):
             raise ModelFailed(
                 call.found.model,
-                f"output '{name}': expected {spec} as before a step was loaded anew, got {got}; "
-                "load the ensemble again to have outputs of any form",
+                f"output '{name}': expected {spec} as before a step was reloaded, got {got};"
+                " reload the ensemble",
             )
 
 

@@ -294,7 +294,7 @@ class Generation:
     def _report(self, problem: BaseException | None) -> None:
         if problem is not None:
             structlog.get_logger("generator").warning(
-                "answers that nobody waits for could not be closed",
+                "abandoned answers not closed",
                 model=self._station.instance.model,
                 error=repr(problem),
             )

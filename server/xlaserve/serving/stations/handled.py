@@ -439,7 +439,7 @@ class Exchange:
             return
         self.has_failed = self.has_failed or not self.has_ended
         if not self.has_ended and not self.call.has_ended:
-            deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
+            deliver([self.call], ModelFailed(self.call.found.model, "its code returned no answer"))
 
     def _charge(self, what: str, size: int) -> None:
         if not self.call.has_ended:

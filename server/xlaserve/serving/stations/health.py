@@ -91,7 +91,7 @@ class Watch:
             return True
         self._stalled -= 1
         if not self._stalled:
-            self._log.info("model executes again", model=self._model)
+            self._log.info("stalled execution finished", model=self._model)
             self._resume()
         return False
 
@@ -107,12 +107,12 @@ class Watch:
         pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause) if again else _FIRST_PAUSE_SECONDS
         self._pause, self._failed_at = pause, now
         self._log.error(
-            "an execution failed on the device",
+            "execution failed on the device",
             model=self._model,
             reason=reason,
             consequence=f"the model is not ready for {pause:g} s",
         )
-        instance.suspend("an execution failed on the device")
+        instance.suspend("execution failed on the device")
         # A pending timer must not keep an unloaded instance alive: `_resume` uses the weak
         # reference.
         asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
@@ -133,11 +133,11 @@ class Watch:
 
     def _give_up(self, execution: Execution) -> None:
         self._log.error(
-            "an execution does not end",
+            "execution stalled",
             model=self._model,
             seconds=self._health.seconds,
             setting="execution_seconds",
-            consequence="the model is not ready until it does; its thread cannot be stopped",
+            consequence="the model is not ready until it ends; its thread cannot be stopped",
         )
         instance = self._instance()
         if instance is not None:

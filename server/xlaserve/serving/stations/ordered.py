@@ -84,7 +84,7 @@ class Ordered(Around):
         relay = self._removed(call)
         self._results.pop(call, None)
         if relay is not None:
-            relay.cancel("nobody waits for the answer")
+            relay.cancel("no caller is waiting for the answer")
             self._answer()
 
     def _removed(self, call: InferCall) -> Relay | None:

@@ -104,12 +104,12 @@ class Overruns:
         pause = min(_LONGEST_PAUSE_SECONDS, before * 2 or _FIRST_PAUSE_SECONDS)
         if for_good or not before:
             self._log.warning(
-                "model executes in threads, it is too slow for the event loop",
+                "model moved to threads, too slow for the event loop",
                 model=instance.model,
                 seconds=round(seconds, 6),
                 repeated_seconds=round(again, 6),
                 inline_execution_seconds=limit,
-                returns="never" if for_good else f"in {pause:g} s, then twice as long each time",
+                returns="never" if for_good else f"in {pause:g} s, doubled each time",
             )
         self._pauses[instance] = pause
         if not for_good:

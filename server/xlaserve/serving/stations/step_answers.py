@@ -62,4 +62,4 @@ class StepAnswers(AwaitedInfer):
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            self.cancel("nobody waits for the answers")
+            self.cancel("no caller is waiting for the answers")

@@ -113,9 +113,9 @@ class Stations:
             return before
         if before is None and not candidate.may_be_wrapped and _asks_for_order(candidate):
             structlog.get_logger("queue").warning(
-                "preserve_ordering has no effect",
+                "preserve_ordering without effect",
                 model=instance.model,
-                reason="its requests may be given any number of answers",
+                reason="its requests may have any number of answers",
             )
         made = kind.make(candidate)
         if wrappers:
@@ -406,7 +406,7 @@ def _asks_for_cache(of: Candidate) -> bool:
         return False
     if of.stations.cache is None:
         structlog.get_logger("cache").warning(
-            "no answer is kept for this model",
+            "response cache disabled",
             model=of.instance.model,
             reason="response_cache_bytes is 0",
         )

@@ -20,7 +20,7 @@ class Unending:
         call.hold(partial(self._calls.discard, call))
 
     def _cut_off(self) -> None:
-        because = "its answers went on for longer than drain_seconds"
+        because = "its answers continued for longer than drain_seconds"
         for call in tuple(self._calls):
             version = call.found
             call.fail(ModelNotReady(version.model, version.number, "unloading", because))

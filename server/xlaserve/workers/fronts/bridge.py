@@ -72,7 +72,7 @@ def offer(end: socket.socket, size: int) -> Slabs:
             raise
         return Slabs(ours, theirs, begun)
     _close(made)
-    _log.warning("no shared memory", reason=reason)
+    _log.warning("shared memory unavailable", reason=reason)
     end.sendall(b"-")
     return Slabs()
 
@@ -196,7 +196,7 @@ class Bridge(asyncio.Protocol):
         except ENDS:
             raise
         except BaseException as error:
-            _log.exception("a record cannot be said", kind=record[0])
+            _log.exception("record not encodable", kind=record[0])
             place = record[PLACES[record[0]]] if record[0] in PLACES else NOWHERE
             if place != NOWHERE:
                 self.dropped([place])
@@ -261,7 +261,7 @@ class Bridge(asyncio.Protocol):
             *(LookupError, TypeError, ValueError, XlaserveError),
         ):
             # Both ends run the same version, so this is a bug in the server.
-            _log.exception("a bridge is closed: what came over it cannot be read")
+            _log.exception("bridge closed after an unreadable record")
             self.close()
 
     def dropped(self, places: Sequence[int]) -> None:

@@ -74,7 +74,7 @@ class FrontCall(InferCall):
             if last:
                 self.outcome = error
             else:
-                self.cancel("its answer cannot be said")
+                self.cancel("its answer cannot be encoded")
             self.refuse(error)
 
     def _send(self, response: InferResponse, *, last: bool) -> None:
@@ -91,7 +91,7 @@ class FrontCall(InferCall):
     def taken(self, answers: int) -> None:
         """Reopen the window after the front end took responses; raises LookupError."""
         if self._window is None:
-            raise LookupError(f"{answers} answers are taken of a request that was given none")
+            raise LookupError(f"{answers} answers were consumed for a request that has none")
         self._front.account.release(self._window.take(answers), Purpose.ANSWERS)
         if self.is_writable:
             self.resume()
@@ -143,11 +143,11 @@ class ConnectedFrontEnd:
                     raise
                 call = self._calls.get(record[1])
                 if call is not None:
-                    call.cancel("what its front end said of it cannot be read")
+                    call.cancel("an unreadable record from its front end")
                 # Drop references to the request's tensors, so that the slab block is freed even if
                 # the exception is kept.
                 clear_frames(error.__traceback__)
-                _log.exception("a request of a front end has failed", kind=record[0])
+                _log.exception("request from front end failed", kind=record[0])
                 self.refuse(record[1], error)
 
     def _is_of_a_request(self, record: Record) -> bool:
@@ -164,7 +164,7 @@ class ConnectedFrontEnd:
                 if call is not None and is_finished:
                     call.finish()
                 elif call is not None:
-                    call.cancel("its client does not wait")
+                    call.cancel("its client is not waiting")
             case Kind.TAKEN:
                 call = self._calls.get(record[1])
                 if call is not None:
@@ -182,7 +182,7 @@ class ConnectedFrontEnd:
         found = self._fronts.mirror.found.get(handle)
         if found is None:
             # Cannot happen, since instances stay until front ends acknowledge their removal.
-            gone = ModelNotReady("", "", "UNAVAILABLE", "the engine has it no more")
+            gone = ModelNotReady("", "", "UNAVAILABLE", "the engine no longer has it")
             self.refuse(number, gone)
             return
         call = FrontCall(self, number, found.positions)
@@ -262,16 +262,16 @@ class ConnectedFrontEnd:
             return None
         call = self._calls.pop(record[1], None)
         if call is not None:
-            call.cancel("its answer cannot be said")
+            call.cancel("its answer cannot be encoded")
         return Kind.FAILURE, record[1], *failure_of(error).said
 
     def lost(self) -> None:
         """Cancel the front end's requests, because its clients are gone as well."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.cancel("its front end is gone")
+            call.cancel("its front end ended")
         self._fronts.left(self)
-        _log.info("a front end has ended", requests=len(calls))
+        _log.info("front end ended", requests=len(calls))
 
 
 def _said_with(response: InferResponse) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -333,7 +333,7 @@ class FrontEnds:
         try:
             slabs = await offered(end)
         except (EOFError, OSError) as error:
-            _log.warning("a front end has ended before it began", reason=str(error))
+            _log.warning("front end ended before it connected", reason=str(error))
             end.close()
             return
         account = self._ledger.open()

@@ -36,7 +36,7 @@ from xlaserve.workers.fronts.texts import Texts, Wanted
 from xlaserve.workers.handing import HandedConnections
 from xlaserve.workers.messages import Failure
 
-_GONE = "the engine process has ended, and is replaced"
+_GONE = "the engine process ended and is being replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
 """A row that shows a version as unavailable after the engine removed it."""
@@ -133,7 +133,7 @@ class FrontEnd:
         try:
             slabs = offer(end, self._limits.shared_bytes)
         except ConnectionError as error:
-            _log.warning("no engine at the other end", reason=str(error))
+            _log.warning("engine not connected", reason=str(error))
             end.close()
             return
         account = self._ledger.open()
@@ -197,7 +197,7 @@ class FrontEnd:
                 # the exception is kept.
                 clear_frames(error.__traceback__)
                 if not isinstance(error, XlaserveError):
-                    _log.exception("the answer of an engine cannot be read", kind=record[0])
+                    _log.exception("engine answer not readable", kind=record[0])
                 self._failed(record[1], error)
 
     def _failed(self, number: int, error: BaseException) -> None:
@@ -301,7 +301,7 @@ class FrontEnd:
                 if version.instance is not None:
                     version.instance.suspend(_GONE)
         self._registry.notify()
-        _log.warning("the engine has ended", requests=len(calls))
+        _log.warning("engine ended", requests=len(calls))
 
     # --- Models ---
 
@@ -322,7 +322,7 @@ class FrontEnd:
             self._take_revisions()
         except Exception:
             # Both ends run the same version, so this is a bug in the server.
-            _log.exception("a bridge is closed: what came over it cannot be read")
+            _log.exception("bridge closed after an unreadable record")
             self._bridge.close()
 
     def _forget_revisions(self) -> None:

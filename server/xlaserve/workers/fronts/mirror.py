@@ -170,8 +170,8 @@ class Mirror:
             try:
                 handle = self._given(version, instance)
             except UnknownDescription as error:
-                _log.exception("a model cannot be described", model=version.model)
-                reason = f"front ends cannot be told of it: {error}"
+                _log.exception("model not describable", model=version.model)
+                reason = f"it cannot be sent to front ends: {error}"
                 return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", "", ""
         described = self._described[instance]
         text = _text_digest(instance)

@@ -78,7 +78,7 @@ class Texts:
 
 
 def _read(wanted: Wanted, limits: TextLimits) -> LanguageText | Tokens | str:
-    reason = "its files have changed since the engine has read them"
+    reason = "its files changed since the engine read them"
     try:
         info, _ = description.read(wanted.described)
         if info.embedding is not None and info.embedding.files is not None:
@@ -97,8 +97,8 @@ def _read(wanted: Wanted, limits: TextLimits) -> LanguageText | Tokens | str:
 
 
 def _refused(model: str, reason: str) -> str:
-    _log.warning("a model is without text", model=model, reason=reason)
-    return f"is without text behind front ends ({reason})"
+    _log.warning("model without text support", model=model, reason=reason)
+    return f"has no text support with front ends ({reason})"
 
 
 def _text(model: str, generation: GenerationInfo, limits: TextLimits) -> LanguageText:

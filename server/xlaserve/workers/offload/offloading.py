@@ -198,7 +198,7 @@ class Offloading:
             own = self.worker < worker
             slabs = offer(end, self._shared_bytes) if own else await offered(end)
         except (EOFError, OSError) as error:
-            _log.warning("a worker has ended before it began", reason=str(error))
+            _log.warning("worker ended before it connected", reason=str(error))
             end.close()
             return
         if (before := self._peers.get(worker)) is not None:

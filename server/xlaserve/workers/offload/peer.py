@@ -138,10 +138,10 @@ class Peer:
 
     def _expire(self, model: str) -> None:
         _log.error(
-            "a worker does not say how a batch went",
+            "worker did not report a batch result",
             of=self.worker,
             model=model,
-            consequence="none is given to it any more",
+            consequence="it gets no more batches",
         )
         self.bridge.close()
 

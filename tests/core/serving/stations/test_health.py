@@ -61,8 +61,8 @@ async def test_who_waits_for_what_hangs_is_answered(
         found = await asyncio.gather(*(asked(core) for _ in range(40)), return_exceptions=True)
 
     assert {ExecutionStalled} == {type(error) for error in found}
-    assert "has not ended in 0.2 seconds (execution_seconds)" in str(found[0])
-    line = next(line for line in logs if line["event"] == "an execution does not end")
+    assert "has been running for 0.2 seconds (execution_seconds)" in str(found[0])
+    line = next(line for line in logs if line["event"] == "execution stalled")
     assert ("m", "error") == (line["model"], line["log_level"])
     world.may_execute.set()
 
@@ -74,7 +74,7 @@ async def test_the_model_is_not_ready_until_it_has_ended(serve: Serve, world: Wo
     with core.registry.observe(lambda: changes.append(core.registry.ready("m"))):
         with pytest.raises(ExecutionStalled):
             await asked(core)
-        with pytest.raises(ModelNotReady, match="has not ended in 0.2 seconds"):
+        with pytest.raises(ModelNotReady, match="has been running for 0.2 seconds"):
             await asked(core)
         version, _ = core.registry.resolve("other")
         shown = core.registry.shown_state(core.registry.version("m", "1"))

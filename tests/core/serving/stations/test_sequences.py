@@ -226,7 +226,7 @@ async def test_a_sequence_that_was_not_started_is_refused(sums: Core) -> None:
 
 
 async def test_an_id_has_a_bounded_length(sums: Core) -> None:
-    with pytest.raises(InvalidParameter, match="128 characters at most, got 129 characters"):
+    with pytest.raises(InvalidParameter, match="at most 128 characters, got 129 characters"):
         await ask(sums, "x" * 129, 1, "s")
 
     assert await ask(sums, "x" * 128, 1, "s") == 1

@@ -73,8 +73,14 @@ def test_a_query_that_sees_no_key_gets_zeros() -> None:
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
-        ({"q_num_heads": 5, "kv_num_heads": 2}, "hidden size of 12 is no multiple of its 5 heads"),
-        ({"q_num_heads": 3, "kv_num_heads": 2}, "3 query heads are no multiple of its 2 key heads"),
+        (
+            {"q_num_heads": 5, "kv_num_heads": 2},
+            "hidden size of 12 is not a multiple of its 5 heads",
+        ),
+        (
+            {"q_num_heads": 3, "kv_num_heads": 2},
+            "3 query heads are not a multiple of its 2 key heads",
+        ),
         ({"q_num_heads": 2, "kv_num_heads": 2, "qk_matmul_output_mode": 9}, "0 to 3, got 9"),
         ({"q_num_heads": 2}, "attribute 'kv_num_heads' is missing"),
     ],

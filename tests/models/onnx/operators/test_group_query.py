@@ -188,7 +188,7 @@ def test_lengths_that_the_cache_has_no_room_for_give_nan() -> None:
     [
         (STEP, 7, {"sliding_window_cache": 1, "local_window_size": 2}, "'sliding_window_cache'"),
         (STEP, 7, {"qk_output": 1}, "attribute 'qk_output' is not implemented"),
-        (STEP, 7, {"k_quant_type": "PER_TENSOR"}, "a cache of few bits"),
+        (STEP, 7, {"k_quant_type": "PER_TENSOR"}, "a quantized cache is not implemented"),
         (PROMPT, 5, {"do_rotary": 1}, "expected cos_cache and sin_cache"),
         (PROMPT, 5, {"causal": 0, "local_window_size": 2}, "expected -1 with causal 0, got 2"),
         (PROMPT, 9, {}, "without past_key, expected a total_sequence_length of 5, got 9"),
@@ -208,7 +208,11 @@ def test_a_total_that_depends_on_the_data_is_refused_with_what_to_do() -> None:
     made = _model(given, 7)
     del made.graph.initializer[:]
 
-    with pytest.raises(InvalidModel, match=r"give it with --const"):
+    with pytest.raises(
+        InvalidModel,
+        match=r"depends on data but sets the size of output present_key; if it is a model input,"
+        r" make it a constant with --const",
+    ):
         ours(made, given)
 
 

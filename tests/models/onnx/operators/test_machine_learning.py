@@ -125,9 +125,9 @@ def test_the_example_of_irises_that_onnxruntime_has_is_read_as_it_does() -> None
 @pytest.mark.parametrize(
     ("operator", "said", "advice"),
     [
-        ("CastMap", {}, "export the model from the tensor that it makes"),
+        ("CastMap", {}, "export the model with this node's output as its input"),
         ("CategoryMapper", {}, "send the number of the category instead"),
-        ("DictVectorizer", {}, "send the vector that it makes"),
+        ("DictVectorizer", {}, "send the resulting vector instead"),
         (
             "LinearRegressor",
             {"coefficients": COEFFICIENTS, "targets": 3},

@@ -67,11 +67,11 @@ def test_a_global_norm_is_that_of_onnxruntime(p: int) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Adam", "of training"),
-        ("Momentum", "of training"),
+        ("Adam", "it is a training operator, which serving does not support"),
+        ("Momentum", "it is a training operator, which serving does not support"),
         ("ImageDecoder", "decode them before the model"),
-        ("StringSplit", "texts, which JAX does not have"),
-        ("TfIdfVectorizer", "texts, which JAX does not have"),
+        ("StringSplit", "it computes with strings, which JAX does not support"),
+        ("TfIdfVectorizer", "it computes with strings, which JAX does not support"),
     ],
 )
 def test_an_operator_that_will_not_be_there_is_refused_with_the_reason(

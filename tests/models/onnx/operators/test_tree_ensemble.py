@@ -269,7 +269,7 @@ def test_a_node_asks_for_a_set_of_values(row: list[float], expected: list[float]
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"nodes_truenodeids": [0, 0, 2]}, "deeper than 1000 nodes, or its nodes lead in a circle"),
+        ({"nodes_truenodeids": [0, 0, 2]}, "deeper than 1000 nodes, or its nodes form a cycle"),
         ({"nodes_truenodeids": [9, 0, 2]}, "'nodes_truenodeids': expected 0 to 2, got 9 to 9"),
         ({"nodes_featureids": [0, 1, 3]}, "its nodes read 4 columns, its input has 3"),
         ({"nodes_featureids": [0, 1]}, "'nodes_featureids': expected 3 elements, got 2"),
@@ -292,7 +292,7 @@ def test_trees_that_are_none_are_refused_by_node(changed: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("nodes_nodeids", [0, 1, 1], "tree 0 has two nodes 1"),
+        ("nodes_nodeids", [0, 1, 1], "tree 0 has duplicate node 1"),
         ("nodes_truenodeids", [5, 0, 0], "'nodes_truenodeids': tree 0 has no node 5"),
         ("nodes_modes", ["BRANCH_LIKE", "LEAF", "LEAF"], "got BRANCH_LIKE"),
         ("target_nodeids", [1, 7], "'target_nodeids': tree 0 has no node 7"),
@@ -338,7 +338,7 @@ def test_keys_are_in_the_order_of_floats() -> None:
 def test_tables_are_parameters_and_rows_are_proved_independent(
     modes: list[str], walk: set[str], tmp_path: Path
 ) -> None:
-    """The program does not contain the tables, and requests are batched."""
+    """The program has no table in it, and requests are batched."""
     random = np.random.default_rng(7)
     found = _forest(random, modes, trees=60)
     found |= _weights(random, found, "class", 3, "tree")

@@ -14,7 +14,7 @@ const MOST_TOKENS = 256;
 const MOST_SHOWN = 100;
 
 const DONE = "[DONE]";
-const ENDS = { stop: "The answer is complete.", length: "The answer was cut at the most tokens." };
+const ENDS = { stop: "The answer is complete.", length: "The answer was cut at the token limit." };
 
 /** The box of one version; what was said stays as long as that is the same. */
 export class Chat {
@@ -58,8 +58,8 @@ export class Chat {
     byId("chat-note").replaceChildren(...(note ?? []));
     byId("chat").hidden = note !== null;
     this.#model = { name, chats };
-    setText(byId("chat-title"), chats ? "Chat" : text ? "Continue a text" : "Generator");
-    setText(byId("chat-asks"), chats ? "Message: Enter sends it, Shift and Enter begin a line" : "Prompt");
+    setText(byId("chat-title"), chats ? "Chat" : text ? "Complete a text" : "Generator");
+    setText(byId("chat-asks"), chats ? "Message (Enter sends, Shift+Enter starts a new line)" : "Prompt");
     byId("chat-system-label").hidden = !chats;
     byId("chat-tokens").value = Math.max(1, Math.min(MOST_TOKENS, Math.floor(length / 2)));
     this.#write();
@@ -159,7 +159,7 @@ export class Chat {
         setText(byId("chat-pace"), answer.pace());
         if (answer.text) setText(byId("chat-status"), "Answering…");
       }
-      return "The answer ended without its end: the connection was closed.";
+      return "The answer is incomplete: the connection was closed.";
     } catch (error) {
       return asking.signal.aborted ? "Stopped." : error.message;
     }
@@ -221,10 +221,10 @@ function noteOf({ name, asked, own, may, text, reason }) {
     const why = reason ? `It ${reason}` : "It has no tokenizer";
     return [`${why}: it is asked with token ids, under “Try it”.`];
   }
-  if (!may.infer) return ["You may not ask it."];
+  if (!may.infer) return ["You lack permission to use it."];
   if (asked === own) return null;
   const there = make("a", { href: modelAddress(name, "versions", asked) }, `version ${asked}`);
-  return ["OpenAI's endpoints ask the newest version, which is ", there, "."];
+  return ["OpenAI's endpoints use the newest version, which is ", there, "."];
 }
 
 /** Show slots and positions, used and in all. */
@@ -247,8 +247,8 @@ function slots({ slots: all, running, positions, positions_used: used, output_to
         {},
         bar("slots-used", "Slots in use", all),
         plain("slots-waiting", "Waiting for a slot"),
-        bar("positions-used", "Positions of the cache in use", positions),
-        plain("tokens-made", "Tokens since the load"),
+        bar("positions-used", "Cache positions in use", positions),
+        plain("tokens-made", "Tokens since load"),
       ),
     );
   }

@@ -16,13 +16,13 @@ export function consequences(verb, model, memory) {
   const held = heldBy(model);
   const said = [];
   if (verb === "unload") {
-    said.push(`It gives back ${bytes(held)}, and answers no request until it is loaded again.`);
+    said.push(`This frees ${bytes(held)}; the model answers no requests until it is loaded again.`);
     const dependents = model.dependents.map((name) => `“${name}”`).join(", ");
-    if (dependents) said.push(`What stands on it stops to answer as well: ${dependents}.`);
+    if (dependents) said.push(`Its dependents stop answering too: ${dependents}.`);
   } else if (verb === "reload") {
-    said.push(`The old one answers until the new one is ready: until then about ${bytes(held)} more are held.`);
+    said.push(`The old version answers until the new one is ready, which takes about ${bytes(held)} more meanwhile.`);
   } else {
-    said.push("How much memory it takes is known once it is loaded.");
+    said.push("Its memory size is known after the load.");
   }
   if (verb !== "load" && model.in_progress) {
     said.push(`${plural(model.in_progress, "request")} in progress will end on the old one.`);

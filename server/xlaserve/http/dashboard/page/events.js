@@ -10,21 +10,21 @@ const DONE = {
   reload: "Reloaded",
   unload: "Unloaded",
   eviction: "Evicted",
-  "read again": "Read again",
+  "read again": "Files reloaded",
   "worker started": "Worker started",
   "worker died": "Worker died",
 };
 const FAILED = {
   load: "Load failed",
   reload: "Reload failed",
-  "read again": "Not read again",
+  "read again": "File reload failed",
   "worker died": "Worker died",
 };
 const CAUSES = {
-  start: "the start of the server",
-  repository: "changed files of the repository",
+  start: "server startup",
+  repository: "changed repository files",
   files: "files of the server",
-  "other worker": "another worker, which was asked",
+  "other worker": "another worker",
 };
 
 /** All events that the server keeps; those that are known are not asked for again. */
@@ -78,13 +78,13 @@ export class EventsView {
     const said = shown.length < found.length ? `the last ${shown.length} of ` : "";
     setText(byId("events-shown"), `${said}${plural(found.length, "event")}`);
     const notes = [];
-    if (limited) notes.push("Of models whose metadata you may read alone.");
+    if (limited) notes.push("Only models whose metadata you may read.");
     if (dropped) notes.push(`${plural(dropped, "older event")} are kept no longer.`);
     setText(byId("events-note"), notes.join(" "));
     const text = JSON.stringify([log, shown.map(({ number }) => number)]);
     if (text === this.#shown) return;
     this.#shown = text;
-    const none = needle || failed ? "No event is like that." : "Nothing has happened yet.";
+    const none = needle || failed ? "No matching events." : "No events yet.";
     byId("events-list").replaceChildren(
       shown.length ? eventTable(shown) : make("p", { class: "empty quiet" }, none),
     );

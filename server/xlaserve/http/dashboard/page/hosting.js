@@ -19,9 +19,9 @@ const MOST_ROWS = 200;
 const MOST_EVENTS = 20;
 
 const NOTES = {
-  "": "No platform decides what this server loads: neither ModelMesh nor SageMaker is on.",
-  ModelMesh: "A ModelMesh decides what is loaded here, and knows of memory what it is told.",
-  SageMaker: "A SageMaker endpoint decides what is loaded here.",
+  "": "This server is not managed: neither ModelMesh nor SageMaker is enabled.",
+  ModelMesh: "ModelMesh controls loading here, based on the memory sizes reported to it.",
+  SageMaker: "A SageMaker endpoint controls loading here.",
 };
 
 /** The view of the platform; asked for while it is shown. */
@@ -59,13 +59,13 @@ function memoryOf({ platform, limits, untold_bytes: untold, used_bytes: used, to
   const rows = [["Held by models", all === null ? bytes(used) : `${bytes(used)} of ${bytes(all)}`]];
   if (platform !== "ModelMesh") return rows;
   const counted = models.reduce((sum, { told_bytes: told }) => sum + (told ?? 0), 0);
-  rows.push(["Counted by the mesh", bytes(counted)], ["Held, and not told yet", bytes(untold)]);
+  rows.push(["Counted by the mesh", bytes(counted)], ["Held, not reported yet", bytes(untold)]);
   if (!limits) return [...rows, ["Capacity", "The mesh has not asked yet."]];
   return [
     ...rows,
-    ["Capacity that it was told", bytes(limits.capacity_bytes)],
-    ["Loads at a time", limits.loading_concurrency.toLocaleString("en")],
-    ["It waits for a load", duration(limits.loading_timeout_ms * 1e6)],
+    ["Reported capacity", bytes(limits.capacity_bytes)],
+    ["Concurrent loads", limits.loading_concurrency.toLocaleString("en")],
+    ["Load timeout", duration(limits.loading_timeout_ms * 1e6)],
     ["Size of an unknown model", bytes(limits.default_size_bytes)],
   ];
 }
@@ -92,7 +92,7 @@ function modelTable({ shown, count, told }) {
     told ? (model.told_bytes === null ? "not told" : bytes(model.told_bytes)) : model.url,
     when(model.loaded_at_ns),
   ];
-  const heads = ["Model", "Held", told ? "Told to the mesh" : "From", "Loaded"];
+  const heads = ["Model", "Held", told ? "Reported to the mesh" : "From", "Loaded"];
   const more = shown.length < count ? `The largest ${shown.length} of ` : "";
   return [
     grid("Loaded models", heads, shown.map(row)),

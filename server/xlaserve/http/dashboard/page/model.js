@@ -24,10 +24,10 @@ const CHART = 40;
 const MOST_EVENTS = 20;
 const ROWS = {
   proved: "Rows are independent: the analysis of the program proved it.",
-  declared: "Rows are declared independent by the configuration; a trial found nothing against it.",
+  declared: "Rows are declared independent by the configuration; a trial found no dependence.",
   mixed: "Rows depend on one another.",
   unknown: "Rows are not known to be independent.",
-  "": "There is no verdict on its rows: its first dimension is fixed, or it is no program of JAX.",
+  "": "Row independence was not analyzed: the first dimension is fixed, or this is not a JAX program.",
 };
 
 /** One model, in the part of the document that is its own. */
@@ -204,11 +204,11 @@ export class ModelView {
     this.#config = key;
     const shown = byId("model-config");
     if (!model.may.metadata) {
-      setText(shown, "You may not see its configuration.");
+      setText(shown, "You lack permission to see its configuration.");
       return;
     }
     if (version.state !== "READY") {
-      setText(shown, "It is known while the model answers.");
+      setText(shown, "Available while the model is ready.");
       return;
     }
     const name = encodeURIComponent(model.name);
@@ -339,8 +339,8 @@ function statistics(version, { in_progress: inProgress }) {
     ["Waiting", (version.loaded?.pending ?? 0).toLocaleString("en")],
     ["Rows, executions", `${rows.toLocaleString("en")}, ${runs.toLocaleString("en")}`],
     ["Mean time", mean(success)],
-    ["of which queue", mean(stats.queue)],
-    ["of which computing", mean(stats.compute_infer)],
+    ["queued", mean(stats.queue)],
+    ["computing", mean(stats.compute_infer)],
     ["Loads, failed, unloads", `${version.loads}, ${version.load_failures}, ${version.unloads}`],
     ["Last load", version.loads ? duration(version.load_seconds * 1e9) : "–"],
     ["Loaded", loadedBy(version)],
@@ -374,14 +374,14 @@ function depends({ dependents }, loaded) {
       make("a", { href: modelAddress(name) }, make("bdi", {}, name)),
     ]);
   const said = [];
-  if (dependents.length) said.push(make("p", {}, "Ensembles that need it: ", ...links(dependents)));
-  if (loaded?.steps.length) said.push(make("p", {}, "It is made of: ", ...links(loaded.steps)));
-  return said.length ? said : [make("p", { class: "quiet" }, "No ensemble needs it.")];
+  if (dependents.length) said.push(make("p", {}, "Used by ensembles: ", ...links(dependents)));
+  if (loaded?.steps.length) said.push(make("p", {}, "Steps: ", ...links(loaded.steps)));
+  return said.length ? said : [make("p", { class: "quiet" }, "Not used by an ensemble.")];
 }
 
 /** Return a table of errors, with their models where they are of several. */
 export function errors(list, ofSeveral = false) {
-  if (!list.length) return [make("p", { class: "quiet" }, "None of the last 50 of the server.")];
+  if (!list.length) return [make("p", { class: "quiet" }, "None among the server's last 50.")];
   const link = (name) => (name ? make("a", { href: modelAddress(name) }, make("bdi", {}, name)) : "");
   const row = ({ at_ns: at, reason, operation, model, text }) => [
     moment(at),

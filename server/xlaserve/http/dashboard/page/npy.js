@@ -22,7 +22,7 @@ const DATATYPES = {
 export function readNpy(buffer) {
   const bytes = new Uint8Array(buffer);
   const text = (from, to) => String.fromCharCode(...bytes.subarray(from, to));
-  if (text(0, 6) !== MAGIC) throw new Error("expected a file of numpy (.npy)");
+  if (text(0, 6) !== MAGIC) throw new Error("expected a .npy file");
   const long = bytes[6] >= 2;
   const view = new DataView(buffer);
   const start = long ? 12 : 10;
@@ -35,7 +35,7 @@ export function readNpy(buffer) {
     throw new Error(`expected numbers in little-endian order, got an array of ${descr ?? "objects"}`);
   }
   if (/'fortran_order':\s*True/.test(header)) {
-    throw new Error("expected an array in the order of C, got one in that of Fortran");
+    throw new Error("expected C order, got Fortran order");
   }
   const sizes = shape.split(",").map((each) => each.trim()).filter(Boolean).map(Number);
   const data = bytes.subarray(end);

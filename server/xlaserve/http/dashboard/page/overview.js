@@ -64,7 +64,7 @@ export class Overview {
     const { now_seconds: now, hour, errors: last } = this.#answer;
     const seconds = Number(byId("window").value);
     const shown = hour.filter((interval) => interval.at_seconds > now - seconds);
-    const axes = { now, seconds, none: "No requests in this time." };
+    const axes = { now, seconds, none: "No requests in this period." };
     const rate = [["rate", (one) => one.requests_per_second]];
     byId("over-rate").replaceChildren(lines("Requests per second", shown, rate, digits, axes));
     const latency = [
@@ -76,11 +76,11 @@ export class Overview {
       ["mean", (one) => inNanoseconds(one.lag_mean_seconds)],
       ["p99", (one) => inNanoseconds(one.lag_p99_seconds)],
     ];
-    const looks = { ...axes, none: "Nothing is known of this time." };
+    const looks = { ...axes, none: "No data for this period." };
     byId("over-lag").replaceChildren(lines("Event loop lag", shown, lag, duration, looks));
-    const waited = { ...axes, none: "Nothing waited in this time, when it was looked at." };
+    const waited = { ...axes, none: "Nothing was queued at the samples of this period." };
     const queue = [["waiting", (one) => one.pending]];
-    byId("over-queue").replaceChildren(lines("Executions that wait", shown, queue, digits, waited));
+    byId("over-queue").replaceChildren(lines("Queued executions", shown, queue, digits, waited));
     byId("over-reasons").replaceChildren(reasons(shown));
     byId("over-errors").replaceChildren(...errors(last.slice(0, 8), true));
   }
@@ -102,7 +102,7 @@ export class Overview {
         make("a", { href: modelAddress(name) }, make("bdi", {}, name)),
         version ? ` ${version}` : "",
         make("br"),
-        reason || "It says no reason.",
+        reason || "No reason given.",
       );
     byId("failing-list").replaceChildren(...shown.map(item));
   }
@@ -121,7 +121,7 @@ export class Overview {
       ` ${pending.toLocaleString("en")}`,
     ];
     byId("over-waiting").replaceChildren(...named.flatMap(link));
-    if (!named.length) setText(byId("over-waiting"), "Nothing waits now.");
+    if (!named.length) setText(byId("over-waiting"), "Nothing is queued.");
   }
 
   /** Draw memory by model, each tile as large as its part. */
@@ -229,7 +229,7 @@ function reasons(intervals) {
       counts.set(reason, (counts.get(reason) ?? 0) + count);
     }
   }
-  if (!counts.size) return make("p", { class: "quiet" }, "None in this time.");
+  if (!counts.size) return make("p", { class: "quiet" }, "None in this period.");
   const sorted = [...counts].sort(([, one], [, other]) => other - one);
   const item = ([reason, count]) => make("li", {}, `${reason}: ${count.toLocaleString("en")}`);
   return make("ul", {}, ...sorted.map(item));

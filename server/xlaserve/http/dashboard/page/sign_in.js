@@ -17,7 +17,7 @@ export class Session {
       const token = byId("token").value.trim();
       byId("token").value = "";
       if (!SENDABLE.test(token)) {
-        setText(byId("sign-in-said"), "A token has letters, digits and signs alone: copy it again.");
+        setText(byId("sign-in-said"), "A token has only letters, digits and punctuation: copy it again.");
         return;
       }
       keep(token);

@@ -37,7 +37,7 @@ function showGone(reason) {
   byId("gone").hidden = !reason;
   if (!reason) return;
   const since = answered === null ? "" : ` since ${moment(answered * 1e6)}`;
-  setText(byId("gone"), `No answer${since}: ${reason}. What is below is as it was; the page asks on.`);
+  setText(byId("gone"), `No answer${since}: ${reason}. The data below is stale; the page keeps retrying.`);
 }
 
 /** An answer that lets the page see nothing. */
@@ -224,7 +224,7 @@ function filter() {
   const narrowed = text || only.loaded || only.failed;
   setText(byId("shown"), narrowed || shown < latest.matching ? `${shown} of ${all}` : "");
   byId("empty").hidden = latest.models.length > 0 && shown > 0;
-  setText(byId("empty"), narrowed ? "No model is like that." : "There are no models.");
+  setText(byId("empty"), narrowed ? "No matching models." : "No models.");
 }
 
 byId("failing-all").addEventListener("click", () => {

@@ -76,8 +76,8 @@ def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
     if most < 1 or (found.max_tokens or 1) > most:
         raise InvalidModel(
             f"max_seq_length of {sentences.TRANSFORMER}, or model_max_length of "
-            f"{sentences.TOKENIZER}: expected at most {most}, which {CONFIG} has positions for, "
-            f"got {found.max_tokens}"
+            f"{sentences.TOKENIZER}: expected at most {most}, the positions of {CONFIG}, got"
+            f" {found.max_tokens}"
         )
     has_types = "type_vocab_size" in family.more
     has_distances = "relative_attention_num_buckets" in family.more

@@ -100,7 +100,7 @@ def _lengths(form: EncoderForm, asked: Sequence[int] | None) -> list[int]:
         return sorted(found)
     if not all(1 <= one <= form.max_tokens for one in asked):
         raise InvalidModel(
-            f"--dim {TOKENS}: expected 1 to {form.max_tokens}, which the model was made for, got "
+            f"--dim {TOKENS}: expected 1 to {form.max_tokens}, the model's range, got "
             f"{', '.join(map(str, asked))}"
         )
     return sorted(set(asked))

@@ -42,7 +42,7 @@ def read(
         first = tensors[extra[0]]
         raise InvalidModel(
             f"tensor '{extra[0]}' {describe(first.dtype.name, first.shape)} and {len(extra) - 1} "
-            "more are in the checkpoint, expected none: config.json describes no use of them"
+            "more are in the checkpoint, but config.json does not describe their use"
         )
     _check_dtypes(params)
     return params, left
@@ -70,6 +70,6 @@ def _check_dtypes(params: dict[str, Any]) -> None:
         for role, array in among.items():
             if array.dtype != wanted:
                 raise InvalidModel(
-                    f"tensor '{role}': expected {wanted.name} as the embedding, got "
+                    f"tensor '{role}': expected {wanted.name} like the embedding, got "
                     f"{array.dtype.name}"
                 )

@@ -79,7 +79,7 @@ def read(directory: Path, hidden: int) -> Sentences:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         shown = ", ".join(module.type for module in modules)
         raise InvalidModel(
-            f"{MODULES}: expected Transformer, Pooling and perhaps Normalize, got {shown[:200]}"
+            f"{MODULES}: expected Transformer, Pooling and optionally Normalize, got {shown[:200]}"
         )
     for module in modules:
         if module.path.startswith("/") or ".." in Path(module.path).parts:
@@ -113,11 +113,12 @@ def _poolings(folder: Path, path: str, hidden: int) -> tuple[str, ...]:
         asked = [str(one) for one in (mode if isinstance(mode, list) else [mode])]
     for key in ("word_embedding_dimension", "embedding_dimension"):
         if found.pop(key, hidden) != hidden:
-            raise InvalidModel(f"{place}: {key}: expected {hidden}, which the encoder has")
+            raise InvalidModel(f"{place}: {key}: expected {hidden}, the encoder's size")
     _check(place, found, {"include_prompt": (True,)})
     if not asked or not set(asked) <= set(POOLINGS):
         raise InvalidModel(
-            f"{place}: pooling_mode: expected some of {', '.join(POOLINGS)}, got {asked!r:.200}"
+            f"{place}: pooling_mode: expected a selection of {', '.join(POOLINGS)}, got"
+            f" {asked!r:.200}"
         )
     return tuple(kind for kind in POOLINGS if kind in asked)
 
@@ -164,7 +165,7 @@ def _check(place: str, found: Mapping[str, object], known: Mapping[str, Sequence
     for key, value in found.items():
         if key not in known:
             raise InvalidModel(
-                f"{place}: '{key[:100]}' may change what is computed, and is not known"
+                f"{place}: '{key[:100]}' is not supported and may change the computation"
             )
         if value not in known[key]:
             raise InvalidModel(f"{place}: {key}: expected {known[key][0]!r}, got {value!r:.200}")

@@ -66,20 +66,20 @@ OPERATORS: Mapping[str, Family] = MappingProxyType(
 )
 """Operators by domain and name, except those with subgraphs (`control.py`)."""
 
-_IMAGE = "it decodes files of images; decode them before the model"
-_TEXT = "it computes with texts, which JAX does not have"
-_TRAINING = "it is of training, and a model that is served does not train"
-_RANDOM = "it draws random numbers, and equal requests should have equal answers"
-_MAP = "its {} is a map or text, and the V2 protocol has tensors of numbers; {}"
+_IMAGE = "it decodes image files; decode them before the model"
+_TEXT = "it computes with strings, which JAX does not support"
+_TRAINING = "it is a training operator, which serving does not support"
+_RANDOM = "it draws random numbers, but equal requests must get equal answers"
+_MAP = "its {} is a map or string, but outputs must be tensors of numbers; {}"
 
 REFUSED = MappingProxyType(
     {
         "Adagrad": _TRAINING,
         "Adam": _TRAINING,
         "Bernoulli": _RANDOM,
-        "CastMap": _MAP.format("input", "export the model from the tensor that it makes"),
+        "CastMap": _MAP.format("input", "export the model with this node's output as its input"),
         "CategoryMapper": _MAP.format("input", "send the number of the category instead"),
-        "DictVectorizer": _MAP.format("input", "send the vector that it makes"),
+        "DictVectorizer": _MAP.format("input", "send the resulting vector instead"),
         "Gradient": _TRAINING,
         "ImageDecoder": _IMAGE,
         "Momentum": _TRAINING,
@@ -113,5 +113,5 @@ def _missing(node: Node) -> str:
         return f"{node} cannot be converted: {REFUSED[node.operator]}"
     known = sorted({name for family in OPERATORS.values() for name in family})
     close = difflib.get_close_matches(node.operator, known, _NEARBY, cutoff=0.5)
-    nearby = f"; there are {', '.join(close)}" if close else ""
-    return f"{node} is not among the {len(known)} operators that are converted{nearby}"
+    nearby = f"; did you mean {', '.join(close)}" if close else ""
+    return f"{node} is not one of the {len(known)} supported operators{nearby}"

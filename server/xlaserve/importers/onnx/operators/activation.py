@@ -85,7 +85,7 @@ def _swish(node: Node, x: Value) -> Value:
 
 def _swiglu(node: Node, gate: Value, x: Value) -> Value:
     if gate.shape != x.shape:
-        raise InvalidModel(f"expected two inputs of one shape, got {gate.shape} and {x.shape}")
+        raise InvalidModel(f"expected two inputs of equal shape, got {gate.shape} and {x.shape}")
     return _swish(node, gate) * on_device(x)
 
 

@@ -22,7 +22,7 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """Turn [batch, steps, heads * size] into [batch, heads, steps, size]."""
     batch, steps, hidden = x.shape
     if heads < 1 or hidden % heads:
-        raise InvalidModel(f"its hidden size of {hidden} is no multiple of its {heads} heads")
+        raise InvalidModel(f"its hidden size of {hidden} is not a multiple of its {heads} heads")
     return jnp.swapaxes(x.reshape((batch, steps, heads, hidden // heads)), 1, 2)
 
 
@@ -38,7 +38,7 @@ def repeated_heads(x: jax.Array, heads: int) -> jax.Array:
     if own == heads:
         return x
     if heads % own:
-        raise InvalidModel(f"its {heads} query heads are no multiple of its {own} key heads")
+        raise InvalidModel(f"its {heads} query heads are not a multiple of its {own} key heads")
     copies = jnp.broadcast_to(x[:, :, None], (batch, own, heads // own, steps, size))
     return copies.reshape((batch, heads, steps, size))
 
@@ -201,7 +201,7 @@ def _tensor_scatter(node: Node, cache: Value, update: Value, begins: Value | Non
         raise InvalidModel(f"mode: expected linear or circular, got {mode}")
     axis = node.integer("axis", -2) % cache.ndim
     if axis == 0:
-        raise InvalidModel("axis: expected one behind the batch, got the batch")
+        raise InvalidModel("axis: expected an axis after the batch, got the batch")
     rows, new = (jnp.moveaxis(on_device(value), axis, 1) for value in (cache, update))
     steps = jnp.arange(new.shape[1])[None, :]
     first = jnp.zeros((1,), jnp.int64) if begins is None else on_device(begins)

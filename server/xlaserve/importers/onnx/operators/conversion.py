@@ -90,7 +90,7 @@ def _of_power(x: Value) -> Value:
 def _bit_cast(node: Node, x: Value) -> Value:
     dtype, array = dtype_of(node.integer("to")), on_device(x)
     if dtype.itemsize != array.dtype.itemsize:
-        raise InvalidModel(f"expected as many bits as {array.dtype} has, got {dtype}")
+        raise InvalidModel(f"expected a type as wide as {array.dtype}, got {dtype}")
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     if dtype == np.bool_:

@@ -140,7 +140,7 @@ def _dropout(
 ) -> Value | tuple[Value, ...]:
     node.integer("seed", 0)
     if training is not None and bool(np.any(training)) and bool(np.any(ratio)):
-        raise InvalidModel("training_mode is on, but a model that is served does not train")
+        raise InvalidModel("training_mode is on, which serving does not support")
     return (x, jnp.ones(x.shape, jnp.bool_)) if node.needs(1) else x
 
 

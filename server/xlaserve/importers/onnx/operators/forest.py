@@ -328,7 +328,7 @@ def _depth(nodes: _Nodes, roots: Integers) -> int:
         depth += 1
         if depth > MAX_DEPTH:
             raise InvalidModel(
-                f"a tree is deeper than {MAX_DEPTH} nodes, or its nodes lead in a circle"
+                f"a tree is deeper than {MAX_DEPTH} nodes, or its nodes form a cycle"
             )
         below = np.concatenate([nodes.true[level], nodes.false[level]])
         level = np.unique(below[below >= 0])

@@ -92,7 +92,7 @@ def _check_refused(node: Node, rest: tuple[Value | None, ...]) -> None:
             raise InvalidModel(f"its attribute '{name}' is not implemented")
     for name in _QUANTISATIONS:
         if node.text(name, "NONE") != "NONE":
-            raise InvalidModel(f"its attribute '{name}': a cache of few bits is not implemented")
+            raise InvalidModel(f"its attribute '{name}': a quantized cache is not implemented")
     node.obeyed(("kv_cache_bit_width", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"))
     if node.needs(3):
         raise InvalidModel("its output output_qk is not implemented")
@@ -104,7 +104,7 @@ def _heads(
     """Return queries, keys and values split into heads, [batch, heads, steps, size]."""
     heads, shared = node.integer("num_heads"), node.integer("kv_num_heads")
     if heads < 1 or shared < 1 or heads % shared:
-        raise InvalidModel(f"its {heads} query heads are no multiple of its {shared} key heads")
+        raise InvalidModel(f"its {heads} query heads are not a multiple of its {shared} key heads")
     array = on_device(query)
     if array.ndim != 3:
         raise InvalidModel(f"its query: expected [batch, steps, hidden], got {array.shape}")
@@ -128,8 +128,8 @@ def _heads(
 def _places(lengths: Value, total: Value, *, steps: int, past: jax.Array | None) -> _Places:
     if not is_host(total):
         raise InvalidModel(
-            "its total_sequence_length depends on the data, and is the size of its output "
-            "present_key; where it is an input, give it with --const"
+            "its total_sequence_length depends on data but sets the size of output present_key;"
+            " if it is a model input, make it a constant with --const"
         )
     after = on_device(lengths).reshape((-1, 1)).astype(jnp.int32) + 1
     before = jnp.maximum(after - steps, 0)
@@ -155,11 +155,11 @@ def _room(total: Any, steps: int, past: jax.Array | None) -> Any:
         is_short = larger < steps
     except Exception as error:
         raise InvalidModel(
-            f"which of total_sequence_length ({total}) and the size of past_key ({held}) is larger "
-            "is not known; give the open dimensions with --dim"
+            f"which of total_sequence_length ({total}) and the size of past_key ({held}) is"
+            " larger is unknown; set the open dimensions with --dim"
         ) from error
     if is_short:
-        raise InvalidModel(f"total_sequence_length: expected {steps} at least, got {total}")
+        raise InvalidModel(f"total_sequence_length: expected at least {steps}, got {total}")
     return larger
 
 

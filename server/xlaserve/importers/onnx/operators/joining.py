@@ -68,7 +68,7 @@ def _float_range(start: float, limit: float, delta: float, dtype: "np.dtype[Any]
 
 def _float(value: Value) -> float:
     if not is_host(value):
-        raise InvalidModel("its length depends on the data")
+        raise InvalidModel("its length depends on data")
     return float(value.item())
 
 
@@ -155,7 +155,7 @@ def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
         if size == x.shape[axis]:
             continue
         if not is_concrete([size, x.shape[axis]]):
-            raise InvalidModel(f"its axis {axis} is open, and cannot become {size}")
+            raise InvalidModel(f"its axis {axis} is open and cannot become {size}")
         # If the difference is odd, the extra element is padded or cropped at the end.
         more = abs(size - x.shape[axis]) // 2
         low = more if size > x.shape[axis] else -more

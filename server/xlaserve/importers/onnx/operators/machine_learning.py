@@ -67,7 +67,8 @@ def _coefficients(node: Node, rows: int, features: int) -> Tensor:
     given = np.asarray(node.reals("coefficients"), np.float32)
     if is_open(features):
         raise InvalidModel(
-            f"the number of its features is open; its {given.size} coefficients make {rows} rows"
+            f"its number of features is open, but its {given.size} coefficients in {rows} rows"
+            " fix it"
         )
     if rows < 1 or given.size < rows * features:
         raise InvalidModel(
@@ -91,7 +92,7 @@ def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
     intercepts = len(node.reals("intercepts")) or classes
     scores = _scores(node, x, intercepts)
     if names and node.needs(0):
-        raise InvalidModel("its labels are texts; keep the other outputs alone")
+        raise InvalidModel("its labels are strings; keep only its other outputs")
     # Text classes are returned as indices, because JAX has no string tensors.
     known = jnp.asarray(np.asarray(labels or range(classes), np.int64))
     if intercepts == 1 and classes == 2:
@@ -117,8 +118,8 @@ def _keyed(node: Node, prefix: str) -> Tensor:
     """Return the keys or values of a LabelEncoder from the attribute that has them."""
     if node.has(f"{prefix}_strings"):
         raise InvalidModel(
-            f"its {prefix} are texts, which JAX has no tensors of; encode them before the request, "
-            "or in a Python model, and export the model without this node"
+            f"its {prefix} are strings, which JAX does not support; encode them before the"
+            " request or in a Python model, and export the model without this node"
         )
     for suffix, read, dtype in (
         ("int64s", node.integers, np.int64),
@@ -153,7 +154,7 @@ def _imputer(node: Node, x: Value) -> Value:
     array = on_device(x)
     absent = jnp.isnan(array) if np.isnan(lost) else array == lost
     if not values.size:
-        raise InvalidModel("it has no values to put in")
+        raise InvalidModel("it has no replacement values")
     # One value per column, otherwise the first one for all columns, as in onnxruntime.
     shared = values if values.size == array.shape[-1] else values[:1]
     return jnp.where(absent, shared.reshape((1,) * (array.ndim - 1) + (-1,)), array)

@@ -139,7 +139,7 @@ def _matmul_bits(
     bits, block = node.integer("bits", 4), node.integer("block_size")
     columns, rows = node.integer("N"), node.integer("K")
     if group is not None or node.integer("weight_prepacked", 0):
-        raise InvalidModel("g_idx and weights that are packed for one device are not implemented")
+        raise InvalidModel("g_idx and device-specific weight packing are not implemented")
     if bits not in _BITS or block < 1:
         raise InvalidModel(f"expected 2, 4 or 8 bits, got {bits} in blocks of {block}")
     x = on_device(a)
@@ -190,7 +190,7 @@ def _skip_simplified(
     node: Node, x: Value, skip: Value, gamma: Value, bias: Value | None = None
 ) -> tuple[Value, ...]:
     if node.needs(1) or node.needs(2):
-        raise InvalidModel("its outputs mean and inv_std_var are of training")
+        raise InvalidModel("its outputs mean and inv_std_var are for training only")
     total = _summed(x, skip, bias)
     square = jnp.mean(total * total, axis=-1, keepdims=True)
     normal = total * jax.lax.rsqrt(square + node.real("epsilon", _EPSILON))
@@ -258,7 +258,9 @@ def _attention(
     if node.integer("do_rotary", 0) or node.integer("past_present_share_buffer", 0):
         raise InvalidModel("do_rotary and past_present_share_buffer are not implemented")
     if past_length is not None:
-        raise InvalidModel("its input past_sequence_length is of a shared buffer")
+        raise InvalidModel(
+            "its input past_sequence_length, for a shared buffer, is not implemented"
+        )
     array = on_device(x)
     total = matrix_product(array, on_device(weights))
     total = total if bias is None else total + _over(total, bias)
@@ -287,7 +289,7 @@ def _multi_head(
     *rest: Value | None,
 ) -> tuple[Value, ...]:
     if any(item is not None for item in rest) or node.needs(3):
-        raise InvalidModel("a buffer that is shared, beams and the output qk are not implemented")
+        raise InvalidModel("shared buffers, beam search and the output qk are not implemented")
     if key is None or value is None or query.ndim != 3:
         raise InvalidModel("packed queries, keys and values are not implemented")
     parts = [on_device(item) for item in (query, key, value)]

@@ -121,7 +121,7 @@ def _conv(node: Node, x: Value, *rest: Value) -> Value:
 
 def _concat(node: Node, y_scale: Value, y_zero: Value, *parts: Value) -> Value:
     if len(parts) % 3:
-        raise InvalidModel(f"expected tensors with a scale and a zero point, got {len(parts)}")
+        raise InvalidModel(f"expected tensors with a scale and a zero point each, got {len(parts)}")
     triples = zip(parts[0::3], parts[1::3], parts[2::3], strict=True)
     whole = jnp.concatenate([_real(*triple) for triple in triples], axis=node.integer("axis"))
     return _levels(whole, y_scale, y_zero, parts[0])
@@ -204,7 +204,7 @@ def _gemm(
     if y_scale is None:
         return found
     if y_zero is None:
-        raise InvalidModel("its output has a scale, but no zero point")
+        raise InvalidModel("its output has a scale but no zero point")
     return _levels(found, y_scale, y_zero, y_zero)
 
 

@@ -23,7 +23,7 @@ def _batch(node: Node, x: Value, scale: Value, bias: Value, mean: Value, varianc
     epsilon = node.real("epsilon", 1e-5)
     node.real("momentum", 0.9)  # momentum is for training only
     if node.integer("training_mode", 0):
-        raise InvalidModel("training_mode is on, but a model that is served does not train")
+        raise InvalidModel("training_mode is on, which serving does not support")
     # Compute factor and offset per channel, which leaves two operations per element.
     spread = on_device(variance)
     factor = on_device(scale).astype(spread.dtype) / jnp.sqrt(spread + epsilon)
@@ -71,7 +71,7 @@ def _root_mean_square(node: Node, x: Value, scale: Value) -> Value:
 
 def _simplified(node: Node, x: Value, scale: Value) -> Value:
     if node.needs(1):
-        raise InvalidModel("its second output is of training")
+        raise InvalidModel("its second output is for training only")
     return _root_mean_square(node, x, scale)
 
 

@@ -73,7 +73,7 @@ def of_two(score: jax.Array, name: str) -> jax.Array:
     Raises InvalidModel for PROBIT, for which onnxruntime returns one score only.
     """
     if name == "PROBIT":
-        raise InvalidModel("PROBIT of one score for two classes: nothing says what it is")
+        raise InvalidModel("PROBIT of one score for two classes is undefined")
     if name == "LOGISTIC":
         return logistic(jnp.concatenate([-score, score], axis=-1))
     return jnp.concatenate([1 - score, score], axis=-1)

@@ -54,7 +54,7 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> V
 def rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
     """Round to integers of a datatype, add the zero point, and clip."""
     if dtype.kind not in "iu" and dtype not in FEW_BITS:
-        raise InvalidModel(f"quantisation to {dtype} is not implemented")
+        raise InvalidModel(f"quantization to {dtype} is not implemented")
     limits = ml_dtypes.iinfo(dtype)
     level = jnp.rint(x)
     shifted = level if zero is None else level + zero.astype(level.dtype)

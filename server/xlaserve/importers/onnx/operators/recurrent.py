@@ -211,7 +211,9 @@ def _functions(
     names = node.texts("activations") or tuple(defaults) * directions
     unknown = [name for name in names if name not in _ACTIVATIONS]
     if unknown or len(names) != len(defaults) * directions:
-        raise InvalidModel(f"activations: expected of {', '.join(_ACTIVATIONS)}, got {names}")
+        raise InvalidModel(
+            f"activations: expected a selection of {', '.join(_ACTIVATIONS)}, got {names}"
+        )
     found = [_ACTIVATIONS[name] for name in names]
     count = len(defaults)
     return [tuple(found[index * count : (index + 1) * count]) for index in range(directions)]

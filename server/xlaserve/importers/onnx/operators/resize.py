@@ -180,7 +180,7 @@ def _steps(
         factors = list(scales.astype(np.float32))
         outputs = [_scaled(*pair) for pair in zip(before, factors, strict=True)]
     else:
-        raise InvalidModel("neither scales nor sizes are known")
+        raise InvalidModel("expected constant scales or sizes")
     if any(is_concrete([size]) and size > _MAX_SIZE for size in outputs):
         raise InvalidModel(f"expected sizes up to {_MAX_SIZE}, got {outputs}")
     count = len(axes)
@@ -192,7 +192,7 @@ def _steps(
         size, output = x.shape[axis], outputs[index]
         if not is_concrete([size, output]):
             if size != output:
-                raise InvalidModel(f"axis {axis} is open, and cannot be resized")
+                raise InvalidModel(f"axis {axis} is open and cannot be resized")
             continue
         found[axis] = _Axis(size, output, factors[index], bounds[index], bounds[count + index])
     return found
@@ -213,7 +213,7 @@ def _fitted(
             for size, output in zip(sizes, outputs, strict=True)
         ]
     if not is_concrete([*sizes, *outputs]):
-        raise InvalidModel(f"keep_aspect_ratio_policy {policy} needs sizes that are known")
+        raise InvalidModel(f"keep_aspect_ratio_policy {policy} needs constant sizes")
     ratios = [output / size for size, output in zip(sizes, outputs, strict=True)]
     scale = {"not_larger": min, "not_smaller": max}[policy](ratios)
     rounded = [math.floor(size * scale + 0.5) for size in sizes]

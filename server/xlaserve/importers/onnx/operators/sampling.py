@@ -210,7 +210,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batch_indices: Value) -> Value
             f"output_half_pixel, got {mode} and {shift}"
         )
     if points < 1:
-        raise InvalidModel("with sampling_ratio 0 the number of its samples depends on the data")
+        raise InvalidModel("with sampling_ratio 0 its number of samples depends on data")
     scale = node.real("spatial_scale", 1.0)
     counts = node.integer("output_height", 1), node.integer("output_width", 1)
     image = on_device(x)

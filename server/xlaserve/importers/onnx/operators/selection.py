@@ -33,8 +33,8 @@ def _check_closed(*values: Value) -> None:
     for value in values:
         if not is_concrete(value.shape):
             raise InvalidModel(
-                "how many rows it finds depends on the data, and how many there can be on an open "
-                "dimension: give that a size, with --shape or --dim"
+                "its number of rows depends on data, and the maximum on an open dimension: set"
+                " its size with --shape or --dim"
             )
 
 
@@ -48,7 +48,9 @@ def _first(is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _non_zero(_: Node, x: Value) -> AnyValue:
     if not x.ndim:
-        raise InvalidModel("its input is a scalar, of which onnxruntime finds other than ONNX says")
+        raise InvalidModel(
+            "its input is a scalar, for which onnxruntime and the ONNX specification differ"
+        )
     if is_host(x):
         return np.stack(np.nonzero(x)).astype(np.int64)
     _check_closed(x)
@@ -77,7 +79,7 @@ def _unique(node: Node, x: Value) -> Sequence[AnyValue]:
     array = on_device(x) if node.has("axis") else on_device(x).reshape(-1)
     axis = axis_of(node.integer("axis", 0), array.ndim)
     if not array.size:
-        raise InvalidModel("it looks for what is unique in an empty tensor")
+        raise InvalidModel("Unique of an empty tensor is not implemented")
     most = array.shape[axis]
     found, first, inverse, counts = jnp.unique(
         array,

@@ -24,7 +24,7 @@ from xlaserve.importers.onnx.values import (
 
 def _items(value: AnyValue) -> tuple[Value, ...]:
     if not isinstance(value, Sequenced):
-        raise InvalidModel("its first input is no sequence")
+        raise InvalidModel("its first input is not a sequence")
     return value.items
 
 
@@ -68,7 +68,7 @@ def _erase(_: Node, sequence: AnyValue, position: Value | None = None) -> AnyVal
     last = len(items) - 1
     place = last if position is None else _position(position, last)
     if last < 0:
-        raise InvalidModel("it takes a tensor from an empty sequence")
+        raise InvalidModel("it reads a tensor from an empty sequence")
     return Sequenced((*items[:place], *items[place + 1 :]))
 
 
@@ -79,7 +79,7 @@ def _length(_: Node, sequence: AnyValue) -> AnyValue:
 def _concatenated(node: Node, sequence: AnyValue) -> AnyValue:
     items = _items(sequence)
     if not items:
-        raise InvalidModel("it joins the tensors of an empty sequence")
+        raise InvalidModel("it concatenates an empty sequence")
     rank = items[0].ndim
     is_new = bool(node.integer("new_axis", 0))
     axis = axis_of(node.integer("axis"), rank + 1 if is_new else rank)
@@ -94,7 +94,7 @@ def _split(node: Node, x: Value, split: Value | None = None) -> AnyValue:
     keeps = bool(node.integer("keepdims", 1))
     size = x.shape[axis]
     if is_open(size):
-        raise InvalidModel("it splits an open dimension, and how many tensors that makes is open")
+        raise InvalidModel("it splits an open dimension, so the number of tensors is unknown")
     bounds = _bounds(size, split)
     parts = [x[(slice(None),) * axis + (slice(*bound),)] for bound in bounds]
     # `keepdims` applies only without `split`.
@@ -118,7 +118,7 @@ def _bounds(size: int, split: Value | None) -> Sequence[tuple[int, int]]:
 
 def _optional(node: Node, value: AnyValue | None = None) -> AnyValue:
     if node.has("type"):
-        raise InvalidModel("an optional of a type alone is not implemented")
+        raise InvalidModel("an optional without a value is not implemented")
     return Absent() if value is None else value
 
 
@@ -128,7 +128,7 @@ def _has_element(_: Node, value: AnyValue | None = None) -> AnyValue:
 
 def _get_element(_: Node, value: AnyValue) -> AnyValue:
     if isinstance(value, Absent):
-        raise InvalidModel("it takes the element of an optional that has none")
+        raise InvalidModel("it reads the element of an empty optional")
     return value
 
 

@@ -66,7 +66,9 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
     if open_axis is not None:
         sizes[open_axis] = _rest(shape, known)
     elif math.prod(sizes) != math.prod(shape):
-        raise InvalidModel(f"{tuple(shape)} has not the elements of the shape {tuple(sizes)}")
+        raise InvalidModel(
+            f"{tuple(shape)} does not have the number of elements of shape {tuple(sizes)}"
+        )
     return tuple(sizes)
 
 
@@ -123,7 +125,7 @@ def _unsqueeze(_: Node, x: Value, axes: Value) -> Value:
     rank = x.ndim + len(listed)
     chosen = {axis_of(axis, rank) for axis in listed}
     if len(chosen) != len(listed):
-        raise InvalidModel(f"an axis is there twice: {listed}")
+        raise InvalidModel(f"duplicate axis: {listed}")
     sizes = iter(x.shape)
     return reshaped(x, [1 if axis in chosen else next(sizes) for axis in range(rank)])
 

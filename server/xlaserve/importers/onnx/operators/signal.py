@@ -51,7 +51,7 @@ def _transform(
     numbers = _complex(array)
     if not node.integer("inverse", 0):
         if one_sided and array.shape[-1] == 2:
-            raise InvalidModel("onesided is of real numbers, but its input is complex")
+            raise InvalidModel("onesided needs real input, got complex")
         whole = jnp.fft.rfft(numbers.real, size, place) if one_sided else None
         return _pairs(jnp.fft.fft(numbers, size, place) if whole is None else whole, array)
     if one_sided:

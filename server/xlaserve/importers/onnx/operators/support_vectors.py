@@ -118,7 +118,7 @@ def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
     table = vectors if count else coefficients
     if not table.size or table.size % rows or (count and len(weights) != count):
         raise InvalidModel(
-            f"expected {rows} vectors with as many coefficients, got {table.size} numbers of "
+            f"expected {rows} vectors and as many coefficients, got {table.size} numbers of "
             f"vectors and {len(coefficients)} coefficients"
         )
     attributes["vectors"] = count
@@ -207,7 +207,7 @@ def _classifier(node: Node, x: Value, *tables: Value) -> tuple[Value, Value]:
     node, vectors, weights = _prepared(node, tables)
     names = node.texts("classlabels_strings")
     if names and node.needs(0):
-        raise InvalidModel("its labels are texts; keep the other outputs alone")
+        raise InvalidModel("its labels are strings; keep only its other outputs")
     labels = np.asarray(range(len(names)) if names else node.integers("classlabels_ints"), np.int64)
     node.integers("vectors_per_class")
     transform = post_transform.name_of(node)

@@ -124,7 +124,7 @@ class _Numbering:
         same = (np.diff(self._tree) == 0) & (np.diff(self._number) == 0)
         if same.any():
             at = int(np.argmax(same))
-            raise InvalidModel(f"tree {self._tree[at]} has two nodes {self._number[at]}")
+            raise InvalidModel(f"tree {self._tree[at]} has duplicate node {self._number[at]}")
 
     def places(self, name: str, tree: Integers, number: Integers) -> Integers:
         """Return the positions of nodes; raises InvalidModel for an unknown node."""
@@ -196,7 +196,7 @@ def _sets(node: Node, count: int, dtype: "np.dtype[np.generic]") -> tuple[Tensor
     found = tuple(part[~np.isnan(part)] for part in parts if part.size)
     if len(found) != count:
         raise InvalidModel(
-            f"membership_values: expected {count} sets, one for each node of the mode MEMBER, got "
+            f"membership_values: expected {count} sets, one per node of mode MEMBER, got "
             f"{len(found)}"
         )
     return found

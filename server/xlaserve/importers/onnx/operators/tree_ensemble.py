@@ -66,7 +66,7 @@ def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> ja
     """Return the leaf that each row reaches in each tree."""
     is_wide = "thresholds" in tables
     if x.dtype == jnp.float64 and not is_wide:
-        raise InvalidModel("its input is FP64, and its thresholds were read as FP32")
+        raise InvalidModel("its input is FP64 but its thresholds are FP32")
     x = x.astype(jnp.float64 if is_wide else jnp.float32)
     if x.shape[1] < forest.columns:
         raise InvalidModel(f"its nodes read {forest.columns} columns, its input has {x.shape[1]}")
@@ -156,7 +156,7 @@ def _labels(node: Node) -> Sequence[int]:
     """Return the class labels; raises InvalidModel if text labels are needed."""
     names = node.texts("classlabels_strings")
     if names and node.needs(0):
-        raise InvalidModel("its labels are texts; keep the other outputs alone")
+        raise InvalidModel("its labels are strings; keep only its other outputs")
     return range(len(names)) if names else node.integers("classlabels_int64s")
 
 
@@ -343,7 +343,7 @@ def _of_two(
     if len(base) == 2 or forest.has_score[1] == 1:
         return label, both
     if transform == "PROBIT" or (len(base) == 1 and not is_binary):
-        raise InvalidModel("its second class has no scores of its own: nothing says which it gets")
+        raise InvalidModel("its second class has no scores, so its result is undefined")
     if transform == "LOGISTIC":
         alone = jnp.stack([post_transform.logistic(-one), post_transform.logistic(one)], axis=-1)
     else:

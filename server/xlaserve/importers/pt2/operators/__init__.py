@@ -35,10 +35,10 @@ OPERATORS: Family = MappingProxyType(
 )
 """ATen operators by name, or by name and overload; in-place variants use the entry without `_`."""
 
-_RANDOM = "it draws random numbers, and equal requests should have equal answers"
-_COUNTED = "the shape of its result depends on the data, and XLA must know every shape before"
-_STRIDES = "it depends on the order of elements in memory: use a reshape or a slice"
-_TO_PYTHON = "it makes a number of Python of the data, so that shapes or branches depend on it"
+_RANDOM = "it draws random numbers, but equal requests must get equal answers"
+_COUNTED = "its result shape depends on data, but XLA needs fixed shapes"
+_STRIDES = "it depends on memory layout: use a reshape or a slice"
+_TO_PYTHON = "it converts data to a Python number, so shapes or branches would depend on data"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -81,7 +81,7 @@ def find(target: str) -> Operation:
         if name in REFUSED:
             raise InvalidModel(f"it cannot be converted: {REFUSED[name]}")
         close = difflib.get_close_matches(name, OPERATORS, _NEARBY, cutoff=0.6)
-        nearby = f"; there are {', '.join(close)}" if close else ""
+        nearby = f"; did you mean {', '.join(close)}" if close else ""
     else:
-        nearby = "; of other libraries than aten there are none"
-    raise InvalidModel(f"it is not among the {len(OPERATORS)} operators that are converted{nearby}")
+        nearby = "; only aten operators are supported"
+    raise InvalidModel(f"it is not one of the {len(OPERATORS)} supported operators{nearby}")

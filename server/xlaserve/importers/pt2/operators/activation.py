@@ -121,7 +121,9 @@ def _along_decomposed(function: Callable[..., jax.Array]) -> Operation:
 
 def _no_dropout(input: jax.Array, p: float, train: bool) -> jax.Array:
     if train and p:
-        raise InvalidModel("it drops elements at random, as in training: call model.eval() first")
+        raise InvalidModel(
+            "it applies dropout, as in training: call model.eval() before the export"
+        )
     return input
 
 

@@ -64,7 +64,7 @@ def _select(self: jax.Array, dim: int, index: int) -> jax.Array:
 def _place(index: int, extent: int) -> int:
     place = index + extent if isinstance(index, int) and index < 0 else index
     if not (is_open(place) or is_open(extent)) and not 0 <= place < extent:
-        raise InvalidModel(f"there is no place {index} in {extent}")
+        raise InvalidModel(f"index {index} is out of range for size {extent}")
     return place
 
 
@@ -98,8 +98,8 @@ def _indices(indices: Sequence[jax.Array | None]) -> tuple[Any, ...]:
     for index in indices:
         if index is not None and index.dtype == np.bool_:
             raise InvalidModel(
-                "an index of truths takes a number of elements that depends on the data: "
-                "torch.where, or a product with the mask, keeps the shape"
+                "a boolean index selects a data-dependent number of elements: use torch.where or"
+                " multiply by the mask"
             )
     return tuple(slice(None) if index is None else index for index in indices)
 
@@ -116,7 +116,7 @@ def _index_put(
 ) -> jax.Array:
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype == np.bool_:
         if values.ndim:
-            raise InvalidModel("it puts a number of elements that depends on the data")
+            raise InvalidModel("it writes a data-dependent number of elements")
         mask = indices[0].reshape(indices[0].shape + (1,) * (self.ndim - indices[0].ndim))
         new = as_array(values, self.dtype)
         return jnp.where(mask, self + new if accumulate else new, self)

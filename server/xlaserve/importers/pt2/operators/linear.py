@@ -93,7 +93,9 @@ def _attention(
     enable_gqa: bool = False,
 ) -> jax.Array:
     if dropout_p:
-        raise InvalidModel(f"dropout_p is {dropout_p}, as in training: call model.eval() first")
+        raise InvalidModel(
+            f"dropout_p is {dropout_p}, as in training: call model.eval() before the export"
+        )
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (jnp.repeat(x, times, axis=x.ndim - 3) for x in (key, value))

@@ -78,7 +78,7 @@ def _arange_from(
     wanted = dtype or (FLOAT if is_float else np.dtype(np.int64))
     if is_float:
         if any(map(is_open, (start, end, step))):
-            raise InvalidModel("it counts in fractions up to an open dimension")
+            raise InvalidModel("it has a fractional step over an open dimension")
         count = max(0, math.ceil((end - start) / step))
         return (jnp.arange(count) * step + start).astype(wanted)
     return jnp.arange(start, end, step, dtype=wanted)
@@ -98,7 +98,7 @@ def _scalar_tensor(s: Number, dtype: Dtype | None = None) -> jax.Array:
 
 def _one_hot(self: jax.Array, num_classes: int = -1) -> jax.Array:
     if num_classes == -1:
-        raise InvalidModel("num_classes depends on the data: give it a number")
+        raise InvalidModel("num_classes depends on data: set a constant")
     return jax.nn.one_hot(self, num_classes, dtype=np.int64)
 
 

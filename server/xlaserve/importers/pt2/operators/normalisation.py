@@ -13,7 +13,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.importers.pt2.operators.table import Family
 from xlaserve.importers.pt2.values import FLOAT, NOT_COMPUTED, Dtype, NotComputed, aligned, as_array
 
-_TRAINING = "it takes the statistics of the batch, as in training: call model.eval() first"
+_TRAINING = "it uses batch statistics, as in training: call model.eval() before the export"
 
 
 def _wide(dtype: Dtype) -> Dtype:
@@ -169,7 +169,7 @@ def _instance_norm(
     if use_input_stats:
         return _grouped(input, weight, bias, input.shape[1], eps)
     if running_mean is None or running_var is None:
-        raise InvalidModel("it has neither statistics nor takes those of the input")
+        raise InvalidModel("it has no statistics and does not compute them from the input")
     return _by_channel(input, weight, bias, running_mean, running_var, eps)
 
 

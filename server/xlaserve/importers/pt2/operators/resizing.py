@@ -34,7 +34,7 @@ def _sizes(
     if output_size is not None:
         return _bounded(extents, output_size)
     if scale_factors is None:
-        raise InvalidModel("it has neither a size nor factors")
+        raise InvalidModel("it has neither a size nor scale factors")
     sizes = [int(extent * by) for extent, by in zip(extents, scale_factors, strict=True)]
     return _bounded(extents, sizes)
 
@@ -42,7 +42,7 @@ def _sizes(
 def _bounded(extents: Sequence[int], sizes: Sequence[int]) -> list[int]:
     for extent, wanted in zip(extents, sizes, strict=True):
         if wanted < 1 or extent * wanted > _MOST_WEIGHTS:
-            raise InvalidModel(f"it resizes {extent} to {wanted}, which is too much")
+            raise InvalidModel(f"resizing {extent} to {wanted} exceeds the limit")
     return list(sizes)
 
 

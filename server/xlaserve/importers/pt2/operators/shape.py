@@ -124,7 +124,7 @@ def _repeat_interleave(
     self: jax.Array, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> jax.Array:
     if isinstance(repeats, jax.Array):
-        raise InvalidModel("how often each element is repeated depends on the data")
+        raise InvalidModel("its repeat counts depend on data")
     x = self.reshape(-1) if dim is None else self
     return jnp.repeat(x, repeats, axis=axis_of(dim or 0, x.ndim))
 

@@ -28,7 +28,7 @@ from xlaserve.storage.objects import ObjectStore, RemoteObject, Store, StoreProb
 from xlaserve.storage.units import Wanted
 
 _STRIPES = 16
-_NOT_LOOKED = "it was not looked at yet"
+_NOT_LOOKED = "it has not been read yet"
 
 Objects = tuple[RemoteObject, ...]
 
@@ -168,7 +168,9 @@ class RemotePart:
                 models.setdefault(name, []).append(found)
         names = sorted(models)
         most = self._limits.max_models
-        skipped |= dict.fromkeys(names[most:], f"there are {most} models before it (max_models)")
+        skipped |= dict.fromkeys(
+            names[most:], f"it exceeds the limit of {most} models (max_models)"
+        )
         self._objects = {name: tuple(sorted(models[name], key=_name)) for name in names[:most]}
         for name in self._prepared.keys() - self._objects.keys():
             self._forget(self._prepared.pop(name))

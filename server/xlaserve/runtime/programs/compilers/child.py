@@ -63,13 +63,13 @@ class Child:
     def done(self, job: Job) -> tuple[Answer, bytes]:
         """Run a job; return a program, a verdict or an error."""
         if self._computation != job.computation:
-            return Answer(refused="its artifact is not there"), b""
+            return Answer(refused="its artifact is missing"), b""
         return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
 
     def tried(self, job: Job, parameters: bytes) -> tuple[Answer, bytes]:
         """Execute the artifact for a row trial; this may crash the process."""
         if self._computation != job.computation or job.trial is None:
-            return Answer(refused="its artifact is not there"), b""
+            return Answer(refused="its artifact is missing"), b""
         return self._tried(job, job.trial, parameters)
 
     def _tried(self, job: Job, trial: Trial, parameters: bytes) -> tuple[Answer, bytes]:
@@ -86,7 +86,7 @@ class Child:
 
     def _proved(self, job: Job, asked: Proof) -> tuple[Answer, bytes]:
         if self._module != asked.module:
-            return Answer(refused="its artifact is that of another model"), b""
+            return Answer(refused="its artifact belongs to another model"), b""
         site = Site([jax.local_devices(backend="cpu")[0]], platform="cpu")
         environment = cache_key.environment(site, {}, flags())
         if difference := cache_key.first_difference(job.environment, environment):
@@ -98,7 +98,7 @@ class Child:
         """Compile; return a program or an error."""
         present = jax.local_devices(backend="cpu")
         if job.device >= len(present):
-            return Answer(refused=f"there are {len(present)} devices of {job.device + 1}"), b""
+            return Answer(refused=f"it needs {job.device + 1} devices, got {len(present)}"), b""
         site = Site([present[job.device]], platform="cpu")
         leaves, inputs = _abstract(job.leaves, site), _abstract(job.inputs, site)
         packing = _packing(job.packing)

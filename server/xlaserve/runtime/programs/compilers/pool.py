@@ -198,7 +198,7 @@ class CompilerProcesses:
                         self._running.discard(task)
         finally:
             if process is not None:
-                process.end("the server ends" if self._closed else "it was idle")
+                process.end("the server is shutting down" if self._closed else "it was idle")
 
     def _next(self) -> "_Task | None":
         """Return the next task, or None after the idle time."""
@@ -250,7 +250,7 @@ class CompilerProcesses:
             try:
                 process = _Process(self._command, variables(), self._tell)
             except OSError as error:
-                task.fail(Refused(f"no process can be started: {error}"))
+                task.fail(Refused(f"no compiler process can be started: {error}"))
                 return None
             try:
                 if not task.begin(process.of):
@@ -264,10 +264,12 @@ class CompilerProcesses:
                 # way.
                 if not error.is_foreign or task.has_killed or attempt + 1 == _ATTEMPTS:
                     reason = task.excess(self.limits.bytes) or str(error)
-                    task.fail(Refused(f"a process does not start: {reason}"))
+                    task.fail(Refused(f"a compiler process did not start: {reason}"))
                     return None
             else:
-                self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
+                self._tell(
+                    "compiler process started", pid=process.of.pid, most_bytes=self.limits.bytes
+                )
                 return process
         return None
 
@@ -293,7 +295,7 @@ class _Process:
     def wait_until_ready(self) -> None:
         """Wait until the process can compile; raises ProcessEndedError."""
         if self.of.line() != READY:
-            raise ProcessEndedError("its first line is another")
+            raise ProcessEndedError("its first line is unexpected")
 
     def compiled(self, task: "_Task", seconds: float) -> bytes:
         """Run a job; raises ProcessEndedError, Refused, or CompilationError."""
@@ -318,14 +320,14 @@ class _Process:
         if answer.error:
             raise CompilationError(answer.error)
         if hashlib.sha256(data).hexdigest() != answer.sha256:
-            raise ProcessEndedError("its program is not the one that it has compiled (sha256)")
+            raise ProcessEndedError("its program does not match its sha256")
         if (answer.program, answer.environment) != (job.program, job.environment):
-            raise Refused("its program has another key")
+            raise Refused("its program has a different key")
         return data
 
     def end(self, reason: str) -> None:
         """End the process if it is idle."""
-        self._tell("a process that compiles is ended", pid=self.of.pid, reason=reason)
+        self._tell("compiler process ended", pid=self.of.pid, reason=reason)
         self.of.stop()
 
     def _tell_long(self, task: "_Task", began: float, processor_seconds: float) -> None:
@@ -333,7 +335,7 @@ class _Process:
         now = time.monotonic()
         if now - task.asked > _LONG_SECONDS:
             self._tell(
-                "a program took long to compile",
+                "slow compilation finished",
                 model=task.job.model,
                 waited_seconds=round(began - task.asked, 3),
                 seconds=round(now - began, 3),
@@ -419,7 +421,7 @@ class _Task:
         if is_last:
             self.fail(InvalidModel(reason))
             return True
-        _log.warning("a process that compiles ended, another tries again", model=model, why=reason)
+        _log.warning("compiler process lost, compilation retried", model=model, why=reason)
         return False
 
     def succeed(self, data: bytes) -> None:

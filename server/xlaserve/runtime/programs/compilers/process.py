@@ -205,7 +205,7 @@ class CompilerProcess:
         others = [line for line in said if not line.startswith(DOING)]
         last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
         return ProcessEndedError(
-            f"its compilation ended the process that compiles ({how}){last}",
+            f"its compilation ended the compiler process ({how}){last}",
             is_limit=status == -Signals.SIGXCPU,
             is_foreign=-status in FROM_OUTSIDE,
             doing=doing,

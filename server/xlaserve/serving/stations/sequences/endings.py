@@ -48,7 +48,7 @@ class Endings:
 def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None:
     """Log a failed notification."""
     structlog.get_logger("sequences").warning(
-        "a model failed as it was told of a sequence that expired",
+        "sequence end notification failed",
         model=model,
         sequence=sequence,
         error=str(error)[:200],

@@ -83,7 +83,7 @@ class Sequences:
             raise MissingSequence(call.instance.model)
         assert isinstance(sequence, SequenceId)
         if isinstance(sequence, str) and len(sequence) > MAX_ID_CHARACTERS:
-            expected = f"a string of {MAX_ID_CHARACTERS} characters at most"
+            expected = f"a string of at most {MAX_ID_CHARACTERS} characters"
             raise InvalidParameter("sequence_id", expected, f"{len(sequence)} characters")
         self._model.check_id(sequence)
         turn = Turn(

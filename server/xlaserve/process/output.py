@@ -1,0 +1,128 @@
+"""Logs all that this process and its children print: each line becomes a record."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import structlog
+
+from xlaserve.process import last_words, log
+from xlaserve.process.best_effort import best_effort, finish
+from xlaserve.process.children import start_deaf
+from xlaserve.process.log_everything import PrintedLines, take_hooks
+
+_READER = (sys.executable, "-m", "xlaserve.process.output_reader")
+_STREAMS = {"stdout": 1, "stderr": 2}
+_LEVELS = {"stdout": "info", "stderr": "warning"}
+_MOST_WAIT = struct.pack("ll", 1, 0)
+"""A second: whoever prints does not wait longer for a reader that is stopped."""
+_AGAIN_SECONDS = 1.0
+
+_log = structlog.get_logger("output")
+
+
+def descriptors() -> tuple[int, int]:
+    """Return what stdout and stderr were at the start of the server, for its other processes."""
+    first, second = (getattr(getattr(sys, name), "behind", None) for name in _STREAMS)
+    return (1 if first is None else first.fileno(), 2 if second is None else second.fileno())
+
+
+@contextmanager
+def logged_output(
+    level: str, *, worker: int | None = None, given: Sequence[int] = ()
+) -> Iterator[None]:
+    """Configure the log; within this context, log everything that is printed.
+
+    What native code, faulthandler and child processes print on 1 and 2 is read by a process that
+    outlives this one. A worker is `given` its parent's `descriptors`, and starts with such a 1 and
+    2. A terminal shows everything as it is.
+    """
+    if sys.stderr is None or sys.stderr.isatty():
+        log.configure(level, worker=worker)
+        yield
+        return
+    kept = tuple(given) or tuple(os.dup(number) for number in _STREAMS.values())
+    before = {name: getattr(sys, name) for name in (*_STREAMS, "__stdout__", "__stderr__")}
+    taken = {}
+    for (name, number), original in zip(_STREAMS.items(), kept, strict=True):
+        if not os.isatty(original):
+            behind = best_effort(open(original, "w", closefd=False))  # noqa: SIM115
+            taken[number] = PrintedLines(number, name, _LEVELS[name], behind)
+            # Some libraries print where the interpreter did at its start.
+            setattr(sys, name, taken[number])
+            setattr(sys, f"__{name}__", taken[number])
+    log.configure(level, taken[2].behind, worker=worker)
+    take_hooks()
+    originals = {number: lines.behind.fileno() for number, lines in taken.items()}
+    if not given:
+        _have_read(originals)
+    try:
+        yield
+    except BaseException:
+        # The command says why it ends, in a line of its own.
+        if not given:
+            _give_back(originals)
+        raise
+    finally:
+        for lines in taken.values():
+            lines.finish()
+        finish(taken[2])
+        for name, stream in before.items():
+            setattr(sys, name, stream)
+
+
+def _give_back(originals: Mapping[int, int]) -> None:
+    for number, original in originals.items():
+        os.dup2(original, number)
+
+
+def _have_read(originals: Mapping[int, int]) -> None:
+    """Have a process read what is written to descriptors, and log it to the original stderr."""
+    if not hasattr(socket, "SO_PASSCRED"):
+        return  # a system without it: native code prints as it did
+    source, sink = socket.socketpair()
+    source.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with sink:
+        sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _MOST_WAIT)
+        try:
+            reader = _started(source, originals[2])
+        except OSError as error:
+            source.close()
+            _log.warning("output of native code not logged", reason=str(error))
+            return
+        for number in originals:
+            os.dup2(sink.fileno(), number)
+    threading.Thread(
+        target=_keep_reading, args=(reader, source, originals), name="output", daemon=True
+    ).start()
+
+
+def _started(source: socket.socket, stderr: int) -> "subprocess.Popen[bytes]":
+    return start_deaf(
+        _READER,
+        stdin=source.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def _keep_reading(
+    reader: "subprocess.Popen[bytes]", source: socket.socket, originals: Mapping[int, int]
+) -> None:
+    """Start the process again whenever it ends; where that fails, lines are plain from then on."""
+    try:
+        while True:
+            status = reader.wait()
+            last_words.tell("output reader", last_words.how(status), "")
+            time.sleep(_AGAIN_SECONDS)
+            reader = _started(source, originals[2])
+    except OSError as error:
+        _log.warning("output of native code not logged", reason=str(error))
+        _give_back(originals)

@@ -1,0 +1,130 @@
+"""Makes log records of what others print, in a process that outlives them.
+
+Only lines that reach stdout or stderr past Python come here.
+
+`python -m` this module with a socket as stdin that has SO_PASSCRED, and the log as stderr. It ends
+once no process can write to the socket, so it has the last lines of a server that crashed.
+"""
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+
+from xlaserve.process.best_effort import BestEffortStream
+
+_CREDENTIALS = struct.Struct("iii")
+"""What the kernel says of a writer: process, user and group."""
+_KIND = getattr(socket, "SCM_CREDENTIALS", 2)
+_LAST_SECONDS = 1.0
+CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 4096
+"""Bytes of a line that are shown; the others are counted."""
+_MOST_RECORD_BYTES = 8192
+_MOST_PARTS = 256
+"""Limit of unfinished lines that are held, one for each process."""
+_PART_MS = 1000
+"""Milliseconds of silence after which an unfinished line is shown."""
+
+
+class _Line:
+    """A line that one process has not finished."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.cut_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        taken = data[: _MOST_BYTES - len(self.data)]
+        self.data += taken
+        self.cut_bytes += len(data) - len(taken)
+
+
+class OutputLines:
+    """Joins what processes write into lines; shows those that are finished, or have waited."""
+
+    def __init__(self, show: Callable[[int, str, int], None]) -> None:
+        """Call `show` with a line's process, its text, and the bytes that were cut off it."""
+        self._show_line = show
+        self._parts: dict[int, _Line] = {}
+
+    def read(self, descriptor: int, receive: Callable[[], tuple[int, bytes]]) -> None:
+        """Read until nobody can write to a descriptor; `receive` says which process has."""
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        while True:
+            if not waiting.poll(_PART_MS if self._parts else None):
+                self._flush()
+                continue
+            pid, data = receive()
+            if not data:
+                break
+            self._take(pid, data)
+        self._flush()
+
+    def _take(self, pid: int, data: bytes) -> None:
+        *ended, rest = data.split(b"\n")
+        for one in ended:
+            line = self._parts.pop(pid, None) or _Line()
+            line.add(one)
+            self._show(pid, line)
+        if rest:
+            self._parts.setdefault(pid, _Line()).add(rest)
+        if len(self._parts) > _MOST_PARTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, {}
+        for pid, line in parts.items():
+            self._show(pid, line)
+
+    def _show(self, pid: int, line: _Line) -> None:
+        text = line.data.decode("utf-8", "backslashreplace").rstrip()
+        if text or line.cut_bytes:
+            self._show_line(pid, text, line.cut_bytes)
+
+
+class Records:
+    """Writes a record of each line to the log."""
+
+    def __init__(self, log: BestEffortStream) -> None:
+        self._log = log
+
+    def write(self, pid: int, line: str, cut_bytes: int) -> None:
+        """Write the record of a line, which it may shorten."""
+        record = {"event": "raw output printed", "pid": pid, "line": line, "level": "warning"}
+        if cut_bytes:
+            record["cut_bytes"] = cut_bytes
+        if self._log.lost:
+            record["lost_before"] = self._log.lost
+        record["timestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        shown = json.dumps(record)
+        while len(shown) > _MOST_RECORD_BYTES:
+            line = line[: len(line) * 3 // 4]
+            shown = json.dumps({**record, "line": f"{line}..."})
+        self._log.write(shown + "\n")
+
+
+def received(source: socket.socket) -> tuple[int, bytes]:
+    """Return what a process has written, and which; no bytes once none can write."""
+    space = socket.CMSG_SPACE(_CREDENTIALS.size)
+    data, about, _, _ = source.recvmsg(CHUNK_BYTES, space)
+    pids = [_CREDENTIALS.unpack(value)[0] for _, kind, value in about if kind == _KIND]
+    return pids[0] if pids else 0, data
+
+
+def main() -> None:
+    """Read what comes on stdin, and write records of it to stderr."""
+    log = BestEffortStream(sys.stderr)
+    with socket.socket(fileno=os.dup(0)) as source:
+        OutputLines(Records(log).write).read(source.fileno(), partial(received, source))
+    log.finish(_LAST_SECONDS)
+
+
+if __name__ == "__main__":
+    main()
