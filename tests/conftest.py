@@ -1,4 +1,4 @@
-"""What every test shares: two virtual CPU devices, strict promotion, and a running server."""
+"""Fixtures for every test: two virtual CPU devices, strict promotion, and a running server."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from support import costs, hanging, unsteady
 from support.made_once import made_once
 from support.server import Serve, serving
 
-# Time is never asserted: machines are shared.
+# No test asserts durations: machines are shared.
 settings.register_profile(
     "shared machines", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -40,19 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is costly before pytest asks for marks."""
+    """Mark the costly tests before pytest selects by marks."""
     costs.mark(items)
 
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-# Where xdist is not installed nobody asks.
+# Never called without xdist.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Run a process more than there are cores: a fifth of the time of tests is waiting.
+    """Run one process more than there are cores: tests spend a fifth of their time waiting.
 
-    `logical` is a process for each core, and what the environment says counts, as in xdist.
+    `logical` means a process per core, and the environment variable has precedence, as in xdist.
     """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
@@ -64,9 +64,9 @@ _ON_A_GPU = "mark.gpu"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m gpu` alone, import no module that has no test for a GPU.
+    """With `-m gpu` alone, import only modules that have a test for a GPU.
 
-    A machine with one, borrowed for minutes, lacks packages that the others need.
+    A machine with a GPU, borrowed for minutes, lacks packages that the others need.
     """
     if config.option.markexpr.strip() != "gpu":
         return None
@@ -76,9 +76,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave what is collected out of garbage collections: thousands of tests are there to stay.
+    """Exclude collected tests from garbage collection: there are thousands, and they stay.
 
-    Every unload collects, and would go through them.
+    Every unload runs a collection, which would traverse them.
     """
     gc.disable()
     try:
@@ -92,10 +92,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def new_log() -> Iterator[None]:
-    """Give each test the log that structlog begins with.
+    """Give each test structlog's initial configuration.
 
-    Commands that run within a test, or within a fixture of its module, set their own: after one
-    that shows errors alone, the next tests of the process would see no warning.
+    Commands that run within a test or fixture configure logging: after one that shows only errors,
+    later tests in the process would see no warning.
     """
     structlog.reset_defaults()
     yield
@@ -110,7 +110,7 @@ def example_models() -> Path:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where servers of a run keep what they compile, for tests that ask for what was compiled."""
+    """A shared compilation cache for servers of a test run, for tests that ask for compilations."""
     return str(made_once(tmp_path_factory, "programs", lambda made: made.chmod(0o700)))
 
 
@@ -118,8 +118,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     """Run a server on a repository for the length of a block; settings by keyword.
 
-    Servers of a run share what they compile, which is a third of their time, unless a test asks
-    for the compilations, or for another directory.
+    Servers of a test run share a compilation cache, which saves a third of their time, unless a
+    test asks for the compilations, or for another directory.
     """
     counted = "compilations" in request.fixturenames
     kept = "none" if counted else request.getfixturevalue("programs")

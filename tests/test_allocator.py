@@ -1,4 +1,4 @@
-"""What the allocator keeps, asked in processes of its own: its settings cannot be taken back."""
+"""Memory kept by the allocator, in subprocesses, because its settings cannot be undone."""
 
 import os
 import subprocess
@@ -55,16 +55,16 @@ _FEW_FAULTS = 1000
 
 
 def faults(kept_bytes: int) -> int:
-    """Take, free and take 100 MiB in threads; return the most page faults of the second time."""
+    """Take, free and retake 100 MiB in threads; return the most page faults of the second time."""
     command = [sys.executable, "-c", _AGAIN, str(kept_bytes)]
-    # A huge page is one fault, where a hundred are meant.
+    # A huge page would be one fault instead of many.
     environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
     run = subprocess.run(command, capture_output=True, check=True, timeout=120, env=environment)
     return int(run.stdout)
 
 
 def given_back(program: str) -> int:
-    """Free 100 MiB in a process; return how many of them the system has again."""
+    """Free 100 MiB in a subprocess; return how many of them return to the system."""
     command = [sys.executable, "-c", program]
     return int(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
 
@@ -74,7 +74,7 @@ def test_large_blocks_are_given_back_as_soon_as_they_are_free() -> None:
 
 
 def test_blocks_that_are_to_be_kept_are_not_mapped_anew() -> None:
-    """A block that is freed and taken again touches no page for the first time, in any thread."""
+    """Reusing a freed block causes no page faults, in any thread."""
     assert _FEW_FAULTS > faults(kept_bytes=256 << 20)
     assert _FEW_FAULTS < faults(kept_bytes=0)
 

@@ -1,7 +1,7 @@
-"""The server as a whole: start, drain, health."""
+"""The server as a whole: startup, drain, health."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 import asyncio
 import socket
@@ -39,7 +39,7 @@ async def test_a_repository_that_is_not_there_is_refused(tmp_path: Path) -> None
 async def test_several_processes_are_refused_on_a_device_that_one_owns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` finds it only once JAX has started."""
+    """With `auto` the device is known only once JAX has started."""
     monkeypatch.setattr(device, "start", lambda *_, **__: "cuda")
     settings = Settings(repository=tmp_path, processes=ProcessCount(2), device=Device.AUTO)
 
@@ -73,9 +73,9 @@ def test_models_get_what_there_is_less_the_overhead(
     sharing: int,
     expected_mib: int,
 ) -> None:
-    """Of a device, else of the container, else of the machine; devices of the CPU share it.
+    """From the device, otherwise from the container or the machine, which CPU devices share.
 
-    What is set by hand is for models alone.
+    A capacity set explicitly is for models alone.
     """
     monkeypatch.setattr(host, "memory_limit_bytes", lambda: 2000 * MIB)
     read = Settings.read({}, repository=tmp_path, memory_overhead_bytes=100 * MIB, **settings)
@@ -95,7 +95,7 @@ async def test_a_server_needs_a_grpc_endpoint(tmp_path: Path) -> None:
 async def test_inference_has_an_endpoint_of_its_own_where_one_is_set(
     tmp_path: Path, second: str
 ) -> None:
-    """Both serve everything; equal or empty is one endpoint."""
+    """Both endpoints serve everything; an equal or empty setting means a single endpoint."""
     application = Application(
         Settings(
             repository=tmp_path,
@@ -116,7 +116,7 @@ async def test_inference_has_an_endpoint_of_its_own_where_one_is_set(
 
 
 async def test_the_port_answers_before_models_are_loaded(example_models: Path) -> None:
-    """Live at once, ready when the start is over."""
+    """The server is live immediately, and ready when the startup is complete."""
     settings = Settings(repository=example_models, grpc_endpoint="port:0", http_endpoint="none")
     application = Application(settings)
     async with application.running() as addresses:
@@ -128,7 +128,7 @@ async def test_the_port_answers_before_models_are_loaded(example_models: Path) -
 
 
 async def test_health_follows_models(serve: Serve, example_models: Path) -> None:
-    """grpc.health.v1, per service and per model name; a watch sees every change."""
+    """grpc.health.v1, per service and per model name; a watch reports every change."""
     async with serve(example_models, load_model=("identity",)) as server:
         async with grpc.aio.insecure_channel(server.url) as channel:
             health = health_pb2_grpc.HealthStub(channel)
@@ -144,7 +144,7 @@ async def test_health_follows_models(serve: Serve, example_models: Path) -> None
 async def test_requests_in_progress_end_before_the_server_does(
     example_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain cuts nothing: what was accepted is answered."""
+    """A drain interrupts nothing: accepted requests are answered."""
     settings = Settings(
         repository=example_models,
         grpc_endpoint="port:0",
@@ -169,7 +169,7 @@ async def test_requests_in_progress_end_before_the_server_does(
     outcomes = await asyncio.gather(*calls)
     await channel.close()
 
-    # A request that had not arrived when the end was announced is told so, and may be retried.
+    # A request that arrives after the announcement gets UNAVAILABLE, and may be retried.
     assert {"OK"} <= set(outcomes) <= {"OK", "UNAVAILABLE"}
     assert 0 == application.registry.requests
 
@@ -177,7 +177,7 @@ async def test_requests_in_progress_end_before_the_server_does(
 async def test_an_inference_that_waits_for_its_connection_is_answered(
     serve: Serve, example_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client had sent it before it could know of the end: it is in flight."""
+    """It was sent before the client could know of the shutdown, so it counts as in flight."""
     monkeypatch.setattr(app, "_ARRIVAL_SECONDS", 3600.0)
     request = pb.ModelInferRequest(
         model_name="identity",

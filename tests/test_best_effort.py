@@ -1,4 +1,4 @@
-"""Streams whose disk is full, whose reader is gone, or whose reader does not read."""
+"""Output streams whose disk is full, or whose reader is gone or does not read."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def _pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, TextIO]]:
 
 
 def fill(stream: TextIO) -> int:
-    """Write until a pipe is full; returns how much it took."""
+    """Write until a pipe is full; return the number of bytes written."""
     os.set_blocking(stream.fileno(), False)
     count = 0
     try:
@@ -71,7 +71,7 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(pipe: tuple[int, TextIO]) -> None:
-    """What follows when it reads again begins on a line of its own."""
+    """Once it reads again, output continues on a new line."""
     reader, file = pipe
     stream = BestEffortStream(file)
     held = fill(file)
@@ -96,7 +96,7 @@ def _queued() -> Iterator[tuple[int, TextIO]]:
 
 
 def test_what_a_reader_does_not_take_waits_for_it_in_order(queued: tuple[int, TextIO]) -> None:
-    """It is written by a thread once it reads again, and nothing is lost."""
+    """A thread writes it once the reader reads again, and nothing is lost."""
     reader, file = queued
     stream = BestEffortStream(file)
     held = fill(file)
@@ -120,7 +120,7 @@ def test_what_a_reader_does_not_take_waits_for_it_in_order(queued: tuple[int, Te
 def test_the_queue_is_bounded_and_the_end_too(
     queued: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What finds no place is counted; a process that ends waits for a bounded time."""
+    """Dropped lines are counted, and an exiting process waits for a limited time."""
     monkeypatch.setattr(module, "_MOST_QUEUED_BYTES", 100)
     reader, file = queued
     stream = BestEffortStream(file)
@@ -194,7 +194,7 @@ def test_no_stream_at_all_is_no_error() -> None:
 
 
 def test_what_cannot_be_flushed_is_given_up_once() -> None:
-    """So that closing it, as the interpreter does at its end, succeeds."""
+    """Closing it then succeeds, as the interpreter does at exit."""
     with FULL.open("w") as file:
         file.write("x")
         error = flushed(file)

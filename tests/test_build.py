@@ -1,4 +1,4 @@
-"""Each build says which it is: on the command line, to clients, in its log and in manifests."""
+"""Each build reports its identity: on the command line, to clients, in logs and manifests."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_a_build_without_a_repository_may_be_told(
     [
         (["1.2.3"], "1.2.3"),
         (["1.2.3+local.1"], "1.2.3+local.1"),
-        # What an update that was broken off leaves: the code is of neither for certain.
+        # An interrupted update leaves this: the code may belong to either version.
         (["1.2.3", "1.3.0"], "7.0"),
         ([], "7.0"),
     ],
@@ -157,7 +157,7 @@ def test_a_manifest_of_before_names_no_build(tmp_path: Path) -> None:
 
 
 class _Hook:
-    """As hatchling's: what is built does not need it."""
+    """A stand-in for hatchling's class, which the hook does not need."""
 
     def __init__(self, root: Path, target: str) -> None:
         self.root, self.target_name = str(root), target

@@ -1,4 +1,4 @@
-"""Children of a server do not hear what is meant for it; what they start themselves does."""
+"""Children of a server ignore signals sent to its group; their own children do not."""
 
 import ast
 import signal
@@ -16,7 +16,7 @@ ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
 HEARING = dict.fromkeys(("app/successor.py", "local/process.py"), "it is a server itself")
 COMMANDS = ("bench/", "cli/")
-"""What ends with the command that starts it, by whoever reads the terminal."""
+"""Commands whose processes the terminal should stop along with them."""
 READY = "import signal, sys\n"
 LAST = "print('ready', flush=True)\nsys.stdin.readline()\nprint('alive', flush=True)\n"
 STARTED = """
@@ -41,7 +41,7 @@ print(-os.WTERMSIG(os.waitpid(one, 0)[1]), flush=True)
 
 
 def test_every_process_that_the_server_starts_is_deaf() -> None:
-    """One that is not is blamed on a model when all processes of the server are told to end."""
+    """Otherwise its end by a signal to the whole group would be blamed on a model."""
     found = Counter[str]()
     for file in sorted(ROOT.rglob("*.py")):
         name = str(file.relative_to(ROOT))
@@ -83,7 +83,7 @@ def test_a_child_hears_nothing(code: str) -> None:
 
 
 def test_a_child_is_deaf_from_its_first_instruction_on() -> None:
-    """The kernel has the mask before any interpreter could set it; nothing else is blocked."""
+    """The kernel sets the mask before any interpreter could; other signals are not blocked."""
     with start_deaf(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True) as child:
         told = dict(line.split(":", 1) for line in child.communicate()[0].splitlines())
     blocked = int(told["SigBlk"], 16)
@@ -95,7 +95,7 @@ def test_a_child_is_deaf_from_its_first_instruction_on() -> None:
 
 @pytest.mark.parametrize("code", [BY_EXEC, BY_FORK])
 def test_what_the_code_of_others_starts_hears(code: str) -> None:
-    """`terminate` of a process that a model started would wait for ever."""
+    """Otherwise `terminate` of a process that a model started would wait forever."""
     with started(STARTED + code) as child:
         out, _ = child.communicate("\n")
 

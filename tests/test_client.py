@@ -1,4 +1,4 @@
-"""The client of our users, against a server, over gRPC and REST."""
+"""The Python client against a server, over gRPC and REST."""
 
 import asyncio
 import json
@@ -270,12 +270,12 @@ MLSERVER = {
     ),
     "np": (np.array([[1.5, 2.5]], np.float32), [1, 2], "080000c03f00002040"),
 }
-"""What MLServer 1.7.1 writes: shapes, and the raw contents with their length in hex."""
+"""The output of MLServer 1.7.1: shapes, and raw contents with their length in hex."""
 
 
 @pytest.mark.parametrize("kind", MLSERVER)
 async def test_tensors_have_the_bytes_of_mlservers_codecs(kind: str) -> None:
-    """Made with `ModelInferRequestConverter.from_types(..., use_raw=True)` of MLServer 1.7.1."""
+    """Made by MLServer 1.7.1's `ModelInferRequestConverter.from_types(..., use_raw=True)`."""
     value, shape, raw = MLSERVER[kind]
     made = request("m", {"x": value})
     message = to_grpc(made)
@@ -292,7 +292,7 @@ async def test_tensors_have_the_bytes_of_mlservers_codecs(kind: str) -> None:
 
 
 async def test_a_frame_has_the_bytes_of_mlservers_codec() -> None:
-    """As above, but for the empty `contents` (2a 00) that MLServer adds to each input."""
+    """As above, without the empty `contents` (2a 00) that MLServer adds to each input."""
     pandas: Any = pytest.importorskip("pandas")
     mlservers = (
         "0a016d22140a0c636f6e74656e745f7479706512041a0270642a100a016e1205494e5436341a0202012a00"
@@ -309,7 +309,7 @@ async def test_a_frame_has_the_bytes_of_mlservers_codec() -> None:
 
 
 async def test_a_stream_yields_each_answer(client: AsyncClient) -> None:
-    """Also none, and an error of the model, before the first answer and behind it."""
+    """Including empty streams, and model errors before and after the first answer."""
     found = [one async for one in client.stream("counting", {"n": np.array([3])}, id="i")]
     none = [one async for one in client.stream("counting", {"n": np.array([0])})]
     with pytest.raises(CallFailed, match="counts up only"):
@@ -330,7 +330,7 @@ async def test_a_stream_yields_each_answer(client: AsyncClient) -> None:
 
 
 async def test_a_stream_of_texts_and_parameters(client: AsyncClient) -> None:
-    """Texts are bytes, shapes follow from the metadata."""
+    """Texts become bytes, and shapes follow from the metadata."""
     asked = {"t": ["naïve", "x"]}
     found = [one async for one in client.stream("words", asked, parameters={"times": 2})]
 
@@ -343,7 +343,7 @@ async def test_a_stream_of_texts_and_parameters(client: AsyncClient) -> None:
 
 
 async def test_the_text_of_a_language_model_has_the_name_of_its_output() -> None:
-    """`generate_stream` calls it `text_output`, unless an output is called so itself."""
+    """`generate_stream` names it `text_output`, unless the model has an output of that name."""
     text, own = (TensorSpec(name, BYTES, (1,)) for name in ("text", "text_output"))
     said = {"model_name": "m", "text_output": "hello", "finish_reason": "stop"}
     found = read_event(said, ModelTensors([], [text]), 0.0)
@@ -358,7 +358,7 @@ async def test_the_text_of_a_language_model_has_the_name_of_its_output() -> None
 
 @pytest.mark.parametrize("over", ["grpc", "http"])
 async def test_a_stream_for_code_that_is_no_coroutine(server: RunningServer, over: str) -> None:
-    """A loop that is left early leaves a client that still asks."""
+    """The client stays usable after a loop over a stream is left early."""
     url = server.url if over == "grpc" else f"http://{server.http}"
 
     def _ask() -> tuple[list[int], int]:
@@ -452,7 +452,7 @@ async def test_what_another_try_may_answer_is_sent_again(
 
 @pytest.mark.parametrize("scheme", ["", "http://"])
 async def test_a_call_has_a_timeout_of_its_own(scheme: str) -> None:
-    """Retries end with it, too: the server of this test never answers."""
+    """The timeout also ends retries: this server never answers."""
     ended = asyncio.Event()
 
     async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -472,7 +472,7 @@ async def test_a_call_has_a_timeout_of_its_own(scheme: str) -> None:
 
 @pytest.mark.slow
 async def test_the_statistics_of_thousands_of_models_are_read() -> None:
-    """A server bounds the fields of a message far lower than what it may answer itself."""
+    """A server limits the fields of a request to far fewer than its own answers may have."""
     one = pb.ModelStatistics(name="m", version="1", inference_count=1, execution_count=1)
     sent = bytes(pb.ModelStatisticsResponse(model_stats=[one] * 30_000))
     codec = GrpcClient("127.0.0.1:1", timeout=1).codec

@@ -52,7 +52,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 
 @pytest.fixture(params=["grpc", "http"])
 def url(server: RunningServer, request: pytest.FixtureRequest) -> str:
-    """Where the server is; both are unix sockets."""
+    """The address of the server for gRPC or REST, both on unix sockets."""
     return server.url if request.param == "grpc" else f"http+{server.http}".replace(":", "://", 1)
 
 
@@ -73,7 +73,7 @@ def same(answer: Any) -> bool:
 async def test_large_inputs_are_in_a_region_that_is_used_again(
     server: RunningServer, url: str
 ) -> None:
-    """Nothing is left behind in /dev/shm, and the server forgets the region with the client."""
+    """Nothing is left in /dev/shm, and the server unregisters the region when the client closes."""
     async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
         answers = [await client.infer("echo", inputs()) for _ in range(3)]
         regions = known(server)
@@ -89,7 +89,7 @@ async def test_large_inputs_are_in_a_region_that_is_used_again(
 async def test_requests_side_by_side_have_regions_of_their_own(
     server: RunningServer, url: str
 ) -> None:
-    """Those that the limits leave none for go over the connection, and nobody sees another's."""
+    """Requests beyond the limits use the connection, and no request sees another's data."""
     async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
         wanted = [np.full(50_000, number, np.float32) for number in range(12)]
         given = [{**inputs(), "x": value} for value in wanted]
@@ -133,7 +133,7 @@ async def test_what_the_model_refuses_keeps_the_region(server: RunningServer, ur
 async def test_a_server_that_allows_none_is_asked_over_the_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once, in the log and by the client."""
+    """The log and the client report it once."""
     write(tmp_path / "models", "echo", ECHO)
     settings: dict[str, Any] = {"allow_python_models": True, "shared_memory": "none"}
     async with serving(tmp_path, tmp_path / "models", load_model=("*",), **settings) as found:

@@ -1,4 +1,4 @@
-"""Trees of arrays that go in and come out, by names that are their paths."""
+"""Trees of arrays as inputs and outputs, with their paths as tensor names."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def test_what_is_flattened_comes_back(tree: dict[str, Any]) -> None:
 
 
 def test_values_that_are_no_trees_stay() -> None:
-    """Lists of numbers are arrays, texts and documents have content types."""
+    """Lists of numbers are arrays; texts and documents have content types."""
     values = {"a": [1.0, 2.0], "b": ["cat"], "c": {"x": [1, None]}, "d": [np.float32(1)], "e": []}
 
     assert values == flattened("m", values)
@@ -72,7 +72,7 @@ def test_names_that_are_no_paths_stay_as_they_are() -> None:
 
 @pytest.mark.slow
 async def test_a_tree_goes_in_and_comes_out(tmp_path: Path) -> None:
-    """The function of docs/exporting.md, over both transports."""
+    """With the function of docs/exporting.md, over both transports."""
 
     def compare(_: Any, pair: Any, scale: Any) -> Any:
         left, right = pair

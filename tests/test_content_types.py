@@ -1,4 +1,4 @@
-"""What the elements of tensors stand for, by content type."""
+"""Content types: the meaning of tensor elements."""
 
 import sys
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def texts(*elements: bytes) -> Any:
 def test_it_is_written_as_mlserver_writes_it_and_read_back(
     content_type: str, value: Any, written: list[bytes]
 ) -> None:
-    """A row for each element (MLServer's shape is [N, 1])."""
+    """Each element is a row (MLServer's shape is [N, 1])."""
     tensor = encode(value, content_type)
 
     assert (len(written), 1) == tensor.shape
@@ -127,7 +127,7 @@ def test_without_pandas_a_data_frame_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_names_every_content_type() -> None:
-    """docs/python-models.md is where an author looks for them."""
+    """Model authors look them up in docs/python-models.md."""
     page = (Path(__file__).parents[1] / "docs" / "python-models.md").read_text()
 
     assert [] == [name for name in (*CONTENT_TYPES, "pd") if f"`{name}`" not in page]

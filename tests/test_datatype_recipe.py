@@ -1,4 +1,4 @@
-"""A datatype is a row: FP8 E4M3, added to a copy as CONTRIBUTING says, works on every path."""
+"""A datatype is a table row: FP8 E4M3, added as CONTRIBUTING says, works on every path."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROW = '    _row("FP8", 15, ml_dtypes.float8_e4m3fn, tolerance=0.2),\n'
 IN_PROTO = "    TYPE_BF16 = 14\n"
 SHAPES = {"jax": (1, 4)}
 OUT = np.abs(VALUES).tobytes().hex()
-"""The answer of a model that takes signs away."""
+"""The answer of a model that computes absolute values."""
 
 
 def _copied(package: Any, root: Path) -> Path:
@@ -37,10 +37,10 @@ def _added(file: Path, beside: str, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each path answered in a copy that has the row."""
+    """The answers of every path, in a copy of the source with the new row."""
     root = tmp_path_factory.mktemp("copy")
     _added(_copied(xlaserve, root) / "tensors/__init__.py", AFTER, ROW)
-    # What `python tools/generate.py` writes for the line of the proto.
+    # The output of `python tools/generate.py` for the new line of the proto.
     proto = _copied(xlaserve_proto, root) / "inference" / "__init__.py"
     _added(proto, IN_PROTO, "    TYPE_FP8 = 15\n")
     protos = root / "xlaserve" / "http" / "dashboard" / "protos"
@@ -61,7 +61,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_table_reads_and_writes_it(answered: Any) -> None:
-    """A number too large is refused also where the datatype has no infinity."""
+    """A number that is too large is refused even if the datatype has no infinity."""
     found = answered["elements"]
 
     assert "expected FP8, got a number out of range" == found.pop("too large")

@@ -124,7 +124,7 @@ OF_CODE = (
     *(RefusedByModel, NotFoundByModel, ExistsForModel, UnavailableToModel),
     *(UnsupportedByModel, CancelledByModel, UnknownToModel),
 )
-"""What the code of a model may say: the class alone tells them apart."""
+"""Errors that a model's code may raise: only their class distinguishes them."""
 
 TEXTS = [
     (ModelFailed("m", "KeyError: 'x'\n"), "model 'm': KeyError: 'x'\\n"),
@@ -507,11 +507,11 @@ TEXTS = [
 _CALLS = (
     *("accept", "ask", "choose", "connect", "free", "give", "have", "leave", "load", "raise"),
     *("register", "restart", "see", "send", "start", "try", "unload", "unregister", "use"),
-    # What belongs into the request, or into the answer of a model's code.
+    # Expectations about the request, or about the answer of a model's code.
     *("expected", "expecting", "missing", "must specify", "it has", "pip install"),
 )
 ACTIONS = re.compile(rf"(?:^|[,;:] |\b(?:or|and) )(?:{'|'.join(_CALLS)})\b|\bmust specify\b")
-"""What a text asks of a person, at the beginning of a clause."""
+"""Verbs that ask the reader to act, at the beginning of a clause."""
 
 NOBODY_ACTS: dict[type[XlaserveError], str] = {
     **dict.fromkeys((ModelFailed, *OF_CODE), "the text of the model's own code"),
@@ -529,7 +529,7 @@ NOBODY_ACTS: dict[type[XlaserveError], str] = {
     RepositoryUnreadable: "the reason of the operating system",
     DeviceUnavailable: "the reason of the driver",
 }
-"""Errors that end in words of others, and why."""
+"""Errors that end with the text of another component, and why."""
 
 MODULES = (errors, sequence_errors, language_errors, code_errors, access_errors)
 
@@ -557,7 +557,7 @@ def test_every_error_that_takes_facts_has_its_text_stated_here() -> None:
 
 
 def test_each_text_that_a_person_can_act_on_says_what_to_do() -> None:
-    """Its last clause names an action; what nobody can act on is listed, with the reason."""
+    """Its last clause names an action; errors without one are listed with the reason."""
     silent = {
         type(error): str(error)
         for error, _ in TEXTS
@@ -578,7 +578,7 @@ def test_every_error_says_what_it_means() -> None:
 
 
 def test_errors_know_no_status() -> None:
-    """Statuses belong to the one table in transport."""
+    """Statuses belong to the single table in transport."""
     words = ("NOT_FOUND", "INVALID_ARGUMENT", "grpc", "http", "404", "400")
     for module in MODULES:
         source = Path(str(module.__file__)).read_text().split('"""', 2)[2].lower()
@@ -600,7 +600,7 @@ def test_control_characters_of_a_name_are_escaped() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_errors_that_caused_one_another_are_looked_at_so_often(length: int) -> None:
-    """One may be its own cause: whoever looks for the root of one comes to an end."""
+    """The chain may be cyclic, and a search for its root must end."""
     ring = [ValueError(str(number)) for number in range(length)]
     for number, error in enumerate(ring):
         error.__cause__ = ring[(number + 1) % length]

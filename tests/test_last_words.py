@@ -1,4 +1,4 @@
-"""Whatever process of the server's ends by itself, the log has how, and what it said last."""
+"""When a server process ends unexpectedly, the log says how, with its last output."""
 
 import ast
 import sys
@@ -54,7 +54,7 @@ ENDINGS: Mapping[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], str]]] = {
     "runtime/trial.py": ("trial load", of_trial),
     "runtime/programs/compilers/process.py": ("compile process", of_compiler),
 }
-"""Module that starts a process -> what the log calls it, and what has one end."""
+"""Module that starts a process -> its name in the log, and a function that makes one end."""
 
 OTHERWISE = {
     "process/endings.py": "a fork that looks for the end of a process, and prints nothing",

@@ -19,7 +19,7 @@ from xlaserve.process.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLim
 
 
 class Fallible(io.StringIO):
-    """A disk that is full for a while."""
+    """A stream whose disk is full for a while."""
 
     fails = False
 
@@ -40,7 +40,7 @@ def stream() -> io.StringIO:
     "name", ['x\n{"event": "forged"}', "x\r\nforged", "\x1b[2Jx", "\0", "\u2028", '"}']
 )
 def test_a_name_cannot_forge_a_record(stream: io.StringIO, name: str) -> None:
-    """One event is one line, and the name in it is the name that came."""
+    """Each event is one line, and the name in it is the original."""
     structlog.get_logger().info("loaded", model=name)
     lines = stream.getvalue().split("\n")
 
@@ -107,7 +107,7 @@ def test_the_levels_of_a_process_are_those_of_its_start(stream: io.StringIO) -> 
 
 @pytest.mark.parametrize("text", ["x" * (1 << 20), "\x1b" * (1 << 20), "\U0001f600" * (1 << 20)])
 def test_no_record_is_longer_than_8_kb(stream: io.StringIO, text: str) -> None:
-    """Whatever is in it, and in however many values and errors (S5)."""
+    """Whatever it contains, in however many values and errors (S5)."""
     many = {f"value{index}": text for index in range(20)}
     structlog.get_logger().error("failed", exc_info=ValueError(text), list=[text], **many)
     (line,) = stream.getvalue().splitlines()
@@ -117,7 +117,7 @@ def test_no_record_is_longer_than_8_kb(stream: io.StringIO, text: str) -> None:
 
 
 def test_a_hundred_tracebacks_of_a_minute_are_logged(stream: io.StringIO) -> None:
-    """The other errors are there by their name (S5: 10,000 errors)."""
+    """Further errors are logged by name only (S5: 10,000 errors)."""
     for number in range(10_000):
         structlog.get_logger().error("failed", exc_info=ValueError(f"number {number}"))
     records = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -140,7 +140,7 @@ def test_the_next_minute_has_tracebacks_again() -> None:
 
 
 def test_libraries_log_as_few_tracebacks(stream: io.StringIO) -> None:
-    """A record of a library is one of ours: as JSON, by level, bounded, with the same limit."""
+    """Library records become ours: JSON, filtered by level, bounded, under the same limit."""
     library = logging.getLogger("library.of.others")
     for _ in range(101):
         library.error("said %s", "so\nand on", exc_info=ValueError("100 %\nof it"))

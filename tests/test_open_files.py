@@ -32,7 +32,7 @@ UNLIMITED = resource.RLIM_INFINITY
 def test_the_limit_is_raised_as_far_as_it_may_be(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None, *, told: bool
 ) -> None:
-    """Never lowered, and the hard limit is left alone."""
+    """The soft limit is never lowered, and the hard limit stays unchanged."""
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: calls.append(limits))

@@ -1,4 +1,4 @@
-"""What another process had of the time that passed."""
+"""How much of the elapsed time another process could run."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ LOOKS = {
     "gone": ([Seen(2.0, True), Seen(0.0, False)], 1.0),
     "not known before": ([Seen(2.0, True), Seen(0.0, True)], 0.0),
 }
-"""What is seen of a process twice, and what it had of the second between."""
+"""Two observations of a process, and how much of the second in between it could run."""
 
 
 @pytest.mark.parametrize("looks", LOOKS)
@@ -46,7 +46,7 @@ def test_a_second_counts_unless_it_is_a_wait_for_a_processor(
 
 
 async def is_seen(code: str, holds: Callable[[Seen], bool]) -> Seen:
-    """Return what a process is seen to do once it is what is waited for."""
+    """Return an observation of a process, once the condition holds."""
     found: list[Seen] = []
 
     def look(pid: int) -> bool:
@@ -68,7 +68,7 @@ async def test_a_process_that_sleeps_waits_for_no_processor() -> None:
 
 
 async def test_a_thread_that_runs_is_the_process() -> None:
-    """Its first thread sleeps."""
+    """The main thread sleeps meanwhile."""
     found = await is_seen(
         SPINS_IN_A_THREAD, lambda now: now.processor_seconds > 0.2 and now.is_runnable
     )

@@ -1,4 +1,4 @@
-"""The public names of `xlaserve`: each is what its table says, whoever asks first."""
+"""Public names of `xlaserve`: each resolves as its table says, in any order of access."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ import pytest
 
 import xlaserve
 
-# Modules that are public by their own name; everything else is a class, a function or a text.
+# Public modules; every other name is a class, a function or a text.
 MODULES = {"content_types"}
 
 SAY = "import xlaserve; value = getattr(xlaserve, {name!r}); print(type(value).__name__)"
@@ -18,7 +18,7 @@ SAY = "import xlaserve; value = getattr(xlaserve, {name!r}); print(type(value)._
 
 @pytest.mark.parametrize("name", xlaserve.__all__)
 def test_first_name_that_is_asked_for(name: str) -> None:
-    """In a process of its own: what was imported before may hide a wrong name."""
+    """In a subprocess: earlier imports could hide a wrong name."""
     told = subprocess.run(
         [sys.executable, "-c", SAY.format(name=name)],
         check=False,
@@ -32,7 +32,7 @@ def test_first_name_that_is_asked_for(name: str) -> None:
 
 
 def test_names_are_the_same_when_asked_again() -> None:
-    """An import of a submodule must not put the module in its function's place."""
+    """Importing a submodule must not replace the function of that name."""
     for _ in range(2):
         for name in reversed(xlaserve.__all__):
             value = getattr(xlaserve, name)
@@ -49,7 +49,7 @@ def test_dir_lists_every_public_name() -> None:
     assert set(xlaserve.__all__) <= set(dir(xlaserve))
 
 
-# Classes that users make by their arguments; the others are made for them.
+# Classes that users construct; the others are constructed for them.
 MADE = {"Exportable", "ExportableStream", "Service"}
 
 

@@ -17,7 +17,7 @@ def read(environment: dict[str, str] | None = None, **flags: Any) -> Settings:
 
 
 def test_nothing_is_needed_to_serve_one_model() -> None:
-    """Ready only with the model that is there from the start; gRPC has no port of its own."""
+    """Ready only with the model found at startup; gRPC has no port."""
     settings = read()
 
     assert ("0.0.0.0", "port:8080", "none") == (
@@ -37,7 +37,7 @@ def test_nothing_is_needed_to_serve_one_model() -> None:
 
 
 def test_a_multi_model_container_loads_nothing_at_start() -> None:
-    """And waits with an unload nearly as long as the platform does, which is 360 s."""
+    """An unload waits nearly as long as the platform's limit of 360 s."""
     settings = read(MULTI)
 
     assert (Path("/opt/ml/models"), "", (), 350, Readiness.STARTUP) == (
@@ -130,7 +130,7 @@ def test_grpc_has_the_first_safe_port_that_http_has_not(
 @pytest.mark.parametrize("setting", ["grpc_endpoint", "grpc_data_endpoint", "http_endpoint"])
 @pytest.mark.parametrize("port", ["1110", "2223", "0"])
 def test_a_port_that_is_not_safe_is_refused(setting: str, port: str) -> None:
-    """Whoever set it."""
+    """Both from the platform's variables and from our own."""
     environment = {"SAGEMAKER_SAFE_PORT_RANGE": "1111-2222"}
     variable = {f"XLASERVE_{setting.upper()}": f"port:{port}"}
     text = f"setting {setting}: expected a port of SAGEMAKER_SAFE_PORT_RANGE, 1111 to 2222"

@@ -31,7 +31,7 @@ def params(value: float, columns: int = 2) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module", name="server")
 def _server(xlaserve_serve: Callable[..., Server]) -> Server:
-    """A server of a function, by the fixture that the package has for everybody's tests."""
+    """A server for a function, made by the package's pytest fixture."""
     return xlaserve_serve(tiny, params=params(2), inputs=INPUTS, max_batch_size=2, **QUICK)
 
 
@@ -68,7 +68,7 @@ def test_a_server_says_where_it_is_and_what_it_does(server: Server) -> None:
 
 @pytest.fixture(name="repository")
 def _repository(tmp_path: Path) -> Path:
-    """A model that works, and one whose configuration has an error."""
+    """A repository with a working model, and one with an invalid configuration."""
     xlaserve.export_model(tiny, params(7), INPUTS, tmp_path / "seven" / "1", max_batch_size=0)
     (tmp_path / "typo" / "1").mkdir(parents=True)
     (tmp_path / "typo" / "config.pbtxt").write_text("max_batch_size: many\n")
@@ -90,7 +90,7 @@ async def test_a_directory_is_served_in_a_coroutine(repository: Path) -> None:
 
     assert 7.0 == answer["y"][0, 0]
     assert "failed to load 'typo', " in reasons["typo"]
-    # It has drained and ended with the block.
+    # The server has drained and exited with the block.
     assert not process.is_running
 
 
@@ -137,7 +137,7 @@ def test_what_the_server_refuses_is_raised_in_its_words(tmp_path: Path) -> None:
 
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """Its stdin ends with that process, however it ends."""
+    """The end of its stdin stops it, however the parent ends."""
     settings = {"repository": str(tmp_path), "grpc_endpoint": "port:0", "http_endpoint": "none"}
     process = ServerProcess(settings | {name: str(value) for name, value in QUICK.items()})
     try:
@@ -151,7 +151,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_no_module_can_take_the_place_of_a_public_name() -> None:
-    """An import of a subpackage sets its name on the package, whatever was there."""
+    """Importing a subpackage sets its name on the package, replacing what was there."""
     root = Path(xlaserve.__file__).parent
     modules = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
 

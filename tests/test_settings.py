@@ -1,4 +1,4 @@
-"""Flags over the environment over the defaults."""
+"""Precedence of settings: flags over environment over defaults."""
 
 import itertools
 from dataclasses import fields
@@ -107,7 +107,7 @@ def test_a_repository_is_needed() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    """The help and docs/settings.md are made from the strings below the fields."""
+    """The help and docs/settings.md are generated from the strings below the fields."""
     described = describe_settings()
 
     assert {field.name for field in fields(Settings)} == {row.name for row in described}
@@ -115,7 +115,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_every_setting_but_the_repository_is_in_a_group() -> None:
-    """Each group is one run of rows, whatever their order in the source."""
+    """Each group is contiguous, whatever the order in the source."""
     groups = [row.group for row in describe_settings()]
     runs = [group for group, _ in itertools.groupby(groups)]
 
@@ -142,7 +142,7 @@ def test_sockets_are_for_the_group_but_for_the_sidecar_of_a_mesh(
 def test_a_renamed_setting_names_its_successor_wherever_it_is_said(
     name: str, successor: str, tmp_path: Path
 ) -> None:
-    """One table: in the environment, in a file, and as a flag."""
+    """The same table serves the environment, files, and flags."""
     assert successor in {row.name for row in describe_settings()}
     (tmp_path / "settings.toml").write_text(f'{name} = "1"\n')
     took_place = f"expected {successor}, which replaced it"

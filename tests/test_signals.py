@@ -29,14 +29,15 @@ def _handlers() -> Iterator[None]:
 async def test_the_first_signal_to_stop_cancels(
     number: signal.Signals, before: signal.Handlers
 ) -> None:
-    """A shell has SIGINT ignored for what it runs in the background: no reason not to hear."""
+    """Shells make background jobs ignore SIGINT, which a server must nevertheless handle."""
     signal.signal(number, before)
     task = asyncio.ensure_future(asyncio.Event().wait())
     with signals.handled(task, lambda: None):
         os.kill(os.getpid(), number)
         with pytest.raises(asyncio.CancelledError):
             await task
-        # Told twice, as to a group and to its parent, and by either signal: it is one.
+        # A repetition counts once: signals may go to the group and its parent, and be of either
+        # kind.
         for each in signals.STOP_SIGNALS:
             os.kill(os.getpid(), each)
 
@@ -51,7 +52,7 @@ def ends_by(number: signal.Signals) -> bool:
 async def test_no_handler_is_gone_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    """A signal that comes between the first one and its repetition must not end the process."""
+    """A signal between the first and its repetition must not kill the process."""
     actions = list[tuple[int, Any]]()
     set_action = signal.signal
 
@@ -86,7 +87,7 @@ async def test_a_hangup_reloads_and_ends_nothing() -> None:
 
 
 class Replaced:
-    """A server whose replacement serves."""
+    """A server whose replacement is ready."""
 
     has_taken_over = True
 
@@ -94,14 +95,14 @@ class Replaced:
         self.closed = 0
 
     def start(self) -> None:
-        """Start nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
         self.closed += 1
 
 
 async def test_whoever_stops_a_server_that_was_replaced_has_sent_one_signal() -> None:
-    """It drains for its own; the first of somebody else would cut off what is in flight."""
+    """It has already begun to drain; the first outside signal must not interrupt requests."""
     replaced = Replaced()
     task = asyncio.ensure_future(asyncio.Event().wait())
     with signals.handled(task, lambda: None, replaced):

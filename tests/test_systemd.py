@@ -1,4 +1,4 @@
-"""systemd as the one who started the process: notifications, the watchdog, and sockets."""
+"""systemd integration: notifications, the watchdog, and socket activation."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ for place, copy in enumerate(copies):
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Puts descriptors where systemd puts them, and becomes another program."""
+"""Moves descriptors to where systemd puts them, then executes another program."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def heard(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def lines(heard: socket.socket) -> list[str]:
-    """Return what was said since."""
+    """Return the messages since the last call."""
     found = []
     with suppress(BlockingIOError):
         while True:
@@ -55,7 +55,7 @@ def lines(heard: socket.socket) -> list[str]:
 def test_it_is_told_how_things_go(heard: socket.socket, tmp_path: Path) -> None:
     environment = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "HOME": "/"}
     systemd = Systemd.of(environment)
-    # Of SIGHUP within the start, which goes on.
+    # A SIGHUP during startup, which continues.
     systemd.reloads(True)
     systemd.reloads(False)
     assert [] == lines(heard)
@@ -69,7 +69,7 @@ def test_it_is_told_how_things_go(heard: socket.socket, tmp_path: Path) -> None:
         line for line in said if not line.startswith("MONOTONIC_USEC=")
     ]
     assert len(said) == 5
-    # Not for the processes of models.
+    # The variables are removed, so that model processes do not inherit them.
     assert {"HOME": "/"} == environment
 
 
@@ -112,7 +112,7 @@ def test_what_systemd_would_not_write_is_refused(variable: str) -> None:
 
 
 def test_sockets_for_another_process_are_left_alone() -> None:
-    """They are inherited by whatever the first process starts."""
+    """The first process passes them on to its children."""
     with pytest.raises(InvalidSettings, match="one socket of systemd"):
         Systemd.of({"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "a"}).take_socket(
             "http_endpoint", "a"
@@ -135,7 +135,7 @@ def test_a_socket_is_one_that_listens_and_has_a_name_of_its_own() -> None:
 
 @pytest.mark.slow
 async def test_a_service_with_sockets_of_systemd(heard: socket.socket, tmp_path: Path) -> None:
-    """It says when it is ready, reloads and stops, and leaves the sockets where they are."""
+    """It reports readiness, reload and stop, and leaves the sockets in place."""
     (tmp_path / "models").mkdir()
     with (
         socket.create_server(("127.0.0.1", 0)) as http,
@@ -181,7 +181,7 @@ async def test_a_service_with_sockets_of_systemd(heard: socket.socket, tmp_path:
                 process.kill()
                 await process.wait()
         said.extend(lines(heard))
-        # What connects now waits for the next start.
+        # Connections made now wait for the next start.
         for address, kind in (
             (http.getsockname(), socket.AF_INET),
             (f"{tmp_path}/grpc.sock", socket.AF_UNIX),
@@ -198,7 +198,7 @@ async def test_a_service_with_sockets_of_systemd(heard: socket.socket, tmp_path:
 
 
 def test_the_units_are_understood(tmp_path: Path) -> None:
-    """By systemd itself, where it is installed; with a program that is there."""
+    """Verified by systemd itself, if installed, with an existing program."""
     analyze = tools.program("systemd-analyze")
     for unit in UNITS.iterdir():
         (tmp_path / unit.name).write_text(unit.read_text())

@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed, and nothing else is."""
+"""Leftovers of killed processes are removed, and nothing else."""
 
 import fcntl
 import os
@@ -28,7 +28,7 @@ time.sleep(600)
 
 @contextmanager
 def holder(parent: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
-    """Run a process that has a directory, until the end of a block or until it is killed."""
+    """Run a process that owns a directory, until the block ends or it is killed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(parent)], stdout=subprocess.PIPE, text=True
     )
@@ -41,7 +41,7 @@ def holder(parent: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
 
 
 def leftover(parent: Path) -> Path:
-    """Make what a killed process leaves."""
+    """Make a directory as a killed process leaves it."""
     made = TemporaryDirectory(parent)
     (made.path / "file").write_text("text")
     assert made._descriptor is not None
@@ -81,7 +81,7 @@ def test_removing_twice_closes_no_descriptor_of_others(tmp_path: Path) -> None:
 
 
 def test_nothing_of_others_is_removed(tmp_path: Path) -> None:
-    """Neither other names, nor a link or a file that has ours."""
+    """Neither other names, nor links or files with such a name."""
     name = leftover(tmp_path).name
     (tmp_path / name).rename(tmp_path / "kept")
     for other in (".digits.backup_1", ".xlaserve", f"{name}x", name[1:], ".xlaserve-0-00000000"):
@@ -113,7 +113,7 @@ def test_those_of_another_user_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_those_of_another_machine_stay_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its locks may not be told here."""
+    """Their locks may not be visible on this machine."""
     path = leftover(tmp_path)
     monkeypatch.setattr(temporary, "_BOOT_ID", tmp_path / "none")
 
@@ -127,7 +127,7 @@ def test_those_of_another_machine_stay_for_a_day(
 def test_a_directory_that_is_taken_for_a_leftover_at_once_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may come between its making and its locking."""
+    """Another process may remove it between its creation and its locking."""
     flock, calls = fcntl.flock, []
 
     def after_the_other(descriptor: int, operation: int) -> None:
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_read_has_no_leftovers(tmp_path: Path) -> None:
 def test_what_was_replaced_is_put_back_unless_its_successor_is_there(
     tmp_path: Path, killed: bool
 ) -> None:
-    """Whether the replacing fails, or the process is killed in the middle of it."""
+    """Both when the replacement fails, and when the process is killed during it."""
     target = tmp_path / "1"
     target.mkdir()
     (target / "old").touch()
@@ -191,7 +191,7 @@ def test_what_was_replaced_is_put_back_unless_its_successor_is_there(
 def test_what_is_replaced_is_there_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names are exchanged at once: nothing is renamed away first."""
+    """The names are exchanged atomically: nothing is renamed away first."""
     target = tmp_path / "1"
     target.mkdir()
     (target / "old").touch()

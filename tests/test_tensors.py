@@ -68,7 +68,7 @@ def _text_tensors(draw: st.DrawFn) -> Tensor:
 
 
 def test_table_has_the_datatypes_of_the_protocol() -> None:
-    """V2 protocol, Tensor Data Types, and BF16."""
+    """The datatypes of V2 protocol, Tensor Data Types, and BF16."""
     names = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 
     assert set(names.split()) == set(DATATYPES)
@@ -230,7 +230,7 @@ def test_shape_that_overflows_is_refused(datatype: Datatype, shape: list[int]) -
 @pytest.mark.parametrize("datatype", DATATYPES.values(), ids=str)
 @pytest.mark.parametrize("shape", [[0, 2**62, 8], [2**63 - 1, 3, 0], [0, 2**64], [0, -1], [0] * 65])
 def test_empty_shape_that_overflows_is_refused(datatype: Datatype, shape: list[int]) -> None:
-    """Its product is zero, yet no array can have it."""
+    """The number of elements is zero, yet no array can have this shape."""
     assert "expected" in _refused(datatype, shape, b"")
 
 
@@ -271,7 +271,7 @@ def test_many_empty_texts_are_unpacked() -> None:
     ],
 )
 def test_texts_of_several_pieces_are_unpacked_and_packed(sizes: list[int]) -> None:
-    """Elements, and lengths, lie across the borders of pieces."""
+    """Elements and their lengths cross the boundaries of pieces."""
     texts = [bytes([65 + index % 26]) * size for index, size in enumerate(sizes)]
     data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
@@ -297,7 +297,7 @@ def test_lengths_of_several_pieces_must_add_up(
 
 
 def test_no_call_handles_more_than_a_piece_of_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's lock is held for a whole call, and the event loop waits for it."""
+    """A call holds the GIL throughout, which blocks the event loop."""
     count = 3 * PIECE_ELEMENTS
     data = memoryview(bytes(4 * count))
     cut_at_once: list[int] = []

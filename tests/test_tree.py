@@ -1,4 +1,4 @@
-"""The server starts from a source tree, without a distribution of its own."""
+"""The server starts from a source tree, without an installed distribution."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ BUILD = r"\d+\.\d+\.\d+(\+[0-9a-f]{12})?"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> dict[str, str]:
-    """An environment with every installed package but this one."""
+    """An environment with every installed package except this one."""
     paths = [str(ROOT / name) for name in ("server", "generated")]
     for place in map(Path, dict.fromkeys(sys.path)):
         if not place.is_dir() or not any(place.glob("*.dist-info")):
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> dict[str, str]:
 
 
 async def _printed(environment: dict[str, str], *arguments: str) -> str:
-    # Without `site`, which would bring the packages of this interpreter back.
+    # Without `site`, which would add this interpreter's packages.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-S", *arguments, env=environment, stdout=asyncio.subprocess.PIPE
     )

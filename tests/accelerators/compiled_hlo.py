@@ -1,6 +1,6 @@
-"""Compiles models for a target and prints what their programs have to do with the host, as JSON.
+"""Compiles models for a target, and prints what their programs exchange with the host, as JSON.
 
-Run as a process of its own, with the environment of one that compiles for the target.
+Runs as a separate process, with the environment for compiling for that target.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -29,7 +29,7 @@ _COLLECTIVES = re.compile(r"\b(all-reduce|all-gather|reduce-scatter|all-to-all)(
 
 
 def control(platform: str, device: Any) -> str:
-    """Return the HLO of a function that calls the host, or leaves its result there."""
+    """Return the HLO of a function that calls the host, or leaves its result in host memory."""
     place = SingleDeviceSharding(device)
     argument = jax.ShapeDtypeStruct((256, 256), np.float32, sharding=place)
     if platform == "tpu":
@@ -45,7 +45,7 @@ def control(platform: str, device: Any) -> str:
 
 
 def main(name: str, count: int, paths: list[Path]) -> dict[str, Any]:
-    """Return what was found: of a control, and of every program of the models."""
+    """Return the findings for a control function, and for every program of the models."""
     jax_runtime.start("cpu")
     target = kinds.named(name)
     devices = open_devices(target, count)

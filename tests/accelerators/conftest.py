@@ -1,4 +1,4 @@
-"""What compiles for devices that are not there: for those of a platform whose wheels are here."""
+"""Compilation for absent devices, on each platform whose wheels are installed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from xlaserve.runtime.devices.target_kinds import Target, named
 
 @dataclass(frozen=True)
 class Platform:
-    """One platform, with the kind of device that most tests compile for."""
+    """A platform, with the device kind that most tests compile for."""
 
     name: str
     target: Target
@@ -37,7 +37,7 @@ def _platform(name: str, target: str) -> Platform:
     ],
 )
 def platform(request: pytest.FixtureRequest) -> Platform:
-    """Return each platform; skips with the reason where its wheels are not installed."""
+    """Return each platform; skip with the reason if its wheels are not installed."""
     return _platform(*request.param)
 
 

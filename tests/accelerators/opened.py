@@ -1,6 +1,6 @@
-"""Opens every kind of device of a platform with every count, and shards a program over it.
+"""Opens every device kind of a platform with every count, and shards a program over it.
 
-Run as a process of its own, in the environment of those that compile. Prints JSON.
+Runs as a separate process, in the environment for compiling. Prints JSON.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -19,7 +19,7 @@ from xlaserve.runtime.devices.target_kinds import TARGETS, Target
 
 
 def arguments_bytes(target: Target, count: int) -> int:
-    """Return what a sharded product takes of arguments on each device."""
+    """Return the argument bytes per device of a sharded product."""
     mesh = Mesh(np.array(open_devices(target, count)), ("model",))
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "model"), ()))
     matrix = jax.ShapeDtypeStruct((512, 1024), np.float32, sharding=split)
@@ -31,7 +31,7 @@ def arguments_bytes(target: Target, count: int) -> int:
 
 
 def main(platform: str) -> None:
-    """Print what each kind of device of a platform is, and took."""
+    """Print the properties of each device kind of a platform, and its argument bytes."""
     jax_runtime.start("cpu")
     found = {
         name: {

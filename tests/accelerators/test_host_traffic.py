@@ -1,4 +1,4 @@
-"""Programs for GPUs and TPUs do nothing with the host but take inputs and give outputs."""
+"""Programs for GPUs and TPUs use the host only for their inputs and outputs."""
 
 import json
 import os
@@ -18,9 +18,9 @@ COUNT = 4
 def test_programs_do_nothing_with_the_host(
     platform: Any, tmp_path: Path, example_models: Path
 ) -> None:
-    """Whole, and spread over four devices, which speak with one another and nobody else.
+    """Both whole and spread over four devices, which only communicate among themselves.
 
-    A callback is seen, and a result that is left in the memory of the host: those are the controls.
+    As controls, a callback and a result left in host memory are detected.
     """
     target = platform.target
     paths = [*export_sharded(tmp_path, COUNT).values()]

@@ -1,4 +1,4 @@
-"""`xlaserve plan` on a machine without the device that it is for."""
+"""`xlaserve plan` on a machine without the target device."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from xlaserve.artifact.target_sizes import IN_FLIGHT
 async def test_examples_are_planned_and_fit(
     platform: Any, example_models: Path, tmp_path: Path
 ) -> None:
-    """The second time everything is known."""
+    """The second run finds every model in the cache."""
     asked = (
         "plan",
         str(example_models),

@@ -1,4 +1,4 @@
-"""What is compiled for GPUs and TPUs that are not there: `tox run -e cuda`, `tox run -e tpu`."""
+"""Compilation for absent GPUs and TPUs: `tox run -e cuda`, `tox run -e tpu`."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_every_kind_opens_with_every_count_and_shards_a_program(platform: Any) -
     for row in rows:
         opened = found[row.name]
         assert opened["kind"].startswith(row.kind)
-        # A matrix of 2 MiB in equal parts, beside 16 KiB that are everywhere.
+        # A matrix of 2 MiB in equal parts, plus 16 KiB on every device.
         assert {str(count): (2 << 20) // count + (16 << 10) for count in row.counts} == opened[
             "arguments"
         ]
@@ -52,7 +52,7 @@ def test_every_kind_opens_with_every_count_and_shards_a_program(platform: Any) -
 def test_copies_and_shards_lie_on_all_devices(
     platform: Any, compilers: Compilers, tmp_path: Path
 ) -> None:
-    """A shard is a part of the parameters, a copy is all of them."""
+    """A shard holds a part of the parameters, and a replica all of them."""
     params = {"w": np.zeros((1024, 1024), np.float32)}
     path = tmp_path / "wide" / "1"
     export_model(
@@ -77,7 +77,7 @@ def test_copies_and_shards_lie_on_all_devices(
 def test_what_is_reserved_is_what_the_compiler_says(
     platform: Any, tmp_path: Path, name: str
 ) -> None:
-    """To a hundredth, or for a reason that docs/measurements/accelerators.md has."""
+    """Within one percent, or for a reason listed in docs/measurements/accelerators.md."""
     path = ARCHITECTURES[name](4).write(tmp_path / name / "1")
     (row,) = accelerator_sizes.compared(platform.target, {name: path})
 
@@ -98,7 +98,7 @@ def test_an_artifact_for_the_cpu_alone_is_told_so(
 
 @pytest.mark.tpu
 def test_what_a_tpu_has_no_way_for_names_the_operation(tmp_path: Path) -> None:
-    """Products of 64-bit integers are none of its operations."""
+    """A TPU has no product of 64-bit integers."""
     if not _has("v5e"):
         pytest.skip("libtpu is not installed")
 
@@ -124,7 +124,7 @@ def test_what_a_tpu_has_no_memory_for_is_said_by_its_compiler(tmp_path: Path) ->
 
     path = tmp_path / "greedy" / "1"
     inputs: dict[str, tuple[str, list[int | str]]] = {"x": ("FP32", [-1, "n"])}
-    # With a small size, which is what it is run back with.
+    # With a small compiled shape, which the run back on the CPU uses.
     export_model(greedy, None, inputs, path, outputs=["y"], compiled_shapes={"n": [8]})
     job = Job("greedy", str(path), "v5e", parameters={"compiled_shapes": "100000"})
     with Compilers(most=1) as compilers:

@@ -1,4 +1,4 @@
-"""Caches that are filled for GPUs and TPUs, whole and spread over the real topologies."""
+"""Filling compilation caches for GPUs and TPUs, for whole and sharded models."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from support.targets import SHARDED, export_sharded, keys, warm
 def test_sharded_models_compile_for_the_real_topologies(
     platform: Any, tmp_path: Path, count: int
 ) -> None:
-    """The flags of the process that compiles are not in the keys: servers have none of them."""
+    """Compiler flags of the compiling process are not part of the cache keys: servers lack them."""
     paths = export_sharded(tmp_path / "models", count)
     made = warm(tmp_path / "cache", platform.target.name, count, *paths.values())
     found = keys(tmp_path / "cache")
@@ -23,6 +23,6 @@ def test_sharded_models_compile_for_the_real_topologies(
     spread = ",".join(map(str, range(count)))
     options = {key["environment"]["options"] for key in found if key["program"]["devices"] != "0"}
     assert {"0", spread} == {key["program"]["devices"] for key in found}
-    # Where parts are exchanged, and XLA for GPUs can hide that.
+    # Where shards are exchanged, and XLA for GPUs can hide the latency.
     hiding = "xla_gpu_enable_latency_hiding_scheduler=True"
     assert {hiding if platform.name == "cuda" else ""} == options

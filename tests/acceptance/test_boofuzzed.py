@@ -1,4 +1,4 @@
-"""What boofuzz's requests find: wrong statuses, answers that are none, and servers that hang."""
+"""Findings of the boofuzz runs: wrong statuses, invalid answers, and hanging servers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ REQUEST = b"GET / HTTP/1.1\r\n\r\n"
 
 @asynccontextmanager
 async def answering(octets: bytes, *, waits: bool) -> AsyncIterator[str]:
-    """Serve these octets to whoever asks: at once, or to nobody; then close, unless it `waits`."""
+    """Serve these bytes to each client, or nothing; then close, unless it `waits`."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

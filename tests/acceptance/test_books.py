@@ -1,4 +1,4 @@
-"""What clients counted is compared with what the server counts, and a difference names the kind."""
+"""Request counts of the clients are compared with the server's; a difference names its kind."""
 
 from collections import Counter
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_an_answer_that_changes_is_wrong() -> None:
     assert ["one and one was 2, then 3"] == books.wrong
 
 
-# --- the kinds ---------------------------------------------------------------------------------
+# # --- kinds of differences ----------------------------------------------------------------------
 
 
 def test_no_two_kinds_ask_the_same_model() -> None:

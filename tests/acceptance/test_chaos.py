@@ -1,4 +1,4 @@
-"""What chaos finds: only who was in flight at a SIGKILL may be without an answer."""
+"""Chaos findings: only requests in flight at a SIGKILL may remain unanswered."""
 
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ def test_an_end_that_nobody_expects_is_found() -> None:
 
 
 def test_latencies_are_compared_with_those_beside_but_not_those_of_a_start() -> None:
-    """What was before says nothing: the machine was another then."""
+    """Earlier latencies do not count: the machine's load was different."""
     others = Sight(latencies=[(150.0 + at, 0.01) for at in range(30)])
     before, starting = [(10.0, 9.0)], [(104.0, 5.0)]
     fine = [(150.0 + at, 0.03) for at in range(30)]

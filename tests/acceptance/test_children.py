@@ -1,4 +1,4 @@
-"""Every kind of child is stopped and killed in the middle of its work, and nobody else fails."""
+"""Every kind of child process is stopped or killed during its work, and nothing else fails."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CASES = [(kind, number) for kind in children.KINDS for number in children.SIGNAL
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number"), CASES)
 def test_a_child_is_replaced_and_nothing_is_left(kind: str, number: str, tmp_path: Path) -> None:
-    """Another child does its work; a request that a Python model had begun with is INTERNAL."""
+    """Another child takes over; a request being executed by a Python model gets INTERNAL."""
     outcome = children.end_each(tmp_path, count=1, kinds=(kind,), signals=(number,), timed=False)
 
     assert [] == [str(figure) for figure in outcome.figures if not figure.holds]

@@ -1,4 +1,4 @@
-"""What the conformance runner of protobuf is answered, and how its report is judged."""
+"""Answers to protobuf's conformance runner, and the evaluation of its report."""
 
 import io
 import sys
@@ -20,7 +20,7 @@ PROTOBUF, JSON = 1, 2
 
 @dataclass(eq=False, repr=False)
 class Request(betterproto.Message):
-    """The fields of the runner's requests that are used, with its numbers."""
+    """The fields in use of the runner's requests, with their numbers."""
 
     protobuf_payload: bytes = betterproto.bytes_field(1, group="payload")
     json_payload: str = betterproto.string_field(2, group="payload")
@@ -30,7 +30,7 @@ class Request(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Response(betterproto.Message):
-    """The fields of its responses that are used."""
+    """The fields in use of the responses."""
 
     parse_error: str = betterproto.string_field(1, group="result")
     protobuf_payload: bytes = betterproto.bytes_field(3, group="result")
@@ -40,7 +40,7 @@ class Response(betterproto.Message):
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, Any]]:
-    """Ask the testee, and return the kind of its answer and what it says."""
+    """Send a request to the testee; return the kind of its answer and the content."""
     runner, messages = ModuleType("messages.conformance"), ModuleType("messages.proto3")
     vars(runner).update(ConformanceRequest=Request, ConformanceResponse=Response)
     vars(messages).update(TestAllTypesProto3=Everything)

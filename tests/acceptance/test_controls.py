@@ -1,4 +1,4 @@
-"""Each detector finds what is there on purpose: a leak, a call that hangs, a wrong answer."""
+"""Every detector finds a deliberate fault: a leak, a hanging call, a wrong answer."""
 
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ FOUND_BY = {
 
 @pytest.mark.parametrize("how", SPOILERS)
 def test_a_model_that_does_what_it_should_not_is_found(tmp_path: Path, how: str) -> None:
-    # Of 2,000 the second half leaks about as much as is allowed.
+    # With 2,000 requests the second half would leak no more than is allowed.
     outcome = requests.mixed(tmp_path, count=4000, spoiled=how, seconds=3)
 
     assert [FOUND_BY[how]] == outcome.failing
@@ -37,7 +37,7 @@ def test_a_load_that_keeps_something_is_found(tmp_path: Path) -> None:
 
 
 def test_answers_that_are_not_released_are_found(tmp_path: Path) -> None:
-    """A client that stays keeps what it was to be sent."""
+    """A client that stays connected keeps its unsent answers."""
     outcome = requests.aborted(tmp_path, count=100, keeps=True)
 
     assert ["memory 5 s behind them"] == outcome.failing

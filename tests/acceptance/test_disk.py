@@ -1,4 +1,4 @@
-"""D3: files of a load on a disk that is full, or read-only: it is refused, and the rest goes on."""
+"""D3: loads with files on a full or read-only disk are refused, and everything else works."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def loading(stub: Any, size: int) -> tuple[str, str]:
-    """Load the model with other files, and return how that ends."""
+    """Load the model with other files; return status and message."""
     request = Load(model_name="double")
     request.parameters["config"].string_param = json.dumps({"max_batch_size": 4})
     request.parameters["file:1/model.json"].bytes_param = bytes(size)
@@ -60,8 +60,8 @@ async def double(stub: Any) -> list[int]:
 
 
 def assert_refused(disk: Path, kind: str, code: str, text: str) -> None:
-    """Demand the error of a load whose files a disk of this kind does not take."""
-    # Where nothing can be written at all, other models would be unloaded for nothing.
+    """Check the error of a load whose files this kind of disk rejects."""
+    # RESOURCE_EXHAUSTED on a read-only disk would make a mesh unload other models in vain.
     expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
     assert expected[kind] == code
     assert "double" in text
@@ -83,14 +83,14 @@ async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
             left = [path for path in disk.rglob("*") if path.is_file() and path.stat().st_size > 64]
             if kind == "read-only":
                 remount(disk, "rw")
-            # Nothing of it is in the way of the next.
+            # The failed load leaves nothing that blocks the next one.
             later, _ = await loading(stub, 100)
             again = await double(stub)
 
     assert_refused(disk, kind, code, text)
     assert [] == left
     assert [0] * 8 == answer == again
-    assert "FAILED_PRECONDITION" == later  # it was written, and is no manifest
+    assert "FAILED_PRECONDITION" == later  # this file was written, and is not a manifest
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
 async def test_files_that_cannot_be_written_for_other_processes_are_refused(
     tmp_path: Path, disk: Path, kind: str
 ) -> None:
-    """The process that is asked writes them for the others first, and leaves nothing behind."""
+    """The worker that gets the request writes the files for the others, and cleans up."""
     models = several.repository(tmp_path / "models")
     export_double(models)
     scratch = ("--scratch-directory", str(disk))

@@ -1,4 +1,4 @@
-"""Each part of the memory of the soak has a figure of its own, and what is allowed to grow."""
+"""Figures for each part of the soak test's memory, and how much each may grow."""
 
 from typing import Any
 

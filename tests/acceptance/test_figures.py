@@ -1,4 +1,4 @@
-"""Figures are judged by their criterion, and an outcome by all of them."""
+"""Each figure is judged by its own criterion, and an outcome by all its figures."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_what_each_cycle_keeps_is_found_under_noise(leak: int) -> None:
 
 
 def test_one_step_in_the_middle_is_no_slope() -> None:
-    """An allocator that takes another arena once, and keeps it, leaks nothing."""
+    """An allocator that takes one more arena and keeps it does not leak."""
     resident = [100.0 * MIB] * 50 + [101.0 * MIB] * 50
 
     assert growth(resident) == 0
@@ -96,7 +96,7 @@ def test_the_page_has_every_row_with_a_figure_and_a_command() -> None:
 
 
 def fake(*, holds: bool) -> Row:
-    """Make a row whose figure is known."""
+    """Make a row with a known figure."""
 
     def check(
         folder: Path, *, count: int = 10, seconds: float = 60, without: tuple[str, ...] = ()

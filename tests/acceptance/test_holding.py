@@ -1,4 +1,4 @@
-"""The message that holds the event loop longest is found, named and kept."""
+"""The message that blocks the event loop longest is found, named and stored."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ QUICK, SLOW = b"\x0a\x01m", b"\x0a\x01slow"
 
 
 def reader(slow: bytes, seconds: float = 0.06) -> holding.Read:
-    """Make what reads one message for longer than it may, on the clock by which that is judged."""
+    """Make a reader that takes too long for one message, measured by the judging clock."""
 
     def read(data: bytes) -> str:
         end = time.thread_time() + (seconds if data == slow else 0)
@@ -40,7 +40,7 @@ def test_a_message_that_takes_long_is_found_and_kept(
 
 @pytest.mark.slow
 def test_what_took_long_only_once_is_not_judged_by_that(tmp_path: Path) -> None:
-    """A cache miss, or an interrupt: it is read again."""
+    """After a cache miss or an interrupt the message is read again."""
     times = iter([True])
     once = reader(SLOW)
 

@@ -1,4 +1,4 @@
-"""What S2 finds: images that are decoded though they should not be, and what refusals cost."""
+"""S2 findings: images decoded although they should be refused, and the cost of refusals."""
 
 import time
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def refuse_late(data: bytes) -> None:
 def test_a_refusal_is_judged_by_what_it_costs(
     monkeypatch: pytest.MonkeyPatch, decode: Callable[[bytes], object], failing: list[str]
 ) -> None:
-    # Less than the memory of an image costs in time, where pages have to be made.
+    # Less time than it takes to allocate an image, including its page faults.
     monkeypatch.setattr(pictures, "_MOST_SECONDS", 0.04 if decode is refuse_late else 10)
 
     assert failing == pictures.judge({"one": b"png"}, decode).failing

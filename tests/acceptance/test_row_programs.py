@@ -1,4 +1,4 @@
-"""R1 and R2: what is concluded of results, which are kept, and what a trial of a program sees."""
+"""R1 and R2: conclusions from stored results, and what a trial of a program detects."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NUMBERS: Inputs = [((4,), "float32")]
 
 
 def concluded(folder: Path, outputs: Sequence[tuple[bool, str, str]]) -> Outcome:
-    """Return what is concluded of programs that were judged before, of one output each."""
+    """Return the conclusion from programs judged earlier, with one output each."""
     lines = [{"seed": seed, "outputs": [output]} for seed, output in enumerate(outputs)]
     (folder / "moves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return row_programs.judge(folder, family="moves", programs=len(outputs))

@@ -1,4 +1,4 @@
-"""Each place that evaluates or executes foreign data is ended by the limit that its row names."""
+"""Every place that evaluates or executes untrusted data is stopped by its documented limit."""
 
 import ast
 import os
@@ -34,7 +34,7 @@ ROWS = (*confined.PROCESSES, *confined.TEXTS, *confined.EXECUTIONS)
 
 
 def compilation(tmp_path: Path) -> None:
-    """The kernel has the limits of a process before its first job."""
+    """The kernel enforces a process's limits before its first job."""
     made = CompilerProcess((*COMMAND, str(os.getpid()), str(SMALL)), variables())
     try:
         made.line()
@@ -60,7 +60,7 @@ def export(tmp_path: Path) -> None:
 
 
 def target(tmp_path: Path) -> None:
-    """A process that holds more than it may is ended, whatever it is busy with."""
+    """A process that exceeds its memory limit is killed, whatever it is doing."""
     code = "import time; kept = bytearray(b'x' * (200 << 20)); time.sleep(600)"
     made = CompilerProcess((sys.executable, "-c", code), dict(os.environ))
     try:
@@ -76,7 +76,7 @@ def shapes(tmp_path: Path) -> None:
 
 
 def conditions(tmp_path: Path) -> None:
-    """Powers of powers, which take gigabytes by the twelfth."""
+    """Nested powers, which need gigabytes from the twelfth on."""
     text = "2"
     for _ in range(12):
         text = f"({text})**8"
@@ -85,7 +85,7 @@ def conditions(tmp_path: Path) -> None:
 
 
 def over(path: Path, size: int) -> None:
-    """Make a sparse file of so many bytes."""
+    """Make a sparse file of this size."""
     with path.open("wb") as file:
         file.truncate(size)
 
@@ -132,7 +132,7 @@ def tokenizer(tmp_path: Path) -> None:
 
 
 def second_net(tmp_path: Path) -> None:
-    """What takes longer is not executed."""
+    """A longer computation is not executed."""
     programs = [Program(lambda leaves, arrays: [], rows, (), MAX_SECONDS) for rows in (1, 8)]
 
     assert [] == within(programs, MAX_SECONDS)
@@ -166,7 +166,7 @@ CHECKS: dict[str, Callable[[Path], None] | str] = {
     "comparison with onnxruntime": "models/onnx/test_watching.py::"
     "test_a_loop_that_does_not_end_is_ended",
 }
-"""A check of each row, or the test elsewhere that is one."""
+"""A check for each row, or the name of another test that checks it."""
 
 
 def test_every_row_has_a_check_and_no_other_has() -> None:

@@ -1,4 +1,4 @@
-"""Extensions of other packages: found by an entry point, served where a setting names them."""
+"""Extensions from other packages: found by entry point, enabled by a setting."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ Install = Callable[[str, str], Path]
 
 @pytest.fixture(name="install")
 def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return how to install a package with a module and an entry point for it."""
+    """Return a function that installs a package with a module and an entry point for it."""
 
     def _installed(name: str, code: str) -> Path:
         folder = tmp_path / "packages"
@@ -54,7 +54,7 @@ def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 async def test_a_server_started_for_it_serves_it(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process and two: each that answers requests puts it together."""
+    """With one process and with two: each process that answers requests builds the extension."""
     folder = install("shouting", CODE)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
     (tmp_path / "models").mkdir()

@@ -1,4 +1,4 @@
-"""A server without an extension starts, answers all else, and knows nothing of what is missing."""
+"""A server built without one of its extensions starts, and answers everything else."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ FOLDERS = {
     "grpc_web": "xlaserve.grpc_web",
     "dashboard": "xlaserve.http.dashboard",
 }
-"""The folder that would be deleted with the row."""
+"""The folder that would be deleted along with the extension's row."""
 ROUTES = {
     "openai": ("/v1/", "/openai/v1/"),
     "grpc_web": (),
@@ -34,7 +34,7 @@ ROUTES = {
         *("/hosting.json", "/v2/docs"),
     ),
 }
-"""The beginnings of the paths that an extension has, besides that of the page at `/`."""
+"""Path prefixes of an extension, in addition to the page at `/`."""
 ORIGIN = "https://app.example"
 WEB = "application/grpc-web+proto"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -75,12 +75,12 @@ def paths_of(server: RunningServer) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Running:
-    """A server, and the paths that it was put together with."""
+    """A server, and the paths that it serves."""
 
     server: RunningServer
     paths: frozenset[str]
     name: str = ""
-    """The extension that it is without; empty for the one that has all."""
+    """The missing extension; empty for the complete server."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="whole")
@@ -95,10 +95,10 @@ async def _whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 async def _cut(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    # It is put together before the row is taken out.
+    # Assembled before the row is removed.
     whole: Running,
 ) -> AsyncIterator[Running]:
-    """Run without a row, and with nothing to import in its folder."""
+    """Run without a row, and with its folder not importable."""
     name = request.param
     left = tuple(row for row in ROWS if row.name != name)
     folder = FOLDERS[name]
@@ -115,7 +115,7 @@ async def _cut(
 async def asked(
     server: RunningServer, method: str, path: str, **given: Any
 ) -> tuple[int, str, str]:
-    """Return the status, the type and the text of an answer."""
+    """Return status, content type and text of an answer."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, f"http://{server.http}{path}", **given) as answer,
@@ -124,7 +124,7 @@ async def asked(
 
 
 async def test_every_extension_is_cut() -> None:
-    """A row that is new has its folder and its paths here."""
+    """A new row must list its folder and its paths here."""
     assert list(FOLDERS) == [row.name for row in ROWS]
     assert FOLDERS.keys() == ROUTES.keys() == MISSING.keys()
 
@@ -152,7 +152,7 @@ async def test_models_answer(cut: Running) -> None:
 
 
 async def test_what_is_missing_is_nothing(cut: Running, whole: Running) -> None:
-    """It is answered as any path is that nobody knows; a server that has it answers otherwise."""
+    """It is answered like any unknown path; a server with the extension answers differently."""
     for name, requests in MISSING.items():
         for method, path in requests:
             headers = {"Content-Type": WEB, "Origin": ORIGIN} if path == LIVE else {}

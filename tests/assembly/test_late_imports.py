@@ -1,4 +1,4 @@
-"""A server has imported its own code once it is ready: replaced files break no load."""
+"""A ready server has imported all of its own code: replaced files break no load."""
 
 import json
 import sys
@@ -56,7 +56,7 @@ asyncio.run(load())
     ],
 )
 async def test_no_load_imports_code_of_the_server(tmp_path: Path, names: Sequence[str]) -> None:
-    """Of no kind of model that there is: in a fresh process, from its readiness on."""
+    """For every kind of model, in a fresh process, from readiness on."""
     kinds.write(tmp_path / "models", iter(names))
     paths = (str(tmp_path / "models"), str(tmp_path))
     code, out, err = await run(sys.executable, "-c", LOADING, *paths, *names)

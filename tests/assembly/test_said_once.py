@@ -1,4 +1,4 @@
-"""A start says each thing once, however many models it loads."""
+"""Startup logs each fact once, however many models are loaded."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from support.process import served
 
 MODELS = tuple(f"model-{number}" for number in range(4))
 PLACES = {
-    # Of a user without a home, as in a container with another user id.
+    # A user without a home directory, as in a container with another user id.
     "no place for programs": {
         "HOME": "/proc/none",
         "XDG_CACHE_HOME": "/proc/none",

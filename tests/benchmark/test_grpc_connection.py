@@ -1,4 +1,4 @@
-"""The lean client, against servers that say what no well-behaved one says."""
+"""The minimal load client, against servers that violate the protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +17,7 @@ from xlaserve.grpc.http2.frames import END_HEADERS, END_STREAM, HEADER_BYTES, NU
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Answer = Callable[[int], bytes]
-"""Called with the stream of a request that has come whole."""
+"""Called with the stream of a complete request."""
 
 INPUTS = [(TensorSpec("x", DATATYPES["FP32"], (40_000,)), np.zeros(40_000, np.float32))]
 TIMING = Timing(warmup=0.0, duration=0.05, timeout=20.0)
@@ -29,13 +29,13 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def headers(stream: int, flags: int = 0, **fields: str) -> bytes:
-    """Return a HEADERS frame; the names of fields are written with _ for -."""
+    """Return a HEADERS frame; names of fields are written with _ for -."""
     pairs = [(name.replace("_", "-").replace("STATUS", ":status"), v) for name, v in fields.items()]
     return frame(frames.HEADERS, END_HEADERS | flags, stream, Encoder().encode(pairs))
 
 
 def ok(stream: int) -> bytes:
-    """Return a whole answer."""
+    """Return a complete answer."""
     return (
         headers(stream, STATUS="200")
         + frame(frames.DATA, 0, stream, MESSAGE)
@@ -47,7 +47,7 @@ def ok(stream: int) -> bytes:
 async def speaking(
     answer: Answer, *, first: bytes | None = None, window: int = 1 << 20
 ) -> AsyncIterator[str]:
-    """Serve HTTP/2 by hand; `first` replaces the settings."""
+    """Serve hand-written HTTP/2; `first` replaces the settings frame."""
 
     handlers: list[asyncio.Task[None] | None] = []
 
@@ -78,14 +78,14 @@ async def speaking(
 
 
 async def measure(url: str, streams: int = 1) -> Measured:
-    """Put a load on one connection."""
+    """Run a load on one connection."""
     target = GrpcTarget(parse_address(url), "m", "", timeout=TIMING.timeout)
     return await run_step(Step(1, streams), TIMING, target.connector(INPUTS))
 
 
 @pytest.mark.parametrize("window", [1000, 1 << 20])
 async def test_requests_wait_for_the_windows_of_the_server(window: int) -> None:
-    """160 kB in frames that fit; some servers open their windows byte by byte."""
+    """160 kB in frames that fit; some servers widen their windows byte by byte."""
     async with speaking(ok, window=window) as url:
         measured = await measure(url, streams=3)
 
@@ -152,7 +152,7 @@ async def test_headers_may_come_in_pieces_and_with_padding() -> None:
 
 
 async def test_a_table_of_headers_is_followed() -> None:
-    """Header blocks of a server that ignores the wish for none: equal answers, unequal bytes."""
+    """The server ignores the table size of 0: its header blocks differ for equal answers."""
     encoder = Encoder()
 
     def answer(stream: int) -> bytes:

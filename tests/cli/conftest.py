@@ -1,4 +1,4 @@
-"""What every test of the command line has: compilation in its own process, the log kept apart."""
+"""Fixtures of the command line tests: compilation within the process, and a separate log."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import structlog
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_here() -> Iterator[None]:
-    """Spare each command the start of a process that compiles, 1.4 seconds of a core."""
+    """Save each command the start of a compiler process, which takes 1.4 seconds of a core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLASERVE_COMPILE_PROCESSES", "0")
         yield
@@ -17,9 +17,9 @@ def compiled_here() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_apart(new_log: None) -> None:
-    """Keep the log of a server in this process out of what a command prints.
+    """Keep the log of a server in this process out of the output of a command.
 
-    structlog prints to the `sys.stdout` of the moment, which is the command's own while one runs:
-    a line of the server would stand in the middle of its JSON.
+    structlog prints to the current `sys.stdout`, which is the command's while one runs: a log line
+    would end up in the middle of its JSON.
     """
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))

@@ -1,4 +1,4 @@
-"""`xlaserve access check`: what a file of rules allows, without a server."""
+"""`xlaserve access check`: permissions according to a rules file, without a server."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ anyone = true
 
 @pytest.fixture(name="files")
 def _files(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a file of rules, and one with the token of alice."""
+    """Return a rules file, and a file with the token of alice."""
     made = [CliRunner().invoke(application(), ["token"]).output.splitlines() for _ in range(2)]
     (token, first), (_, second) = made
     digests = [line.partition('"')[2].rstrip('"') for line in (first, second)]
@@ -46,7 +46,7 @@ def check(*arguments: object) -> Result:
 
 
 def rows(result: Result) -> list[list[str]]:
-    """Return the cells of a table that was printed."""
+    """Return the cells of a printed table."""
     assert 0 == result.exit_code, result.output
     lines = [line for line in result.output.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]

@@ -1,4 +1,4 @@
-"""`xlaserve bench`, as a user runs it, against servers that behave and servers that do not."""
+"""`xlaserve bench`, as a user runs it, against well-behaved and misbehaving servers."""
 
 import asyncio
 import json
@@ -37,18 +37,18 @@ def _invoke(arguments: tuple[str, ...]) -> tuple[int, str]:
 
 
 async def measure(*arguments: str) -> tuple[int, str]:
-    """Run the command in a thread: it has an event loop of its own."""
+    """Run the command in a thread, because it has its own event loop."""
     return await asyncio.to_thread(_invoke, (*arguments, *QUICK))
 
 
 async def measure_json(path: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run the command and return its exit status and what it says of each step."""
+    """Run the command; return its exit status and its JSON result for each step."""
     code, _ = await measure(*arguments, "--json", str(path))
     return code, json.loads(path.read_text())["steps"]
 
 
 def identity_of(datatype: str, dims: list[int], root: Path) -> Path:
-    """Write a model that gives back its only input; return the repository."""
+    """Write a model that returns its only input; return the repository."""
     tensor = {"data_type": datatype, "dims": dims}
     config = BIG | {"input": [{"name": "x", **tensor}], "output": [{"name": "y", **tensor}]}
     (root / "models" / "big" / "1").mkdir(parents=True)
@@ -91,7 +91,7 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 
 def reply(status: str, body: bytes, *, chunked: bool = False) -> bytes:
-    """Return an answer, in one piece or in two chunks."""
+    """Return a response, in one piece or in two chunks."""
     if not chunked:
         return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     half = len(body) // 2
@@ -99,7 +99,7 @@ def reply(status: str, body: bytes, *, chunked: bool = False) -> bytes:
     return f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunks
 
 
-# --- a server that behaves ---------------------------------------------------------------------
+# # --- a well-behaved server ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_the_load_is_spread_as_it_was_asked(
 async def test_a_message_larger_than_every_window_is_measured(
     serve: Serve, tmp_path: Path, protocol: str
 ) -> None:
-    """8 MB each way, twice at the same time: the windows of the server run full and open again."""
+    """8 MB each way, two at a time: the server's windows are exhausted and widened again."""
     repository = identity_of("TYPE_FP32", [-1], tmp_path)
     shape = ("--shape", "x=2000000", "--concurrency", "2")
     async with serve(repository, load_model=("big",), http_endpoint="port:0") as server:
@@ -287,11 +287,11 @@ async def test_the_wrong_protocol_is_said(example_models: Path, serve: Serve, sc
             await measure("identity", "--url", f"{scheme}://{address}")
 
 
-# --- a server that does not behave -------------------------------------------------------------
+# # --- misbehaving servers -----------------------------------------------------------------------
 
 
 async def test_errors_are_counted_by_status_and_are_no_answers(tmp_path: Path) -> None:
-    """Every other inference after the first is refused."""
+    """Every second inference after the first is refused."""
     inferences = 0
 
     def answer(line: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`xlaserve bench --generate`, as a user runs it, against servers that answer slowly or badly."""
+"""`xlaserve bench --generate`, as a user runs it, against slow or misbehaving servers."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ TOKENS = pb.ModelMetadataResponseTensorMetadata(name="tokens", datatype="INT32",
 
 
 class Generator(pb.GrpcInferenceServiceBase):
-    """Streams as many tokens as it is asked for; some requests fare otherwise."""
+    """Streams the requested number of tokens; some requests get a different treatment."""
 
     def __init__(self, **otherwise: Any) -> None:
         self.asked: list[tuple[int, int]] = []
-        """Tokens of the prompt, and of the answer."""
+        """Token counts of the prompt and of the answer."""
         self.prompts: list[bytes] = []
         self._otherwise = otherwise
 
@@ -91,7 +91,7 @@ def _invoke(arguments: tuple[str, ...]) -> tuple[int, str]:
 
 
 async def measure(*arguments: str) -> tuple[int, str]:
-    """Run the command in a thread: it has an event loop of its own."""
+    """Run the command in a thread, because it has its own event loop."""
     return await asyncio.to_thread(_invoke, ("m", *QUICK, *arguments))
 
 
@@ -105,7 +105,7 @@ def lengths(tmp_path: Path) -> str:
 
 
 async def test_requests_have_the_lengths_of_the_file_in_turn(tmp_path: Path, lengths: str) -> None:
-    """After one token that tries the longest prompt; no two prompts are alike."""
+    """A first request tries the longest prompt with one token; no two prompts are equal."""
     service, numbers = Generator(), tmp_path / "out.json"
     async with serving(service, tmp_path) as url:
         flags = ("--lengths", lengths, "--connections", "3", "--json", str(numbers))
@@ -116,7 +116,7 @@ async def test_requests_have_the_lengths_of_the_file_in_turn(tmp_path: Path, len
     assert 0 == code
     assert 5 < count == len(service.asked) - 1
     assert (9, 1) == service.asked[0]
-    # Over several connections they come in any order.
+    # Over several connections they arrive in any order.
     assert sorted(([(3, 6), (9, 18), (4, 8)] * count)[:count]) == sorted(service.asked[1:])
     assert count + 1 == len(set(service.prompts))
     assert sum(answer for _, answer in service.asked[1:]) == found["tokens"]
@@ -142,7 +142,7 @@ async def test_what_fails_is_counted_by_its_error_and_ends_with_1(
 
 
 async def test_what_is_never_answered_is_late_and_ends_with_1(tmp_path: Path, lengths: str) -> None:
-    """On a busy machine others are late too: nothing here says how many."""
+    """On a busy machine others are late too, so the test asserts no number."""
     service, numbers = Generator(silent=2), tmp_path / "out.json"
     async with serving(service, tmp_path) as url:
         flags = ("--lengths", lengths, "--timeout", "0.5", "--json", str(numbers))
@@ -198,7 +198,7 @@ async def test_a_mistake_is_said(arguments: tuple[str, ...], text: str) -> None:
 
 @pytest.mark.slow  # it compiles a model
 async def test_a_served_generator_is_measured(serve: Serve, tmp_path: Path) -> None:
-    """And what its vocabulary or its positions do not allow is an error before anything counts."""
+    """A setting beyond its vocabulary or its positions is an error before the measurement."""
     tiny_language.export(tmp_path / "models" / "m" / "1")
     numbers = tmp_path / "out.json"
     async with serve(tmp_path / "models", load_model=("m",)) as server:

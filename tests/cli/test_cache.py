@@ -1,4 +1,4 @@
-"""`xlaserve cache list` and `prune`, and servers of two versions in one directory."""
+"""`xlaserve cache list` and `prune`, and servers of two versions that share a directory."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _place(program: str, jax: str, threads: str = "2") -> Place:
 def _fill(
     cache: CompilationCache, jax: str, programs: int, days: float = 0, threads: str = "2"
 ) -> list[Place]:
-    """Write programs as a server of a version does, and have them used so many days ago."""
+    """Write programs as a server of a version does, last used this many days ago."""
     places = [_place(f"p{number}", jax, threads) for number in range(programs)]
     before = set(cache.directory.glob("*/*"))
     for place in places:
@@ -61,7 +61,7 @@ def _listed(cache: CompilationCache) -> dict[str, Any]:
 
 
 def test_two_versions_find_all_of_theirs_in_turn(cache: CompilationCache) -> None:
-    """Each has the same programs: the first one's are there again behind the other one's start."""
+    """Both have the same programs: those of the first survive a start of the other."""
     older = _fill(cache, "0.10.0", 5)
     newer = _fill(cache, "0.12.0", 5)
 
@@ -77,7 +77,7 @@ def test_two_versions_find_all_of_theirs_in_turn(cache: CompilationCache) -> Non
 
 
 def test_two_hosts_find_all_of_theirs_in_turn_and_each_is_listed(cache: CompilationCache) -> None:
-    """Of one version, with other numbers of threads: what one compiled is nothing for the other."""
+    """The same version with other thread counts: neither can use the other's programs."""
     small = _fill(cache, "0.12.0", 5, threads="2")
     large = _fill(cache, "0.12.0", 5, threads="64")
 
@@ -90,7 +90,7 @@ def test_two_hosts_find_all_of_theirs_in_turn_and_each_is_listed(cache: Compilat
 
 
 def test_what_an_older_build_wrote_is_found(cache: CompilationCache) -> None:
-    """It named entries by their programs alone."""
+    """Older builds named entries by their programs only."""
     place = _place("p", "0.12.0")
     cache.write(TARGET, place.name, Entry(place.program, place.environment, b"x"))
 

@@ -191,7 +191,7 @@ async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Pat
 
 
 async def test_help_names_every_setting_and_its_variable() -> None:
-    """By group, and whole on a terminal of 80 columns."""
+    """By group, and without truncation on a terminal of 80 columns."""
     status, out, _ = await run(*command("serve", "--help"))
     lines = out.splitlines()
     described = describe_settings()
@@ -227,7 +227,7 @@ def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
 
 
 async def test_the_module_is_the_command() -> None:
-    """`python -m xlaserve`, where the script is not on the path."""
+    """`python -m xlaserve`, for when the script is not on the path."""
     assert (0, f"xlaserve {build.version()}\n", "") == await run(
         sys.executable, "-m", "xlaserve", "--version"
     )
@@ -235,7 +235,7 @@ async def test_the_module_is_the_command() -> None:
 
 @pytest.mark.slow
 async def test_shells_complete_the_command() -> None:
-    """As typer does it: --install-completion and --show-completion."""
+    """With typer's --install-completion and --show-completion."""
     asked = {"_XLASERVE_COMPLETE": "complete_bash", "COMP_WORDS": "xlaserve serve --tls-k"}
     script = "import sys; sys.argv[0] = 'xlaserve'; from xlaserve.cli import main; main()"
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Files of settings: who goes before whom, and what is refused."""
+"""Settings files: precedence and refusals."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from xlaserve.errors import InvalidSettings
 
 
 def invoke(*arguments: str, **variables: str) -> Result:
-    """Run `xlaserve config` with these variables."""
+    """Run `xlaserve config` with these environment variables."""
     environment = {"COLUMNS": "120", "NO_COLOR": "1", **variables}
     return CliRunner().invoke(application(), ["config", *arguments], env=environment)
 

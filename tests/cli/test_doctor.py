@@ -1,4 +1,4 @@
-"""The doctor tells what would stop a server from what would not."""
+"""`xlaserve doctor` distinguishes problems that stop a server from those that do not."""
 
 import socket
 from pathlib import Path
@@ -11,7 +11,7 @@ from xlaserve.settings import Settings
 
 
 def results(**settings: object) -> dict[str, tuple[Result, str]]:
-    """Return the results of all checks by name; no device but the CPU is looked for."""
+    """Return the results of all checks by name, searching only for CPU devices."""
     free = {"grpc_endpoint": "port:0", "http_endpoint": "port:0", "device": "cpu"}
     read = Settings.read({}, repository=".", **free | settings)
     return {check.name: (check.result, check.text) for check in doctor.checked(read)}

@@ -1,4 +1,4 @@
-"""What an author reads when their function cannot be exported: one line, and which one it is."""
+"""Errors for a function that cannot be exported: one line, which names the author's line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A start that fails once a port is open ends as any other that fails, not by an abort."""
+"""A startup failure after a port is open ends with an error, not with an abort."""
 
 import json
 import os
@@ -27,7 +27,7 @@ cli.main()
 
 
 def test_a_start_that_fails_behind_an_open_port_ends_with_its_reason(tmp_path: Path) -> None:
-    """libuv aborts the process where a socket is closed that it still polls."""
+    """libuv aborts the process if a socket that it still polls is closed."""
     command = [sys.executable, "-c", FAILS, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -47,7 +47,7 @@ def test_a_start_that_fails_behind_an_open_port_ends_with_its_reason(tmp_path: P
 def test_a_replacement_whose_settings_are_wrong_says_so_in_the_log(
     tmp_path: Path, text: str, flag: str, said: str
 ) -> None:
-    """Its lines are in the log of the server that it was to replace, which is JSON."""
+    """Its lines go to the log of the server that it should replace, in JSON."""
     settings = tmp_path / "settings.toml"
     settings.write_text(text)
     command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(settings)]

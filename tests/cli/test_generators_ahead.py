@@ -1,4 +1,4 @@
-"""`xlaserve plan` and `xlaserve warm` of a generator, against what a load of it does and holds."""
+"""`xlaserve plan` and `xlaserve warm` of a generator, compared with a real load."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 CONFIG = {"slots": "2", "length": "32", "windows": "32", "chunk": "8", "step_sizes": "1"}
 PROGRAMS = 6
-"""Its state, the begin of a request, a token, a chunk, a copy of rows, and a step of one row."""
+"""Initial state, start of a request, token, chunk, copy of rows, and a step of one row."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(repository: Path, compilation: Compilation) -> GeneratorModel:
     config = read_config(repository / "tiny")
     context = LoadContext("tiny", "1", config, compilation=compilation)
-    with jax.enable_x64(True):  # as a server has it
+    with jax.enable_x64(True):  # with a server's settings
         model = loaders.load(repository / "tiny" / "1", context)
     assert isinstance(model, GeneratorModel)
     return model
@@ -71,7 +71,7 @@ async def test_a_plan_reserves_what_a_load_books_and_warming_leaves_nothing_to_c
 
 
 async def test_what_is_odd_in_a_generator_is_its_problem(repository: Path, tmp_path: Path) -> None:
-    """Named, where "model.json is missing" was the text for every generator."""
+    """The problem is named, instead of a missing model.json for every generator."""
     odd = tmp_path / "tiny" / "1"
     odd.mkdir(parents=True)
     for file in (repository / "tiny" / "1").iterdir():

@@ -1,4 +1,4 @@
-"""The exit status that a probe reads, and the one line that says why."""
+"""The exit status for probes, and a line with the reason."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ WITHOUT_OPTIONS = typer.Context(typer.main.get_command(typer.Typer(callback=lamb
 
 
 class Starting(pb.GrpcInferenceServiceBase):
-    """A server that is live and loads its models."""
+    """A server that is live and still loads its models."""
 
     async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -37,7 +37,7 @@ class Starting(pb.GrpcInferenceServiceBase):
 
 @asynccontextmanager
 async def starting(path: Path) -> AsyncIterator[str]:
-    """Serve what is not ready at a unix socket, for the length of a block."""
+    """Serve a server that is not ready on a unix socket, for the length of a block."""
     server = Server([Starting()], codec=WireCodec())
     await server.start(path=str(path))
     try:
@@ -48,7 +48,7 @@ async def starting(path: Path) -> AsyncIterator[str]:
 
 
 async def ask(url: str, *, live: bool = False, timeout: float = SECONDS) -> None:
-    """Run the command in a thread: it has an event loop of its own."""
+    """Run the command in a thread, because it has its own event loop."""
     await asyncio.to_thread(health, WITHOUT_OPTIONS, url=url, live=live, timeout=timeout)
 
 
@@ -96,7 +96,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path) -> N
 
 
 async def test_the_variable_of_the_server_is_read(tmp_path: Path) -> None:
-    """One variable of a container serves both the server and its probe."""
+    """One variable of a container configures both the server and its probe."""
     variable = next(row.variable for row in describe_settings() if row.name == "grpc_endpoint")
     application = typer.Typer()
     application.command()(health)
@@ -121,7 +121,7 @@ async def test_a_probe_reads_the_exit_status(example_models: Path) -> None:
 
 
 async def test_a_probe_does_not_import_jax() -> None:
-    """A probe runs every few seconds beside the server; jax alone would take seconds of it."""
+    """A probe runs every few seconds next to the server; importing jax would take seconds."""
     code = "import sys; from xlaserve.cli import health; print('jax' in sys.modules)"
 
     assert (0, "False\n", "") == await run(sys.executable, "-c", code)

@@ -96,9 +96,9 @@ async def test_a_mistake_is_one_line_and_an_exit_status(
     assert not target.exists()
 
 
-@pytest.mark.slow  # it starts two processes, and import tests hold each part
+@pytest.mark.slow  # it starts two processes; import tests cover each part
 async def test_sizes_constants_and_axes_are_served(tmp_path: Path) -> None:
-    """x [N,length] * factor + state [1,N,length], of which a client has the batch first."""
+    """x [N,length] * factor + state [1,N,length], for which clients send the batch first."""
     nodes = [node("Mul", ["x", "factor"], ["m"]), node("Add", ["m", "state"], ["y"])]
     inputs: Inputs = {
         "x": (FLOAT, ["N", "length"]),
@@ -127,7 +127,7 @@ async def test_sizes_constants_and_axes_are_served(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_picture_gets_the_label_that_the_import_was_given(tmp_path: Path) -> None:
-    """[N,3,4,4], as what is imported mostly is; the mean of each channel is its score."""
+    """Input [N,3,4,4], as in most imported models; the mean of each channel is its score."""
     inputs: Inputs = {"image": (FLOAT, ["N", 3, 4, 4])}
     means = node("ReduceMean", ["image"], ["scores"], axes=[2, 3], keepdims=0)
     path = save(model([means], inputs, ["scores"]), tmp_path)
@@ -146,13 +146,13 @@ async def test_a_picture_gets_the_label_that_the_import_was_given(tmp_path: Path
         status, out, err = await run(*command(*ask))
 
     assert (0, "") == (status, err)
-    # Blue by its deviation, of which 150 / 255 is far from the mean.
+    # Blue wins by its deviation: 150 / 255 is far from the mean.
     assert ["blue", "green", "red"] == re.findall("blue|green|red", out)
 
 
 @pytest.mark.slow
 async def test_import_says_which_operation_mixes_rows(tmp_path: Path) -> None:
-    """And what is declared does not stand against it."""
+    """A declaration of independence does not override it."""
     inputs: Inputs = {"x": (FLOAT, ["N", 4])}
     path = save(model([node("CumSum", ["x", "axis"], ["y"])], inputs, ["y"], AXIS), tmp_path)
     arguments = ("import", str(path), str(tmp_path / "models" / "sums"))

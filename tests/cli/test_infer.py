@@ -1,4 +1,4 @@
-"""`xlaserve infer` and `health`, over each protocol, in the clear and over TLS."""
+"""`xlaserve infer` and `health`, over each protocol, with and without TLS."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def _invoke(command: Callable[..., None], arguments: tuple[str, ...]) -> str:
 
 
 async def invoke(command: Callable[..., None], *arguments: str) -> str:
-    """Run a command in a thread: it has an event loop of its own."""
+    """Run a command in a thread, because it has its own event loop."""
     return await asyncio.to_thread(_invoke, command, arguments)
 
 
@@ -79,7 +79,7 @@ async def test_the_same_answer_over_both_protocols(
 
 
 async def test_clients_over_tls(example_models: Path, serve: Serve, tmp_path: Path) -> None:
-    """Each command, with the certificate that the server asks for and without."""
+    """Each command, with the client certificate that the server requires and without."""
     authority = trustme.CA()
     settings = write_certificate(authority, tmp_path)
     ca, mine = tmp_path / "ca.pem", tmp_path / "mine.pem"
@@ -107,7 +107,7 @@ async def test_clients_over_tls(example_models: Path, serve: Serve, tmp_path: Pa
 async def test_clients_show_a_token(
     example_models: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command and the client, over both protocols, with a token and with another one."""
+    """Each command and the client, over both protocols, with a valid and an invalid token."""
     token, file, wrong = new_token(), tmp_path / "token", tmp_path / "wrong"
     file.write_text(f"{token}\n")
     wrong.write_text(new_token())
@@ -146,7 +146,7 @@ async def test_what_is_no_token_is_not_sent_and_not_shown(tmp_path: Path, text: 
 
 @asynccontextmanager
 async def https_server(authority: trustme.CA) -> AsyncIterator[str]:
-    """Serve a model by hand that answers in JSON, as other servers do."""
+    """Serve a model with hand-written JSON answers, as other servers send them."""
     answers = {
         b"GET /at/v2/health/ready": {},
         b"GET /at/v2/models/m": {
@@ -237,7 +237,7 @@ output [{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt
 
 
 async def test_classes_have_the_labels_of_the_server(serve: Serve, tmp_path: Path) -> None:
-    """Those that are too long for the metadata are there with --classes."""
+    """Labels too long for the metadata are available with --classes."""
     for name, labels in (
         ("few", "cat\ndog: old\n\x1b[2Jfox\n"),
         ("long", "x" * 20_000 + "\nb\nc\n"),

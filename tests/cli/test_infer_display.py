@@ -1,4 +1,4 @@
-"""How outputs of every kind are shown, written as JSON, and kept in a file."""
+"""Display of outputs of every kind, as tables, as JSON, and in files."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def shown(classes: Classes | None = None, **outputs: Any) -> str:
 
 
 def test_the_values_of_one_row_of_numbers_are_shown() -> None:
-    """They are no classes unless somebody says so."""
+    """They are classes only on request."""
     assert "m version 1, 1.5 ms\ny FP32[1,3]\n[[0.5 1.  2. ]]\n" == shown(
         y=np.array([[0.5, 1, 2]], np.float32)
     )
@@ -77,7 +77,7 @@ def test_a_name_of_the_server_cannot_write_to_the_terminal() -> None:
 
 
 def test_classes_are_shown_where_they_are_asked_for() -> None:
-    """For each row; NaN is no score."""
+    """For each row; NaN is not a score."""
     scores = np.array([[0.1, 0.7, np.nan, 0.2], [5, 4, 3, 2]], np.float32)
     cells = [
         [cell.strip() for cell in line.split("│")[1:-1]]
@@ -125,7 +125,7 @@ def test_json_has_the_values() -> None:
 
 
 def test_a_file_has_the_arrays(tmp_path: Path) -> None:
-    """Also one called as the file is in numpy's own function."""
+    """Including one whose name equals the file parameter of numpy's function."""
     path = tmp_path / "out.npz"
     infer_display.write_npz(
         path,
@@ -152,7 +152,7 @@ def test_a_file_that_would_lose_bytes_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_of_models_shows_reasons_as_they_are() -> None:
-    """Neither control characters nor markup of what a file says are obeyed."""
+    """Control characters and markup from a file are not interpreted."""
     entry = IndexEntry("m", "1", "UNAVAILABLE", "[red]x\x1b[2J")
     target = io.StringIO()
     Console(file=target, width=80).print(model_table([ModelRow(entry, None, None)]))

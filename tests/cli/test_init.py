@@ -1,4 +1,4 @@
-"""One command makes what serves and asks, and completion scripts are those of typer."""
+"""One command creates a model, a server setup and a client; completion comes from typer."""
 
 import json
 import runpy
@@ -53,7 +53,7 @@ def made(*arguments: object) -> str:
 
 
 async def answered(directory: Path, **variables: str) -> str:
-    """Serve what was made, run its client, and return what that prints."""
+    """Serve the created project, run its client, and return the client's output."""
     async with served(directory / "models", **variables) as server:
         client = directory / "client.py"
         client.write_text(client.read_text().replace("127.0.0.1:8001", server.url))
@@ -94,7 +94,7 @@ async def test_a_program_of_pytorch_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_language_model_is_served(tmp_path: Path) -> None:
-    """Its length is bounded, since the cache of all slots is reserved with the load."""
+    """Its length is limited, since the cache of all slots is reserved during the load."""
     source = tmp_path / "story"
     source.mkdir()
     write_tensors(source, "llama")
@@ -190,7 +190,7 @@ def test_what_cannot_be_leaves_nothing_behind(
 
 
 def installed(folder: Path, name: str, version: str, *files: str) -> None:
-    """Write what pip leaves of a package."""
+    """Write the metadata that pip leaves for a package."""
     facts = folder / f"{name}-{version}.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -238,7 +238,7 @@ def test_init_writes_over_nothing(tmp_path: Path, name: str) -> None:
 
 
 def test_a_model_of_ones_own_may_be_beside_the_rest(functions: Path, tmp_path: Path) -> None:
-    """`model.py` is of the example alone."""
+    """`model.py` belongs to the example alone."""
     shutil.copy(functions, tmp_path / "model.py")
     made(tmp_path, "--from", f"{tmp_path / 'model.py'}:pair", "--input", "x=FP32[-1]")
 

@@ -1,4 +1,4 @@
-"""Processes that are killed in the middle, and what the next one finds."""
+"""Processes killed halfway, and the cleanup by the next one."""
 
 import asyncio
 import shutil
@@ -37,7 +37,7 @@ main()
 
 @asynccontextmanager
 async def exporting(target: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run an export that has written all its files, and has not shown them yet."""
+    """Run an export that has written all its files, but not yet published them."""
     arguments = ("export", f"{EXAMPLES / 'plain_jax.py'}:model", str(target))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HELD, *arguments, stdout=asyncio.subprocess.PIPE
@@ -65,7 +65,7 @@ async def ended(process: asyncio.subprocess.Process, number: int) -> int:
 async def test_an_export_that_is_ended_leaves_nothing_and_one_that_is_killed_not_for_long(
     tmp_path: Path, serve: Serve
 ) -> None:
-    """The next start removes what was killed, not what still runs, and not what is a user's."""
+    """The next start removes leftovers, but neither running exports nor user files."""
     root, scratch = tmp_path / "models", tmp_path / "scratch"
     scratch.mkdir()
     (root / "m" / ".digits.backup").mkdir(parents=True)
@@ -84,7 +84,7 @@ async def test_an_export_that_is_ended_leaves_nothing_and_one_that_is_killed_not
 async def test_files_of_a_killed_server_are_removed_by_the_next(
     example_models: Path, tmp_path: Path, serve: Serve
 ) -> None:
-    """A server beside it that has the same scratch directory keeps what it has."""
+    """Another running server with the same scratch directory keeps its files."""
     root, scratch = tmp_path / "models", tmp_path / "scratch"
     scratch.mkdir()
     shutil.copytree(example_models / "identity", root / "identity")
@@ -109,7 +109,7 @@ async def test_files_of_a_killed_server_are_removed_by_the_next(
 
 
 async def load_override(url: str, root: Path) -> None:
-    """Load a model from files that come with the request."""
+    """Load a model from files in the request."""
     request = mesh.message("inference.RepositoryModelLoadRequest", model_name="identity")
     request.parameters["config"].string_param = "{}"
     for file in (root / "identity/1").iterdir():

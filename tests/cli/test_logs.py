@@ -1,4 +1,4 @@
-"""`xlaserve logs`: lines of JSON become lines for people, and nothing is lost."""
+"""`xlaserve logs`: JSON lines become readable lines, and nothing is lost."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_records_are_lines_for_people(
 
 
 def test_a_log_of_a_server_is_shown(tmp_path: Path) -> None:
-    """Every line that the parser of JSON could stumble over is shown, in a file of other bytes."""
+    """Lines that are not valid JSON are shown too, even in a file of another encoding."""
     file = tmp_path / "log"
     file.write_bytes(b'{"event": "\xff"}\n' + b"[" * 10_000 + b'\n{"event": 1, "level": "odd"}\n')
 

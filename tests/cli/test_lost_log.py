@@ -1,4 +1,4 @@
-"""Processes whose log, or whose answer, cannot be written."""
+"""Processes that cannot write their log or their output."""
 
 import asyncio
 import os
@@ -25,15 +25,15 @@ def full() -> int:
 
 
 def deserted() -> int:
-    """Open a pipe that nobody reads."""
+    """Open a pipe whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer
 
 
 def stalled() -> int:
-    """Open a pipe whose reader does not read; it is full already."""
-    # Open for both, it is its own reader.
+    """Open a full pipe whose reader does not read."""
+    # Opened for both directions, it is its own reader.
     reader, writer = os.pipe()
     both = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_NONBLOCK)
     with suppress(BlockingIOError):
@@ -49,7 +49,7 @@ def stalled() -> int:
 async def served(
     repository: Path, lost: Callable[[], int], *flags: str
 ) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """Run a server that has no log to be read; yields once it is ready."""
+    """Run a server whose log is not read; yields once it is ready."""
     url = f"unix:{repository.parent}/grpc.sock"
     arguments = ("serve", str(repository), "--grpc-endpoint", url, "--http-endpoint", "none")
     out, err = full(), lost()
@@ -145,7 +145,7 @@ async def test_a_mesh_gets_its_answers(repository: Path) -> None:
         mesh.dial(url) as sidecar,
     ):
         await sidecar.status()
-        # One after the other: an unload ends a load that it meets.
+        # Sequentially: an unload cancels a load in progress.
         loaded = await mesh.code(sidecar.load("m", repository / "identity"))
         failed = await mesh.code(sidecar.load("n", repository / "none"))
         unloaded = await mesh.code(sidecar.unload("m"))
@@ -171,7 +171,7 @@ async def test_a_command_ends_as_it_should(
     status: int,
     said: str,
 ) -> None:
-    """An answer that cannot be written is an error, in one line; one that nobody wants is none."""
+    """An output that cannot be written is a one-line error, unless its reader has gone."""
     out, err = (make() if make else asyncio.subprocess.PIPE for make in (stdout, stderr))
     process = await asyncio.create_subprocess_exec(*command(*arguments), stdout=out, stderr=err)
     _, told = await process.communicate()
@@ -185,7 +185,7 @@ async def test_a_command_ends_as_it_should(
 
 
 async def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
-    """A socket must not become stderr, where libraries of the process print."""
+    """A socket must not become stderr, to which libraries of the process print."""
     code = (
         "import os; os.closerange(0, 3)\n"
         "from xlaserve.process.best_effort import open_standard_streams as opened\n"

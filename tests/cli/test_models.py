@@ -45,7 +45,7 @@ def _url(server: RunningServer, request: pytest.FixtureRequest) -> str:
 
 
 async def invoke(*arguments: str) -> Result:
-    """Run a command in a thread: it has an event loop of its own."""
+    """Run a command in a thread, because it has its own event loop."""
 
     def _invoke() -> Result:
         return CliRunner().invoke(
@@ -56,7 +56,7 @@ async def invoke(*arguments: str) -> Result:
 
 
 async def answered(*arguments: str) -> str:
-    """Return what a command prints; it must succeed."""
+    """Return the output of a command, which must succeed."""
     result = await invoke(*arguments)
     if result.exception is not None:
         raise result.exception
@@ -107,7 +107,7 @@ async def test_stats_count_requests(url: str) -> None:
 
 
 async def test_statistics_fit_a_terminal_of_80_columns() -> None:
-    """Long names are folded, and no heading or number is cut."""
+    """Long names are wrapped, and no heading or number is truncated."""
     took = {"count": 1_234_567, "ns": 98_765_432_109}
     row = {
         "name": "a-model-of-somebody-who-likes-long-names",
@@ -135,7 +135,7 @@ async def test_load_and_unload(url: str) -> None:
     unloaded = await answered("unload", "mlp", "--url", url)
     after = json.loads(await answered("list", "--ready", "--json", "--url", url))
 
-    # The log of the server, which is in this process, may be before it.
+    # The log of the server in this process may precede it.
     assert loaded.endswith("mlp: loaded\n")
     assert unloaded.endswith("mlp: unloaded\n")
     assert ["READY"] == [row["state"] for row in listed if row["name"] == "mlp"]
@@ -192,11 +192,11 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Starts a command that hears Ctrl-C, though what runs the tests may be deaf to it."""
+"""Starts a command that handles Ctrl-C, even if the test runner ignores it."""
 
 
 async def test_watch_tells_changes_until_interrupted(server: RunningServer) -> None:
-    """The states at first, then what changes; Ctrl-C is a clean end."""
+    """The initial states, then the changes; Ctrl-C is a clean end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", HEARS_INTERRUPTS),
         *command("models", "watch", "--interval", "0.05", "--json", "--url", server.url),

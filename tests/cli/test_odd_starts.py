@@ -1,4 +1,4 @@
-"""Servers started as few are: without standard streams, and by a user that has no home."""
+"""Servers started without standard streams, or by a user without a home directory."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ pwd.getpwuid = getpwuid
 from xlaserve.cli import main
 main()
 """
-"""As in a container whose user is in no list of users."""
+"""As in a container whose user has no passwd entry."""
 
 
 def flags(tmp_path: Path) -> list[str]:
@@ -40,7 +40,7 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 async def ready(process: asyncio.subprocess.Process, socket: Path) -> bool:
-    """Wait until a server is ready, or has ended; tell which."""
+    """Wait until a server is ready or has exited; tell which."""
     async with asyncio.timeout(MOST_SECONDS):
         while process.returncode is None:
             with suppress(CallFailed, OSError):
@@ -80,7 +80,7 @@ async def test_a_server_starts_without_standard_streams(
 
 
 async def test_a_server_starts_for_a_user_without_a_home(tmp_path: Path) -> None:
-    """Programs are not kept then, which is said; a cache of models has to be given a directory."""
+    """Its programs are not cached, as the log says; a model cache needs an explicit directory."""
     environment = {name: text for name, text in os.environ.items() if name != "HOME"}
     for name, text in ENVIRONMENT.items():
         if "CACHE" not in name:

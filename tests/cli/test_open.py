@@ -1,4 +1,4 @@
-"""`xlaserve serve --open` opens the page that answers there, and says where it cannot."""
+"""`xlaserve serve --open` opens the status page, and reports when it cannot."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ _SECONDS = 120.0
 async def test_the_page_of_the_server_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A browser that writes down the address it was given, whole before it is there."""
+    """A fake browser that records its URL, renaming the file into place when complete."""
     seen, part, browser = (tmp_path / name for name in ("seen", "part", "browser"))
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {part}\nmv {part} {seen}\n')
     browser.chmod(0o755)

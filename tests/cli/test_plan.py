@@ -20,8 +20,7 @@ def _plan(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an example with few batch sizes, a model that is broken, and a directory that is
-    none."""
+    """Return an example with few batch sizes, a broken model, and a directory without a model."""
     examples = Path(__file__).resolve().parents[2] / "examples" / "models"
     path = tmp_path_factory.mktemp("models")
     for name in ("mlp", "simple"):
@@ -44,7 +43,7 @@ def test_plan_as_json_has_every_program_and_what_is_reserved(planned: Result) ->
     models = {one["name"]: one for one in document["models"]}
     mlp = models["mlp"]
 
-    assert 1 == planned.exit_code  # for those that are broken
+    assert 1 == planned.exit_code  # for the broken models
     assert ("cpu", 1) == (document["target"], document["count"])
     assert [1, 64] == [program["rows"] for program in mlp["programs"]]
     assert 64 * 784 * 4 <= mlp["programs"][1]["scratch_bytes"]
@@ -69,7 +68,7 @@ def test_plan_of_a_store_names_what_cannot_be_read(
 
 @pytest.mark.slow
 def test_plan_for_two_devices_reserves_on_both(repository: Path, tmp_path: Path) -> None:
-    """For a model that has a replica on each."""
+    """For a model with a replica on each."""
     shutil.copytree(repository / "mlp", tmp_path / "mlp")
     asked = {"batch_sizes": "1", "devices": "all"}
     parameters = {name: {"string_value": value} for name, value in asked.items()}

@@ -1,4 +1,4 @@
-"""What a terminal shows of a plan."""
+"""Terminal output of a plan."""
 
 from pathlib import Path
 

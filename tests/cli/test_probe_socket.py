@@ -1,4 +1,4 @@
-"""`xlaserve health` by the probe socket: whatever clients of the server have to show."""
+"""`xlaserve health` over the probe socket, which needs no client credentials."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def files_of_tls(tmp_path: Path) -> dict[str, str]:
 def settings(
     request: pytest.FixtureRequest, tmp_path: Path, files: dict[str, str]
 ) -> dict[str, Any]:
-    """The settings of a server that lets in no client, or a client who shows something."""
+    """Settings of a server that admits no client, or only clients with credentials."""
     rules = tmp_path / "rules.toml"
     rules.write_text(RULES)
     clients = {"tls_client_ca": str(tmp_path / "ca.pem")}
@@ -52,7 +52,7 @@ def settings(
 
 
 def probe(socket: Path, *flags: str, url: str = "127.0.0.1:9") -> tuple[int, str]:
-    """Run the command with the variables of the server's container; nobody listens at the url."""
+    """Run the command with the environment of the server's container; the URL is unreachable."""
     application = typer.Typer()
     application.command()(health)
     environment = {VARIABLES["probe_socket"]: str(socket), VARIABLES["grpc_endpoint"]: url}
@@ -94,7 +94,7 @@ async def test_an_address_on_the_command_line_goes_before_the_socket(tmp_path: P
 
 
 async def test_without_the_socket_the_endpoint_is_asked(tmp_path: Path) -> None:
-    """As where its directory cannot be written to: the server serves, and says so."""
+    """As when its directory is not writable: the server runs, and logs it."""
     socket, url = tmp_path / "nowhere" / "probe.sock", f"unix:{tmp_path / 'nobody'}"
     with capture_logs() as log:
         async with probed(str(socket), lambda: True):

@@ -1,4 +1,4 @@
-"""`xlaserve repo check`: what a server would make of a repository."""
+"""`xlaserve repo check`: whether a server could load the models of a repository."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def other(root: Path, name: str, config: dict[str, Any], **files: str) -> None:
 
 
 def ensemble(*steps: str) -> dict[str, Any]:
-    """Return a chain of models from `x` to `y`."""
+    """Return an ensemble that chains models from `x` to `y`."""
     made = []
     for number, step in enumerate(steps):
         source = "IN" if not number else f"t{number}"
@@ -262,7 +262,7 @@ def test_what_no_configuration_says_is_a_note(tmp_path: Path, text: str, note: s
 def test_without_a_size_and_a_time_nothing_is_put_together(
     tmp_path: Path, said: dict[str, float]
 ) -> None:
-    """MLServer batches where both are there; tensors are as they are then."""
+    """MLServer batches only if both are set; tensors are then unchanged."""
     tensor = {"name": "y", "datatype": "FP32", "shape": [-1, 4]}
     (tmp_path / "model-settings.json").write_text(json.dumps({**said, "outputs": [tensor]}))
     found = read(tmp_path)

@@ -34,7 +34,7 @@ def _rows(*arguments: object) -> tuple[int, dict[tuple[str, str, str], tuple[str
 
 @pytest.fixture
 def pair(example_models: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Two repositories that are the same."""
+    """Two identical repositories."""
     one, two = (shutil.copytree(example_models, tmp_path / name) for name in ("one", "two"))
     return one, two
 
@@ -54,7 +54,7 @@ def test_the_same_contents_are_no_difference(pair: tuple[Path, Path]) -> None:
 
 
 def test_what_version_2_changed_is_said(pair: tuple[Path, Path]) -> None:
-    """The parameter that differs is named, others are not; the file that has it is."""
+    """It names the changed parameter and its file, and no others."""
     first = pair[0] / "mlp" / "1"
     second = shutil.copytree(first, pair[0] / "mlp" / "2")
     _changed_parameter(second, "w2")
@@ -152,7 +152,7 @@ def test_a_configuration_that_is_refused_is_compared_as_a_file(pair: tuple[Path,
 def test_what_cannot_be_compared_is_trouble(
     pair: tuple[Path, Path], before: str, after: str, more: tuple[str, ...], text: str
 ) -> None:
-    """As diff has it: 0 is the same, 1 different, 2 trouble."""
+    """Exit status as in diff: 0 for equal, 1 for different, 2 for trouble."""
     found = _diff(pair[0] / before, pair[1] / after, *more)
 
     assert 2 == found.exit_code

@@ -1,4 +1,4 @@
-"""`models load --version` goes back to a version in one step; `events` says that it was done."""
+"""`models load --version` returns to a version in one step, and `events` shows it."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def _server(
     example_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningServer]:
-    """Serve a model that has two versions and a configuration of its own."""
+    """Serve a model with two versions and its own configuration."""
     repository = tmp_path_factory.mktemp("repository")
     model = repository / "identity"
     shutil.copytree(example_models / "identity", model)
@@ -101,7 +101,7 @@ async def test_the_grpc_endpoint_has_no_events(server: RunningServer) -> None:
 
 
 async def test_another_server_is_said_to_have_no_events(server: RunningServer) -> None:
-    """A path that answers with other JSON, as another server might."""
+    """Its path answers with other JSON, as another server might."""
     result = await invoke("events", "--url", f"http://{server.http}/v2")
 
     assert 1 == result.exit_code

@@ -1,4 +1,4 @@
-"""Sizes for people: three digits at most, and never in powers of ten."""
+"""Human-readable sizes: three digits at most, and never in powers of ten."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The table of the commands: what a help says without an import, and what is imported."""
+"""The table of commands: help texts without imports, and the imports of each command."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ _LIGHT = {
     "xlaserve.process",
     "xlaserve.process.best_effort",
 }
-"""What the first words of a command line need."""
+"""Modules that the first words of a command line may import."""
 _HEAVY = {"jax", "numpy", "grpclib", "betterproto", "aiohttp", "structlog", "uvloop"}
 
 
@@ -46,7 +46,7 @@ def test_a_command_that_nobody_asked_for_is_not_imported(arguments: list[str]) -
     imported = set(ended.stdout.split("\n")[-2].split())
 
     asked = {f"xlaserve.cli.{arguments[0]}"} & {"xlaserve.cli.completion"}
-    # Typer takes longer to import than all else that the version needs.
+    # Importing typer takes longer than all else for the version.
     reader = {"xlaserve.cli.commands"} if arguments == ["--version"] else set()
     assert {one for one in imported if one.split(".")[0] == "xlaserve"} == (_LIGHT - reader) | asked
     assert ("typer" in imported) is not bool(reader)

@@ -1,4 +1,4 @@
-"""Texts that a newcomer meets end in what to do: the command or the door, and the text."""
+"""Texts for newcomers end with an action: each command or interface, and its text."""
 
 import socket
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A token for its owner, and what the rules keep of it."""
+"""A token for its owner, and its hash for the rules file."""
 
 from typer.testing import CliRunner
 

@@ -1,4 +1,4 @@
-"""`xlaserve top`: rates between two looks, keys, screens of any size, and a terminal given back."""
+"""`xlaserve top`: rates between two polls, keys, any screen size, and terminal restoration."""
 
 import asyncio
 import fcntl
@@ -94,7 +94,7 @@ def rate(name: str, **figures: Any) -> Rates:
 
 
 def viewed(*keys: str) -> View:
-    """Return a view of three models after keys."""
+    """Return a view of three models after these keys."""
     view = View()
     view.update([rate("b", rate=1, memory=3), rate("Acat", rate=2, memory=9), rate("c", failed=5)])
     for key in keys:
@@ -127,7 +127,7 @@ def test_keys_sort_and_filter(keys: str, shown: str) -> None:
 
 
 def test_what_is_typed_is_a_filter_until_it_is_left() -> None:
-    """Letters that are keys elsewhere are letters of the filter."""
+    """Keys with other meanings elsewhere are letters of the filter."""
     assert ("cq", True, False) == (
         (view := viewed(*"/cqx", "backspace")).words,
         view.typing,
@@ -149,7 +149,7 @@ def test_a_pause_keeps_what_is_shown() -> None:
 
 
 def test_a_row_is_marked_and_opened() -> None:
-    """The mark stays on its model when the order changes, and ends at both ends."""
+    """The mark follows its model when the order changes, and stops at both ends."""
     assert ("b", "1") == viewed("down", "enter").detail
     assert ("c", "1") == viewed("down", "down", "down", "enter").detail
     assert ("Acat", "1") == viewed("up", "enter").detail
@@ -163,7 +163,7 @@ def test_a_row_is_marked_and_opened() -> None:
 @pytest.mark.parametrize("size", [(80, 24), (40, 6), (20, 3), (1, 1), (200, 50)])
 @pytest.mark.parametrize("keys", ["", "/", "j", "enter"])
 def test_a_frame_fits_its_screen(size: tuple[int, int], keys: str) -> None:
-    """Also with names that are long, wide, or would move the cursor."""
+    """Including names that are long, wide, or would move the cursor."""
     view = View()
     view.update(
         [rate(name, rate=1.5e9, memory=10**15) for name in ("a" * 99, "模型" * 40, "\x1b[2J")]
@@ -180,7 +180,7 @@ def test_a_frame_fits_its_screen(size: tuple[int, int], keys: str) -> None:
 
 
 def test_eighty_columns_have_rates_times_and_memory() -> None:
-    """Without a terminal names are whole, however long."""
+    """Without a terminal names are not truncated."""
     long = rate("n" * 60, rate=12.5, memory=2 << 20)
     head, line = table([long], Key.RATE, 80)
     whole = table([long], Key.RATE, None)
@@ -228,7 +228,7 @@ def test_keys_have_names(sent: str, keys: list[str]) -> None:
 
 @asynccontextmanager
 async def statistics_server() -> AsyncIterator[str]:
-    """A server whose models have answered more at each look."""
+    """A server whose models have answered more requests at each poll."""
     looks = itertools.count()
 
     async def _statistics(_: web.Request) -> web.Response:
@@ -257,10 +257,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @contextmanager
 def on_terminal(url: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Callable[[str], str]]]:
-    """Run `top` on a terminal of its own; yields its process, the terminal, and a reader."""
+    """Run `top` on a separate terminal; yields its process, the terminal, and a reader."""
     terminal, inner = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 80, 0, 0))
-    # What this process has of JAX takes no fork; and keys are signals of a controlling terminal.
+    # JAX's threads in this process forbid a fork, and keys are signals of a controlling terminal.
     words = [sys.executable, "-c", TAKE_TERMINAL, *command("top", "--url", url)]
     process = subprocess.Popen(
         [*words, "--interval", "0.1"],
@@ -268,14 +268,14 @@ def on_terminal(url: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Callab
         stdout=inner,
         stderr=inner,
         start_new_session=True,
-        # Larger than the terminal becomes: tox sets them for all that it runs.
+        # Larger than the terminal becomes: tox sets them for all its commands.
         env=os.environ | {"COLUMNS": "80", "LINES": "20"},
     )
     os.close(inner)
     os.set_blocking(terminal, False)
 
     def _until(text: str) -> str:
-        """Read until a text came; returns all that came."""
+        """Read until a text has arrived; return everything read."""
         came, end = "", time.monotonic() + 60
         while text not in came:
             assert time.monotonic() < end, came
@@ -298,7 +298,7 @@ def on_terminal(url: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Callab
     ("end", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 async def test_the_terminal_is_given_back(end: str | signal.Signals, status: int) -> None:
-    """Keys filter, open and resize on the way; any end leaves modes and screen as they were."""
+    """Keys filter, open and resize first; any exit restores modes and screen."""
 
     def _use(url: str) -> tuple[list[Any], list[Any], str, int]:
         with on_terminal(url) as (process, terminal, until):

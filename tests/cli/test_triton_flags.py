@@ -1,4 +1,4 @@
-"""Flags of tritonserver on the command line of `xlaserve serve`."""
+"""tritonserver's flags on the command line of `xlaserve serve`."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_a_flag_sets_what_stands_for_it(given: list[str], settings: dict[str, st
     assert settings == translated.obeyed
     assert "/models" == translated.arguments[0]
     assert [] == list(translated.without_effect)
-    # Each is a setting, which takes the value.
+    # Each maps to a setting, which accepts the value.
     Settings.read({}, repository="/models", **settings)
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_obeyed_and_matters_is_refused(given: str, problem: str) -> 
 
 
 def test_what_does_not_matter_is_named_once() -> None:
-    """Of a flag that takes no value, the word behind it is kept."""
+    """The word after a flag without a value is kept."""
     given = ["--host-policy", "a,b=c", "--host-policy=x,y=z", "--disable-auto-complete-config"]
     translated = translate([*given, "/models", "--", "--host-policy"])
     named = ["--host-policy", "--disable-auto-complete-config"]
@@ -124,7 +124,7 @@ def test_what_does_not_matter_is_named_once() -> None:
 
 
 def test_no_row_hides_a_flag_of_our_own() -> None:
-    """But for those that would be spelled alike, and are not."""
+    """Except for flags that would be spelled alike but differ in meaning."""
     own = {row.name.replace("_", "-") for row in describe_settings()}
 
     assert {"exit-on-error"} == own & FLAGS.keys()
@@ -144,7 +144,7 @@ def test_our_own_switches_keep_their_form(given: list[str]) -> None:
 
 @pytest.mark.slow
 async def test_a_command_line_of_tritonserver_serves(example_models: Path, tmp_path: Path) -> None:
-    """Metrics have an endpoint of their own, and are not where HTTP is served then."""
+    """Metrics then have their own endpoint, and are absent from the HTTP one."""
     other = tmp_path / "other"
     (other / "echo/1").mkdir(parents=True)
     tensors = '[ { name: "x" data_type: TYPE_STRING dims: [ 1 ] } ]'

@@ -1,4 +1,4 @@
-"""`xlaserve warm`, on the CPU of this machine."""
+"""`xlaserve warm` on this machine's CPU."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from xlaserve.settings import Settings
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model, one that is broken, and an ensemble."""
+    """A model, a broken model, and an ensemble."""
     root = tmp_path_factory.mktemp("models")
 
     def double(params: None, x: jax.Array) -> dict[str, jax.Array]:
@@ -82,7 +82,7 @@ def test_table_says_what_was_compiled_and_what_was_there(repository: Path, tmp_p
 def test_repository_in_a_store_is_fetched_and_compiled(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a model that is not whole is named."""
+    """An incomplete model is named."""
     monkeypatch.setenv("XLASERVE_REMOTE_CACHE_DIRECTORY", str(tmp_path / "fetched"))
     files = [path for path in (repository / "good").rglob("*") if path.is_file()]
     objects = {f"root/{path.relative_to(repository)}": path.read_bytes() for path in files}
@@ -139,7 +139,7 @@ def test_target_without_its_wheels_names_them(
 def test_target_that_is_not_there_is_compiled_for_by_a_process_of_its_own(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another kind of processor is played by this one, and is none of this machine."""
+    """This machine's processor stands in for another kind, which it lacks."""
     monkeypatch.setattr(warm, "_is_here", lambda target: False)
 
     status, output = run(repository, "--target", "cpu", "--cache", tmp_path / "cache", "--json")
@@ -152,7 +152,7 @@ def test_target_that_is_not_there_is_compiled_for_by_a_process_of_its_own(
 
 
 def test_programs_of_a_directory_are_put_into_a_store(tmp_path: Path) -> None:
-    """As processes have filled it that compile for devices which are not there."""
+    """As filled by processes that compile for absent devices."""
     entries = {
         "cpu-a": Entry({"computation": "abc"}, {"jax": "1"}, b"one", is_ahead=True),
         "NVIDIA-H100": Entry({"computation": "def"}, {"jax": "2"}, b"two", is_ahead=True),

@@ -1,4 +1,4 @@
-"""A URL of the wrong protocol is answered with the right one: what listens x what was typed."""
+"""A URL with the wrong protocol gets the right one suggested: each server with each scheme."""
 
 import asyncio
 import socket
@@ -47,7 +47,7 @@ async def listening(
 
 
 async def told(command: tuple[str, ...], url: str) -> BaseException | None:
-    """Run a command in a thread, as it has an event loop of its own; return how it failed."""
+    """Run a command in a thread, because it has its own event loop; return its error."""
     arguments = [*command, "--url", url]
     result = await asyncio.to_thread(CliRunner().invoke, application(), arguments)
     return result.exception
@@ -62,7 +62,7 @@ async def test_the_url_to_type(listening: Mapping[str, str], there: str, typed: 
         said = f"it seems to speak {SPOKEN[there]}: try --url {there}://{address}"
 
         assert (typed != there) == str(error).endswith(said), (command, error)
-        # Of the right ones those over TLS fail too: nobody trusts the certificate.
+        # Matching TLS schemes fail too: the certificate is not trusted.
         assert (error is None) == (typed == there and not there.endswith("s"))
 
 
@@ -77,7 +77,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_a_port_that_never_answers_is_not_waited_for_long() -> None:
-    """The error of the command comes, without advice."""
+    """The command's own error is shown, without advice."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         error = await told(("health", "--timeout", "1"), f"http://{address}")

@@ -1,4 +1,4 @@
-"""A repository of models that load without JAX, and the core over it."""
+"""A repository of models that load without JAX, and a core that serves it."""
 
 import gc
 import json
@@ -104,14 +104,14 @@ def core(make_core: MakeCore) -> Core:
 
 @pytest.fixture
 def add_model(tmp_path: Path) -> AddModel:
-    """Write a model: its amount by version, and perhaps a configuration."""
+    """Write a model directory: the model's `amount` per version, and optionally a configuration."""
 
     def add(name: str, amounts: Mapping[int, Any], config: Mapping[str, Any] | None = None) -> Path:
         directory = tmp_path / "repository" / name
         for version, amount in amounts.items():
             (directory / str(version)).mkdir(parents=True, exist_ok=True)
             path = directory / str(version) / "amount.json"
-            # A new file each time, as a careful deployment does it.
+            # Write a new file each time, as a careful deployment does.
             path.unlink(missing_ok=True)
             path.write_text(json.dumps(amount))
         if config is not None:
@@ -124,7 +124,7 @@ def add_model(tmp_path: Path) -> AddModel:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Collect no garbage: what is let go of is gone at once."""
+    """Disable the garbage collector, so that only reference counting frees objects."""
     gc.disable()
     yield
     gc.enable()

@@ -25,9 +25,9 @@ ROUNDS = 3
 
 
 async def main(repository: Path, count: int) -> None:
-    """Print how often each device executed, with as many requests at a time as there are devices.
+    """Print how often each device executed, sending one concurrent request per device.
 
-    Each waits for the others of its round: no device may have two of them.
+    The requests of a round wait for one another: no device may execute two of them.
     """
     used: Counter[str] = Counter()
     together = threading.Barrier(count, timeout=30)

@@ -1,4 +1,4 @@
-"""The event log: bounded in bytes, numbered without gaps, searched by any of its parts."""
+"""The event log: bounded in bytes, numbered without gaps, searchable by any of its fields."""
 
 import asyncio
 from types import SimpleNamespace
@@ -132,7 +132,7 @@ def test_an_error_is_noted_once_with_its_version() -> None:
 async def test_one_of_several_processes_notes_what_all_of_them_do(
     worker: int | None, cause: Cause, expected: bool
 ) -> None:
-    """A task that begins with a cause keeps it; failures are noted by every process."""
+    """A task that starts with a cause keeps it; failures are recorded by every process."""
     log = EventLog(10_000)
     notes = EventNotes(log, worker)
 
@@ -161,6 +161,6 @@ def test_files_are_read_again_by_all_and_noted_by_one() -> None:
 
 
 def test_where_nothing_is_kept_nothing_fails() -> None:
-    """Parts that are built without a log note into nothing."""
+    """Components built without a log discard their events."""
     notes: Any = SimpleNamespace(value=EventNotes())
     notes.value.unloaded("m", "1", for_model="other")

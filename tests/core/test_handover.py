@@ -1,4 +1,4 @@
-"""Files of changes that a server hands over: whole ones are read, damaged ones are refused."""
+"""Files of recorded model changes, handed over to the next server: damaged files are refused."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, how: str) -> None:
 
 
 def test_every_octet_counts_or_does_no_harm(tmp_path: Path) -> None:
-    """A changed octet is refused, or changes what it is part of: nothing else is raised."""
+    """A changed byte is refused or changes the part that holds it: no other error is raised."""
     data = written(tmp_path)
     for at in range(len(data)):
         changed = bytearray(data)

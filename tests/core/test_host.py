@@ -1,4 +1,4 @@
-"""How many models load, and how many processes compile, on a machine that nobody described."""
+"""How many models load and how many processes compile by default on a given machine."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Have so many cores and so much memory."""
+    """Simulate a machine with this many cores and this much memory."""
     cores, memory = request.param
     monkeypatch.setattr(host, "cores", lambda: cores)
     monkeypatch.setattr(host, "memory_limit_bytes", lambda: memory)
@@ -41,7 +41,7 @@ def test_defaults_follow_cores_and_memory(tmp_path: Path, expected: tuple[int, i
 @pytest.mark.parametrize("machine", [(8, 64 * GIB)], indirect=True)
 @pytest.mark.usefixtures("machine")
 def test_what_is_set_counts(tmp_path: Path) -> None:
-    """The memory of the container before that of the machine, and numbers before both."""
+    """Explicit settings come first, then the memory limit of the container, then the machine."""
     small = Settings.read({}, repository=tmp_path, container_memory_bytes=GIB)
     given = Settings.read({}, repository=tmp_path, load_threads=3, compile_processes=7)
     none = Settings.read({}, repository=tmp_path, compile_processes=0)

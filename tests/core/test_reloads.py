@@ -1,4 +1,4 @@
-"""What is read again while the server runs: when it is asked for, and when files change."""
+"""Configuration reloads: on request, and when files change."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +31,7 @@ async def following(reloads: Reloads) -> AsyncIterator[None]:
 
 @pytest.fixture
 def reloads() -> Reloads:
-    """Looks at files all the time."""
+    """Make a `Reloads` that polls its files continuously."""
     return Reloads(call, look_seconds=0.001)
 
 
@@ -40,7 +40,7 @@ def outcomes(log: list[Any]) -> list[tuple[str, str]]:
 
 
 async def test_a_request_reloads_everything_in_order() -> None:
-    """By plain functions and by coroutines; each outcome is in the log by name."""
+    """Both plain functions and coroutines run; each outcome is logged by name."""
     done: list[str] = []
 
     async def second() -> None:
@@ -105,7 +105,7 @@ async def test_a_storm_of_requests_is_one_reload_more() -> None:
 
 
 async def test_a_file_that_changed_is_read_again(reloads: Reloads, tmp_path: Path) -> None:
-    """And what has other files, or none, is not."""
+    """Callbacks with other files, or without files, do not run."""
     file, other = tmp_path / "file", tmp_path / "other"
     file.write_text("first")
     other.write_text("other")
@@ -126,7 +126,7 @@ async def test_a_file_that_changed_is_read_again(reloads: Reloads, tmp_path: Pat
 
 
 async def test_a_swapped_link_is_a_change(reloads: Reloads, tmp_path: Path) -> None:
-    """Kubernetes replaces a link to a directory, not the files that are mounted."""
+    """Kubernetes replaces a symbolic link to a directory, not the mounted files."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "key").write_text(name)
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_there_has_a_mark_too(tmp_path: Path) -> None:
 
 
 async def test_what_takes_long_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked at again once it has ended, if that was asked for meanwhile."""
+    """If another reload is requested meanwhile, it runs afterwards."""
     monkeypatch.setattr("xlaserve.residence.reloads._ALONE_SECONDS", 0.0)
     reloads = Reloads(call, look_seconds=3600)
     ends, begun, revoked = asyncio.Event(), [], []

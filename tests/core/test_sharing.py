@@ -1,4 +1,4 @@
-"""Work that several callers share."""
+"""Single-flight work that several callers share."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from xlaserve.concurrency.sharing import CalledOff, Coalesced, SingleFlight, Tur
 
 
 class Work:
-    """Counts its runs and ends when it is told to."""
+    """Counts its runs, and completes when told to."""
 
     def __init__(self) -> None:
         self.runs = 0

@@ -1,6 +1,6 @@
-"""The chart, by helm itself, and what it makes, by the schemas of Kubernetes and of operators.
+"""The Helm chart, rendered by helm, and checked against the schemas of Kubernetes and operators.
 
-In an environment of its own, `tox run -e deploy`: it builds helm and kubeconform.
+Runs in a separate environment, `tox run -e deploy`, which builds helm and kubeconform.
 """
 
 import json
@@ -48,7 +48,7 @@ def helm(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="module")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of schemas as kubeconform looks for them."""
+    """A folder of schemas in kubeconform's layout."""
     package = pytest.importorskip("kubernetes_validate")
     folder = tmp_path_factory.mktemp("schemas")
     source = resources.files(package) / "kubernetes-json-schema"
@@ -64,7 +64,7 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def schemas_of(crd: Any) -> Sequence[tuple[str, Any]]:
-    """Name the schemas of a definition as kubeconform does; unknown fields are refused."""
+    """Return the schemas of a custom resource, named as for kubeconform; unknown fields fail."""
     kind, group = crd["names"]["kind"].lower(), crd["group"].partition(".")[0]
     return [
         (f"{kind}-{group}-{version['name']}.json", closed(version["schema"]["openAPIV3Schema"]))
@@ -92,7 +92,7 @@ def conforms(pytestconfig: pytest.Config, schemas: Path) -> Any:
     location = f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
 
     def check(manifests: str) -> str:
-        """Return what it says; empty where everything is as it has to be."""
+        """Return kubeconform's findings; empty if the manifests are valid."""
         command = [kubeconform, "-strict", "-verbose", f"-schema-location={location}"]
         done = subprocess.run(command, input=manifests, capture_output=True, text=True, check=False)
         found = done.stdout.splitlines()
@@ -194,7 +194,7 @@ def test_kserve_takes_its_manifests(conforms: Any, path: Path) -> None:
 
 
 def test_a_manifest_that_is_wrong_is_refused(conforms: Any) -> None:
-    """So that the checks above can fail: a field that nobody knows, and a wrong type."""
+    """Proves that the checks above can fail: an unknown field, and a wrong type."""
     good = kubernetes_manifests.FILE.read_text()
 
     assert "Deployment" in conforms(

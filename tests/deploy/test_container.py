@@ -14,7 +14,7 @@ from support.tools import missing, program
 
 import kubernetes_manifests
 
-# Starts a server, and needs namespaces that not every machine lets everybody make.
+# Starts a server, and needs namespaces that not every machine permits.
 pytestmark = pytest.mark.large
 
 SUPPORT = ROOT / "tests" / "support"
@@ -30,7 +30,7 @@ def container() -> Any:
 
 
 def in_pod(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a pod would; ends the test where the system has no namespaces for that."""
+    """Run a command as a pod would; it fails if the system permits no namespaces."""
     script = SUPPORT / "read_only_root.sh"
     return subprocess.run(
         [program("sh"), script, folder, ROOT / "examples" / "models", *command],

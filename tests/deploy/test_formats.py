@@ -1,4 +1,4 @@
-"""The formats that manifests and the page of ModelMesh name are those that load."""
+"""The model formats named by the manifests and the ModelMesh page are those that load."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The images: what is installed in them, and as whom they run."""
+"""Container images: the packages installed in them, and the user they run as."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _CONTEXT = (ROOT / ".dockerignore").read_text().splitlines()
 
 @cache
 def locked(name: str) -> dict[str, str]:
-    """Return the versions that a lock file has, by package, with each of its hashes told."""
+    """Return the versions in a lock file by package, after checking that each has its hashes."""
     found, entries = {}, (image_locks.FOLDER / f"{name}.txt").read_text()
     for entry in re.split(r"\n(?=\S)", entries.strip()):
         match = _LOCKED.match(entry)
@@ -45,7 +45,7 @@ def wanted(name: str) -> Iterator[Requirement]:
 
 @pytest.mark.parametrize("name", image_locks.EXTRAS)
 def test_a_lock_file_holds_what_the_server_asks_for(name: str) -> None:
-    """One that is older than pyproject.toml is seen here: `python tools/image_locks.py`."""
+    """A file older than pyproject.toml fails here: run `python tools/image_locks.py`."""
     versions = locked(name)
     problems = [
         f"{one}: {versions.get(canonicalize_name(one.name))}"
@@ -69,7 +69,7 @@ def test_every_lock_file_is_made_by_the_tool() -> None:
 
 
 def test_only_locked_wheels_are_installed() -> None:
-    """No package comes without a hash, none is compiled, and pip is gone afterwards."""
+    """Every package has a hash, none is compiled, and pip is removed afterwards."""
     steps = [argument for name, argument in stages()["build"] if name == "RUN"]
     installs = [part for step in steps for part in step.split("&&") if "pip install" in part]
 
@@ -102,7 +102,7 @@ def probe(stage: str) -> str:
 
 
 def test_what_is_copied_is_in_the_context() -> None:
-    """A file that .dockerignore leaves out fails the build, and only there."""
+    """A file excluded by .dockerignore would otherwise fail only the image build."""
     allowed = [Path(line[1:]) for line in _CONTEXT if line.startswith("!")]
     copied = [
         Path(source)

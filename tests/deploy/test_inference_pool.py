@@ -1,4 +1,4 @@
-"""Pods behind llm-d's endpoint picker: `/metrics` as the picker reads it, by its configuration."""
+"""Pods behind llm-d's endpoint picker: `/metrics` as the picker reads it."""
 
 import tomllib
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def engine() -> Mapping[str, str]:
 
 
 def picked(text: str) -> Mapping[str, float]:
-    """Return what the picker reads: of each gauge one series, whose name it was told."""
+    """Return the picker's readings: one series of each configured gauge."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for spec in SPECS:
@@ -48,7 +48,7 @@ def picked(text: str) -> Mapping[str, float]:
 async def test_a_server_without_generators_has_the_gauges_at_nought(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Where they were missing the picker would take the pod for one that does not answer."""
+    """Without them the picker would treat the pod as unresponsive."""
     async with (
         serve(tmp_path, http_endpoint="port:0") as server,
         aiohttp.ClientSession() as session,
@@ -69,7 +69,7 @@ def text_of(*readings: GenerationReading) -> str:
 
 
 def test_all_models_of_a_pod_are_one_series() -> None:
-    """Not the mean of their shares: one cache of a hundred rows and one of three hundred."""
+    """Not the mean of their shares: one cache has a hundred rows and the other three hundred."""
     text = text_of(reading(1, 100, 100, 1, 5), reading(3, 100, 0, 0, 2))
 
     assert {"queuedRequestsSpec": 7, "runningRequestsSpec": 1, "kvUsageSpec": 0.25} == picked(text)
@@ -100,7 +100,7 @@ def test_the_pods_of_the_chart_are_those_of_the_picker() -> None:
 
 
 def test_monitoring_that_reaches_the_api_has_a_rule_for_its_port() -> None:
-    """The page has it beside the pool: at the port of requests, and for metrics and probes only."""
+    """The page shows it with the pool: on the request port, for metrics and probes only."""
     policy = POOL["NetworkPolicy"]["spec"]["ingress"]
     clients, monitoring = ([port["port"] for port in rule["ports"]] for rule in policy)
     text = (ROOT / "docs/kubernetes.md").read_text()

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes and KServe start a server that is safe, and is told what it has."""
+"""The manifests for Kubernetes and KServe start a secure server with valid settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_the_server_writes_is_on_a_volume() -> None:
 
 
 def test_the_pod_waits_for_the_server_to_end() -> None:
-    """It sleeps, the server drains, and only then would it be killed."""
+    """The pod sleeps, then the server drains; only after both may it be killed."""
     settings = container_settings(CONTAINERS["kubernetes"])
     sleeps = CONTAINERS["kubernetes"]["lifecycle"]["preStop"]["sleep"]["seconds"]
 
@@ -83,7 +83,7 @@ def test_the_pod_waits_for_the_server_to_end() -> None:
 
 
 def test_the_autoscaler_counts_by_a_metric_that_there_is() -> None:
-    """The adapter averages over pods; it is a gauge, and a sum over models means something."""
+    """The adapter averages over pods, so the metric must be a gauge whose sum has a meaning."""
     (metric,) = only("HorizontalPodAutoscaler")["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
 

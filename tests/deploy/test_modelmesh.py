@@ -1,4 +1,4 @@
-"""The manifests of deploy/modelmesh keep to the rules of ModelMesh, each of which can be broken."""
+"""The manifests of deploy/modelmesh follow ModelMesh's rules; breaking a rule fails."""
 
 import copy
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ def test_a_rule_finds_what_breaks_it(name: str, place: str, value: object, rule:
 def test_endpoints_are_where_the_mesh_can_reach_them(
     management: str, data: str, rules: list[str]
 ) -> None:
-    """Endpoint formats, and their Warning: two sockets are in one directory."""
+    """Endpoint formats, and their Warning: two sockets share a directory."""
     manifest = changed(load(RUNTIME), "spec.grpcEndpoint", management)
     manifest = changed(manifest, "spec.grpcDataEndpoint", data)
     manifest = changed(manifest, f"{SERVER}.env.0.value", management)
@@ -136,7 +136,7 @@ def test_every_rule_is_seen_to_fail() -> None:
 
 
 def changed(manifest: Manifest, place: str, value: object) -> Manifest:
-    """Return a copy with another value at `a.0.b`, or without it where the value is None."""
+    """Return a copy with another value at `a.0.b`, or without that key if the value is None."""
     copied = copy.deepcopy(manifest)
     *folders, last = (part.replace("~", ".") for part in place.split("."))
     inner: Any = copied

@@ -1,4 +1,4 @@
-"""The image for SageMaker says what the platform looks for, and what this server understands."""
+"""The SageMaker image has the labels the platform needs, and uses supported flags."""
 
 import json
 import re
@@ -17,11 +17,11 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
 _OURS = re.compile(rf"{ENVIRONMENT_PREFIX}[A-Z_]+")
 _THEIRS = re.compile(r"(?<!_)SAGEMAKER_[A-Z_]+")
 _FLAGS_OF_OTHERS = {"rm", "data-binary", "target", "build-arg", "mode"}
-"""Of docker, tar and curl."""
+"""Flags of docker, tar and curl."""
 
 
 def test_the_labels_of_a_multi_model_container() -> None:
-    """Without them the platform takes neither POST /models nor its own port for granted."""
+    """Without them the platform assumes neither POST /models nor its own port."""
     capability = "com.amazonaws.sagemaker.capabilities"
 
     assert [f"{capability}.multi-models=true", f"{capability}.accept-bind-to-port=true"] == of(
@@ -51,7 +51,7 @@ def test_the_image_of_no_target_is_the_server() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_the_pages_name_is_there(page: Path) -> None:
-    """Flags, variables of ours, and the platform's that are really read."""
+    """Our flags and variables exist, and the platform's variables are read by the server."""
     text = page.read_text()
     settings = describe_settings()
     read = {
@@ -77,7 +77,7 @@ def test_every_variable_that_is_read_is_explained() -> None:
 
 
 def test_the_model_of_the_examples_is_packed_as_it_can_be_loaded() -> None:
-    """`tar -C MODEL .` puts the model directory's contents into the archive."""
+    """`tar -C MODEL .` puts the contents of the model directory into the archive."""
     packed = re.search(r"tar -C (\S+) -czf \S+ \.", PAGES[1].read_text())
     assert packed
 

@@ -9,7 +9,7 @@ FROM_AN_INDEX = re.compile(r"\bpip install\b[^&|;]*(?<![\w./-])xlaserve\b")
 
 
 def blocks(path: Path) -> list[str]:
-    """Return the lines of a page that are code."""
+    """Return the code lines of a page."""
     text = path.read_text()
     if path.suffix == ".ipynb":
         text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])

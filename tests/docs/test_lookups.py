@@ -1,7 +1,6 @@
-"""The words that users search for have a heading of their own, on the page that answers them.
+"""Common search terms appear in a heading, on the page that answers them.
 
-The search of the site weighs a heading above the text below it, so the section with the word in
-its heading is found first.
+The site's search ranks headings above body text, so such a section is found first.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Pages of docs/ that say that the tests execute them: every command and every line of code."""
+"""Pages of docs/ that promise to be tested: every command and line of code is run."""
 
 import asyncio
 import os
@@ -24,9 +24,9 @@ _STEP = re.compile(
 
 
 def steps(page: str, section: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what a page has its reader do, in order: (sh, python or serve, the text).
+    """Yield the steps of a page in order: (sh, python or serve, the text).
 
-    Or what one section of it has.
+    With `section`, only those of that section.
     """
     whole = (DOCS / page).read_text()
     if section:
@@ -37,7 +37,7 @@ def steps(page: str, section: str = "") -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory as a reader has it: the examples are there, and what is written stays in it."""
+    """A directory as the reader has it: it contains the examples, and takes the output."""
     shutil.copytree(ROOT / "examples" / "models", tmp_path / "examples" / "models")
     shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
     programs = tmp_path / "bin"
@@ -51,7 +51,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def at(server: ServerProcess | None, text: str) -> str:
-    """Have a text find the server of the test: it has no port that is known before."""
+    """Substitute the address of the test's server, whose port is dynamic."""
     if server is None:
         return text
     text = re.sub(r"\bxlaserve (health|infer)\b", rf"xlaserve \1 --url {server.url}", text)
@@ -59,7 +59,7 @@ def at(server: ServerProcess | None, text: str) -> str:
 
 
 async def executed(page: str, checkout: Path) -> None:
-    """Do what a page says, each piece of code as a program of its own."""
+    """Run the steps of a page, each block of code as a separate program."""
     async with AsyncExitStack() as running:
         server: ServerProcess | None = None
         for kind, text in steps(page):
@@ -109,7 +109,7 @@ async def test_serving_from_python(checkout: Path) -> None:
 
 
 async def test_every_export_is_a_model(checkout: Path) -> None:
-    """Each piece of code goes on where the one before it ended."""
+    """Each block of code continues where the previous one ended."""
     await run_code(checkout, "".join(text for _, text in steps("exporting.md")))
     await shell("xlaserve repo check models")
 

@@ -1,4 +1,4 @@
-"""The page of proxies has the files that its tests execute."""
+"""The proxies page contains the configuration files that its tests use."""
 
 from pathlib import Path
 

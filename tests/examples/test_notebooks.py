@@ -1,4 +1,4 @@
-"""The notebooks: run from their own folder, as they lie there, in a kernel of Jupyter."""
+"""The notebooks, unmodified, run from their own folder in a Jupyter kernel."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SAID = {"first_model.ipynb": ["version 1: ", "version 2: ", "http://127.0.0.1:", "READY"]}
-"""The texts that the outputs of each have, in this order."""
+"""Texts that the outputs of each notebook contain, in this order."""
 _SECONDS = 240
 
 

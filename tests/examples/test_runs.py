@@ -1,4 +1,4 @@
-"""The examples that are one command: the very command of each README, in a checkout."""
+"""Examples that consist of one command: the command of each README, run in a checkout."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ LAST = {
     "sagemaker_locally": "GET    /models/double           404",
     "thousand_fine_tunes": "200 of them were asked, 0 answers are wrong",
 }
-"""A line that each prints once it has checked its answers."""
+"""A line that each example prints once it has checked its answers."""
 NEEDS = {"flax_to_dashboard": ["flax"], "from_triton": ["onnx", "tritonclient.grpc"]}
 _MOST_LINES = 40
 _SECONDS = 240

@@ -1,4 +1,4 @@
-"""Foreign clients that are programs of their own."""
+"""External client programs."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def js_client(pytestconfig: pytest.Config) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def axe(pytestconfig: pytest.Config) -> str:
-    """The script of axe-core, which finds what people with disabilities could not use."""
+    """The script of axe-core, which finds accessibility problems."""
     folder = node_packages(pytestconfig, FOLDER / "axe")
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 

@@ -1,6 +1,6 @@
-"""KServe's own REST client against a server: prints what it found as JSON.
+"""KServe's own REST client against a server: prints its results as JSON.
 
-A program of its own: importing kserve warns of much, and changes the logging of the process.
+Runs as a separate program: importing kserve warns a lot, and changes the logging of the process.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
 
 def inputs(*, binary: bool) -> list[Any]:
-    """Return the tensors of the model `simple`."""
+    """Return the input tensors of the model `simple`."""
     made = []
     for name, value in (("INPUT0", 7), ("INPUT1", 2)):
         tensor = InferInput(name, [1, 16], "INT32")
@@ -23,7 +23,7 @@ def inputs(*, binary: bool) -> list[Any]:
 
 
 async def main(url: str) -> dict[str, Any]:
-    """Ask everything that the client can ask."""
+    """Call every method of the client."""
     client = InferenceRESTClient(RESTConfig(protocol="v2", verbose=False))
     found: dict[str, Any] = {
         "live": await client.is_server_live(url),

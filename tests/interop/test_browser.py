@@ -1,4 +1,4 @@
-"""The pages in a real browser: what people see of models, whatever these are called."""
+"""The status pages in a real browser: what users see of models, whatever their names."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(frozen=True)
 class Site:
-    """A server, and a browser that looks at it."""
+    """A server, and a browser tab that shows its page."""
 
     server: ServerProcess
     page: Page
 
     @property
     def url(self) -> str:
-        """The status page."""
+        """The address of the status page."""
         return f"http://{self.server.http}/"
 
     async def infer(self, model: str = "simple") -> None:
@@ -61,7 +61,7 @@ class Site:
 
 
 def row(model: str) -> str:
-    """Return an expression for the row of a model."""
+    """Return a JavaScript expression for the row of a model."""
     return (
         "[...document.querySelectorAll('#model-rows tr')]"
         f".find((row) => row.querySelector('.model').textContent === {json.dumps(model)})"
@@ -77,7 +77,7 @@ def press(model: str, verb: str) -> str:
 
 
 async def seek(page: Page, text: str) -> None:
-    """Filter the rows by their names: those out of the window are not in the document."""
+    """Filter the rows by name: rows outside of the viewport are not in the DOM."""
     await page.evaluate(
         f"document.getElementById('search').value = {json.dumps(text)};"
         "document.getElementById('search').dispatchEvent(new Event('input'))"
@@ -88,7 +88,7 @@ CONFIRM = "document.getElementById('confirm')"
 
 
 async def order(page: Page, model: str, verb: str) -> str:
-    """Press a button of a model, and yes to the question that follows; return the question."""
+    """Click a button of a model and confirm; return the confirmation question."""
     await page.evaluate(press(model, verb))
     await page.until(f"{CONFIRM}.open")
     said: str = await page.evaluate(f"{CONFIRM}.innerText")
@@ -98,7 +98,7 @@ async def order(page: Page, model: str, verb: str) -> str:
 
 @pytest.fixture(scope="module", name="repository")
 def _repository(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> Path:
-    """Some models, one that cannot be loaded, and very many more."""
+    """Some models, one that cannot be loaded, and thousands more."""
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(example_models / "simple", root / "simple", dirs_exist_ok=True)
     for name in (*NAMES, "one", "other"):
@@ -166,7 +166,7 @@ async def test_names_are_text_and_nothing_else(site: Site) -> None:
 
 
 async def test_what_a_name_would_run_the_policy_forbids(site: Site) -> None:
-    """Were a name ever taken for HTML, the content security policy would still hold."""
+    """Even if a name were treated as HTML, the content security policy would block it."""
     page = site.page
     await page.open(site.url)
     await page.evaluate(f"document.body.insertAdjacentHTML('beforeend', {json.dumps(HOSTILE)})")
@@ -202,7 +202,7 @@ async def ask_on(site: Site) -> None:
 
 
 async def test_a_page_that_is_loaded_again_has_lost_nothing(site: Site) -> None:
-    """Rates of before come from the server: nobody asks anything once the page is there."""
+    """Earlier rates come from the server: no request arrives after the page is open."""
     page = site.page
     for _ in range(FEW_REQUESTS):
         await site.infer()
@@ -344,7 +344,7 @@ async def test_five_thousand_models_are_scrolled_with_few_rows_in_the_document(s
 async def test_memory_of_five_thousand_models_is_drawn_in_few_tiles_within_their_map(
     site: Site,
 ) -> None:
-    """The status is played: one large model among thousands that are too small for a tile."""
+    """The status is faked: one large model among thousands that are too small for a tile."""
     page = site.page
     await page.open(site.url)
     await page.until(ALL_ROWS)
@@ -382,7 +382,7 @@ async def test_memory_of_five_thousand_models_is_drawn_in_few_tiles_within_their
     ],
 )
 async def test_any_column_sorts(site: Site, column: str) -> None:
-    """The model that is asked is the largest, has requests, latencies and errors."""
+    """One model is the largest, and has requests, latencies and errors."""
     page = site.page
     await page.open(site.url)
     await page.until(ALL_ROWS)

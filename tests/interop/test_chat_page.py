@@ -1,4 +1,4 @@
-"""The box of a generator in a real browser: chats, texts that go on, and its slots."""
+"""The generator form in a real browser: chats, completions, and slots."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ MARKUP = "<img src=x onerror=hacked={}>"
 CHAT = MARKUP.format("'name'")
 """A generator with a hostile name, half of whose tokens are markup."""
 PLAIN = "plain"
-"""One without a template."""
+"""A generator without a chat template."""
 READABLE = "helo"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,7 +93,7 @@ async def status_is(page: Page, words: str) -> None:
 async def test_a_chat_goes_on_and_markup_that_a_model_writes_is_text(
     page: Page, server: RunningServer, axe: str
 ) -> None:
-    """An answer becomes part of what is asked next; the same call names all of it."""
+    """An answer becomes part of the next request; the example call includes all messages."""
     await show(page, server, CHAT, width=400, dark=True)
     await type_in(page, "chat-system", "hole")
     await send(page, "hello")
@@ -170,7 +170,7 @@ async def test_stop_frees_the_slot_which_the_page_shows_in_use(
 async def test_a_text_goes_on_where_there_is_no_template_and_errors_are_said(
     page: Page, server: RunningServer
 ) -> None:
-    """What was refused is still there to be changed."""
+    """A refused input stays in the form for editing."""
     await show(page, server, PLAIN)
     await send(page, "a" * 65)
     await status_is(page, "1 to 64 tokens")

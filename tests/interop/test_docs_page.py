@@ -1,4 +1,4 @@
-"""The documentation page in a browser: every operation is sent from it, by whoever uses it how."""
+"""The API documentation page in a browser: every operation can be sent, also by keyboard."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 @dataclass
 class Site:
-    """A server, and a browser that looks at it."""
+    """A server, and a browser tab that shows its page."""
 
     url: str
     page: Page
@@ -34,7 +34,7 @@ async def _opened(
 
 @pytest.fixture
 def site(opened: Site) -> Site:
-    """Nothing was complained about yet."""
+    """The site, with earlier browser errors cleared."""
     opened.page.complaints.clear()
     return opened
 
@@ -76,7 +76,7 @@ async def test_the_documentation_is_for_everybody(
 
 
 async def test_keys_reach_the_documentation_in_reading_order(site: Site) -> None:
-    """The order of the focus is that of the document: no element jumps ahead of another."""
+    """The focus order follows the document."""
     await site.page.open(f"{site.url}v2/docs")
     first = await site.page.evaluate(
         "[...document.querySelectorAll('a[href], button, input, select, textarea, [tabindex]')]"

@@ -1,7 +1,7 @@
 """grpc-go and grpc-js: what gRPC clients of other families do over our HTTP/2."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ LARGE = 4 << 20
 
 
 class Call(NamedTuple):
-    """One call, as both clients read it."""
+    """A call, as both clients read it."""
 
     method: str
     message: bytes = b""
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of it."""
+    """The outcome of a call."""
 
     code: str
     text: str
@@ -80,7 +80,7 @@ def ready(name: str) -> bytes:
 
 
 async def test_calls_of_every_outcome_share_a_connection(make: Make, url: str) -> None:
-    """Unary calls that succeed, that fail with a text, and that there are not."""
+    """Unary calls that succeed, fail with a message, or name unknown methods."""
     live, missing, unknown, again = await make(
         url,
         Call(f"{SERVICE}/ServerLive"),
@@ -123,7 +123,7 @@ async def test_a_stream_ends_with_its_deadline_or_its_client(make: Make, url: st
 
 
 async def test_binary_metadata_arrives(make: Make, serve: Serve, tmp_path: Path) -> None:
-    """The id of the header beats that of the message, which a mesh asks for."""
+    """The id in the header takes precedence over that in the message, as a mesh requires."""
     control = ModelControlMode.NONE
     async with serve(tmp_path, modelmesh=True, model_control_mode=control) as server:
         metadata = "x-a=b,mm-model-id-bin=n\N{SNOWMAN}"

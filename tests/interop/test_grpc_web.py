@@ -90,7 +90,7 @@ def name_fields(messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
 async def made(
     pytestconfig: pytest.Config, url: str, calls: Sequence[Any], folder: Path, **environment: str
 ) -> list[Any]:
-    """Return what the clients in Node.js were answered."""
+    """Return the answers that the clients in Node.js got."""
     program = node_program(pytestconfig, Path(__file__).parent / "web_client", "client.mjs")
     files = descriptor_pb2.FileDescriptorSet()
     for module in (model_config_pb2, service_pb2, health_pb2):
@@ -115,7 +115,7 @@ async def made(
 async def test_the_stock_client_calls_every_kind_of_method(
     pytestconfig: pytest.Config, server: RunningServer, tmp_path: Path
 ) -> None:
-    """Unary and streams of answers; errors, deadlines, and a caller that nobody knows."""
+    """Unary calls and server streams; errors, deadlines, and an unknown caller."""
     calls = [
         infer(),
         infer("none"),

@@ -60,7 +60,7 @@ async def test_nghttp_gets_the_trailers(server: RunningServer, message: str) -> 
 
 
 async def test_h2load_is_served_to_the_last_request(server: RunningServer, message: str) -> None:
-    """More at once than a connection may have open."""
+    """With more concurrent requests than a connection may have open."""
     load = ("-n", str(REQUESTS), "-c", "4", "-m", "400", "-d", message, *HEADERS)
     status, out, err = await run(program("h2load"), *load, f"http://{server.url}{LIVE}")
 
@@ -69,7 +69,7 @@ async def test_h2load_is_served_to_the_last_request(server: RunningServer, messa
 
 
 async def test_h2load_is_served_over_tls(serve: Serve, tmp_path: Path) -> None:
-    """Long messages side by side: their frames and the records of TLS end in different places."""
+    """Long concurrent messages: frame and TLS record boundaries differ."""
     models, picture = tmp_path / "models", tmp_path / "picture"
     identity_models.write(models, "echo", "UINT8")
     tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="UINT8", shape=[PICTURE_BYTES])

@@ -16,13 +16,13 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 pb: Any = service_pb2
-"""Its classes are made at run time."""
+"""Its classes are created at run time."""
 
 SEVEN = Path(__file__).resolve().parents[2] / "examples" / "data" / "seven.png"
 
 
 def as_jpeg() -> bytes:
-    """The seven, in colour and much larger than the model wants it."""
+    """A seven in color, much larger than the model's input."""
     data = io.BytesIO()
     with Image.open(SEVEN) as image:
         image.resize((640, 640)).convert("RGB").save(data, "JPEG")
@@ -101,7 +101,7 @@ async def test_images_of_several_kinds_make_a_batch(client: Any) -> None:
 
 
 async def test_what_is_no_image_is_an_invalid_argument(client: Any) -> None:
-    """OVMS answers UNKNOWN, which a client would take for a fault of the server."""
+    """OVMS returns UNKNOWN, which a client would take for a server error."""
     with pytest.raises(InferenceServerException) as refused:
         await infer(client, SEVEN.read_bytes(), as_jpeg()[:-500])
 

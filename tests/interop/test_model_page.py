@@ -1,4 +1,4 @@
-"""The page of a model in a real browser: what people see of it, and what they can do with it."""
+"""The page of a model in a real browser: its contents and its actions."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def address(server: ServerProcess, model: str) -> str:
 async def show(
     page: Page, server: ServerProcess, model: str, *, width: int = 1280, dark: bool = False
 ) -> None:
-    """Open the page of a model, and wait until its state is there."""
+    """Open the page of a model, and wait until its state is shown."""
     page.complaints.clear()
     await page.open("about:blank")
     await page.open(address(server, model), width=width, dark=dark)
@@ -134,7 +134,7 @@ async def test_an_unload_says_what_it_gives_back_and_breaks_and_can_be_undone(
 
 
 async def press(page: Page, verb: str) -> None:
-    """Press a button of a model, and yes to the question that follows."""
+    """Click a button of a model, and confirm."""
     await page.until(f"{button(verb)}.checkVisibility()")
     await page.until(f"{button(verb)}.getAttribute('aria-disabled') === 'false'")
     await page.evaluate(f"{button(verb)}.click()")
@@ -234,7 +234,7 @@ async def test_axe_finds_nothing(
 
 @pytest.mark.slow
 async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> None:
-    """Another caller may load; who looks at the page may look, and nothing else."""
+    """Another caller may load models; the viewer of the page has no other permission."""
     identity_models.write(tmp_path / "models", "simple", "FP32")
     other = {"name": "other", "token": digest_of(new_token()), "allow": ["manage", "metadata"]}
     anyone = {"name": "anyone", "anyone": True, "allow": ["page"]}
@@ -264,7 +264,7 @@ async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def prefixed(server: ServerProcess, prefix: str) -> AsyncIterator[str]:
-    """Run a proxy that serves a server below a path alone."""
+    """Run a proxy that serves a server below a path prefix only."""
 
     async def forward(request: web.Request) -> web.Response:
         path = request.raw_path.removeprefix(prefix)

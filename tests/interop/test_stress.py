@@ -1,7 +1,7 @@
-"""Loads and unloads without end: nothing breaks, nothing stays."""
+"""Repeated loads and unloads: nothing breaks, and nothing leaks."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 import asyncio
 import os

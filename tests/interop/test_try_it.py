@@ -1,4 +1,4 @@
-"""A model tried from its page: what is typed or dropped, what comes back, and calls to copy."""
+"""Trying a model from its page: typed or dropped inputs, outputs, and example calls."""
 
 import asyncio
 import base64
@@ -70,7 +70,7 @@ async def drop(page: Page, name: str, data: bytes) -> None:
 
 
 async def send(page: Page) -> str:
-    """Send what is in the form, and return what is shown."""
+    """Submit the form, and return the displayed result."""
     await page.evaluate("document.querySelector('#try-form button').click()")
     await page.until("document.getElementById('try-outputs').childElementCount > 0")
     shown: str = await page.evaluate("document.getElementById('try-outputs').innerText")
@@ -87,7 +87,7 @@ async def code(page: Page, language: str) -> str:
 
 
 async def form(page: Page, name: str) -> str:
-    """Choose another form of the output, and return what is shown of it."""
+    """Choose another display format for the output, and return the display."""
     shown: str = await page.evaluate(
         "(() => { const choice = document.querySelector('.output select');"
         f"choice.value = '{name}';"
@@ -195,7 +195,7 @@ async def test_a_refusal_is_shown(page: Page, server: ServerProcess) -> None:
 async def test_answers_of_a_stream_are_shown_as_they_come(
     page: Page, server: ServerProcess
 ) -> None:
-    """The server is played: what matters is that events come in pieces."""
+    """The server is faked: the events must arrive in pieces."""
     await show(page, server, "classes")
     event = json.dumps({"outputs": [{"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}]})
     pieces = [

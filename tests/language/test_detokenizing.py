@@ -1,4 +1,4 @@
-"""Text that comes token by token is the text of all tokens, with nothing sent too early."""
+"""Streamed detokenization equals decoding all tokens at once, with no text sent too early."""
 
 import json
 from functools import cache
@@ -56,10 +56,10 @@ def test_pieces_of_a_text_are_together_what_the_package_decodes(kind: str, text:
 @settings(max_examples=60)
 @given(kind=KINDS, data=st.data())
 def test_pieces_of_any_tokens_are_what_the_package_decodes(kind: str, data: st.DataObject) -> None:
-    """Special tokens, unknown ones and invalid bytes too.
+    """Including special tokens, unknown tokens and invalid bytes.
 
-    But for a run of bytes' own tokens with something broken within: the package replaces all of
-    the run, this server what is broken.
+    Exception: for a run of byte tokens with an invalid part, the package replaces the whole run,
+    and this server only the invalid part.
     """
     whole, size = kind == "byte_fallback", made(kind).get_vocab_size()
     number = st.integers(0, size + 2)
@@ -75,13 +75,13 @@ def test_pieces_of_any_tokens_are_what_the_package_decodes(kind: str, data: st.D
 @settings(max_examples=60)
 @given(data=st.binary(max_size=12), text=st.sampled_from(["The", "é😀"]))
 def test_broken_bytes_of_a_run_are_replaced_one_by_one(data: bytes, text: str) -> None:
-    """What is whole within the run remains text."""
+    """Valid characters within the run are kept."""
     ids = [tokens("byte_fallback").id_of(f"<0x{byte:02X}>") for byte in text.encode() + data]
     found = "".join(pieces("byte_fallback", [token for token in ids if token is not None])[0])
 
     broken = sum("\ufffd" == letter for letter in found)
     assert found.startswith(text)
-    # A replacement character for each byte that is in no whole character.
+    # A replacement character for each byte that belongs to no complete character.
     assert len(text.encode() + data) == len(found.replace("\ufffd", "").encode()) + broken or (
         b"\xef\xbf\xbd" in data
     )
@@ -103,7 +103,7 @@ def test_half_a_character_at_the_end_is_replaced() -> None:
 
 
 def letters(text: str) -> list[int]:
-    """Return a token for each letter."""
+    """Return one token per letter."""
     return [made("byte_level").get_vocab()[letter] for letter in text]
 
 
@@ -111,7 +111,7 @@ def letters(text: str) -> list[int]:
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Return the text before the stop string that is complete first, looked for naively."""
+    """Return the text before the first complete stop string, searched naively."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -143,7 +143,7 @@ def test_stop_strings_end_the_text_however_it_is_cut(
 
 
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
-    """The next character may complete it; one that cannot lets all before it go."""
+    """The next character may complete it; a character that does not releases the text before it."""
     ids = letters("abENENDx")
     found, stopped = pieces("byte_level", ids, ("END",))
 
@@ -201,7 +201,7 @@ def test_a_decoder_that_is_nested_without_end_is_refused() -> None:
 
 
 def test_the_first_spaces_of_the_text_are_stripped(tmp_path: Path) -> None:
-    """Of the whole text, not of each token; Llama's decoder says how many."""
+    """They are stripped from the whole text, not from each token; Llama's decoder says how many."""
     found = pieces("byte_fallback", made("byte_fallback").encode("The dog  the").ids)[0]
 
     assert "The dog  the" == "".join(found)

@@ -1,4 +1,4 @@
-"""A fork that somebody kills says nothing of the text that it was given."""
+"""The death of a fork by an outside signal says nothing about the text it was given."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def begin(first):
 confining.serve(begin)
 """
 BY_ITSELF = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Ends that a text is the cause of: a limit, or memory that it was refused."""
+"""Signals that a text can cause: a CPU limit, or a failed allocation."""
 FROM_OUTSIDE = (signal.SIGKILL,)
 
 
@@ -104,7 +104,7 @@ def test_a_fork_that_gives_up_is_not_taken_for_a_killed_one(tmp_path: Path, memo
 
 
 class Slow:
-    """A fork that is seen to have ended only when it was asked some times."""
+    """A fork whose exit is noticed only after several checks."""
 
     def __init__(self, polls: int, status: int) -> None:
         self.polls, self.status = polls, status
@@ -137,7 +137,7 @@ def test_a_fork_that_is_still_ending_is_not_killed(
 
 
 class Forks:
-    """A process whose forks are killed so many times."""
+    """A process whose forks are killed a given number of times."""
 
     limits = Limits()
 

@@ -1,4 +1,4 @@
-"""Which tokenizers are known to be quick, and how the others end."""
+"""Tokenizers known to run in linear time, and how the others are stopped."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from xlaserve.language.linear import PATTERNS, is_linear
 from xlaserve.language.tokenizing import Tokens
 
 BACKTRACKING = "(?:a|b)+(?:a|b)+[cx]"
-"""Takes the cube of the length of a text of a and b; no match goes beyond the library's limit."""
+"""Cubic in the length of a text of a and b; no match exceeds the library's limit."""
 LONG = "ab" * 700
 
 
@@ -70,7 +70,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
 
 
 def file_of(**changed: Any) -> dict[str, Any]:
-    """Return a tokenizer with a token for each of some letters, and what is changed of it."""
+    """Return a tokenizer with a token for each of some letters, with changes."""
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     vocab = {one: number for number, one in enumerate([*small.SPECIAL, *"abcx "])}
     return {
@@ -149,7 +149,7 @@ def test_a_text_that_takes_too_much_is_refused_and_the_next_is_not(
         tokens.encode(LONG)
     found.append(tokens.encode("abc"))
 
-    # What was forked has ended: another one is there at once.
+    # The forked process has exited, and another has replaced it immediately.
     assert process is tokens._limited._process
 
     assert [[4, 5, 6]] * 2 == found
@@ -168,7 +168,7 @@ def test_a_text_that_grows_too_large_is_refused(parsed: Callable[..., Tokens]) -
 
 
 def test_what_panics_is_the_fault_of_the_text(parsed: Callable[..., Tokens]) -> None:
-    """The library panics where one match goes back too often."""
+    """The library panics if one match backtracks too often."""
     tokens = parsed(**split("(a+)+b"))
 
     with pytest.raises(TokenizerFailed, match="model 'm': its tokenizer failed"):
@@ -191,7 +191,7 @@ def test_special_tokens_are_none_there_either(parsed: Callable[..., Tokens]) -> 
 
 
 def _pieces() -> dict[str, Any]:
-    """Return a model in which what spells a special token is that token."""
+    """Return a model in which other tokens can spell a special token."""
     vocab = [[text, -1.0] for text in [*small.SPECIAL, *"abcx "]]
     return {"type": "Unigram", "unk_id": 7, "vocab": vocab}
 

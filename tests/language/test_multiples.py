@@ -1,4 +1,4 @@
-"""The multiples that a schema has compiled: only those, wherever they are written."""
+"""`multipleOf` in schemas: the values that the library compiles are found, and no others."""
 
 import json
 from decimal import Decimal
@@ -97,10 +97,10 @@ def test_schemas_that_are_met_in_very_many_ways_are_left_to_the_library() -> Non
     assert set() == found({"$ref": "#/$defs/a0", "$defs": links})
 
 
-# --- beside the library ------------------------------------------------------------------------
+# # --- comparison with the library ---------------------------------------------------------------
 
 NONE: dict[str, Any] = {"multipleOf": 0}
-"""What the library refuses wherever it compiles it, and nowhere else."""
+"""The library refuses this wherever it compiles it, and nowhere else."""
 PARTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         *({"type": name} for name in ("integer", "number", "string", "array", "object")),
@@ -134,7 +134,7 @@ SCHEMAS = st.recursive(
 
 
 def is_refused(schema: Any) -> bool:
-    """Tell whether the library has a mistake in a schema."""
+    """Tell whether the library reports an error in a schema."""
     matcher = llguidance.LLMatcher
     alphabet = Alphabet(300, {"299": "<eos>"}, [299])
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(alphabet), eos_token=[299])
@@ -154,6 +154,6 @@ def test_what_is_found_the_library_compiles(schema: Any, named: Any) -> None:
 
 
 def test_the_library_refuses_what_it_compiles_alone() -> None:
-    """So that the test above is one."""
+    """Shows that the test above is meaningful."""
     assert is_refused({"items": NONE})
     assert not is_refused({"$defs": {"a": NONE}, "type": "string"})

@@ -1,4 +1,4 @@
-"""Chat templates: what they may do, and what ends them."""
+"""Chat templates: their permissions and their limits."""
 
 import os
 import signal
@@ -86,7 +86,7 @@ def test_what_a_template_may_not_see_is_not_there(template: Any) -> None:
 
 
 def test_a_template_that_failed_is_rendered_again(template: Any) -> None:
-    """Each time in a process that no failure has touched."""
+    """Each attempt runs in a fresh process."""
     found = template("{% if messages|length > 1 %}{{ 'a' * 10**10 }}{% endif %}ok")
     with pytest.raises(TemplateFailed):
         found.render(MESSAGES * 2)
@@ -96,7 +96,7 @@ def test_a_template_that_failed_is_rendered_again(template: Any) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_was_killed_is_started_again(template: Any) -> None:
-    """The messages are not blamed for it."""
+    """The error does not blame the messages."""
     found = template("ok")
     found.render(MESSAGES)
     killed = process(found)
@@ -108,7 +108,7 @@ def test_a_process_that_was_killed_is_started_again(template: Any) -> None:
 
 
 def test_the_process_can_open_nothing_and_knows_no_environment(template: Any) -> None:
-    """What gets out of the sandbox is in a process that has no files, and none of our secrets."""
+    """Code that escapes the sandbox finds no files, and none of the server's secrets."""
     found = template("ok")
     found.render(MESSAGES)
     pid = process(found).pid
@@ -125,7 +125,7 @@ def test_the_process_can_open_nothing_and_knows_no_environment(template: Any) ->
 
 
 def test_a_stopped_process_is_not_waited_for_without_end(template: Any) -> None:
-    """On the clock too: a process that computes nothing uses nothing up."""
+    """A wall-clock limit applies: a stopped process uses no CPU time."""
     stopped = template("ok")
     stopped.render(MESSAGES)
     process(stopped).send_signal(signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_a_stopped_process_is_replaced_by_one_that_answers(template: Any) -> Non
 
 @pytest.mark.slow
 def test_a_process_that_is_busy_is_ended_at_once() -> None:
-    """And does not go on until its limit of the processor."""
+    """It does not run on until its CPU limit."""
     limits = Limits(cpu_seconds=600, seconds=1)
     template = Template({"default": NESTED}, {}, "m", limits)
 
@@ -160,7 +160,7 @@ def test_a_process_that_is_busy_is_ended_at_once() -> None:
 
 
 def test_no_process_is_left_behind(template: Any) -> None:
-    """Neither of a template that is closed, nor of one that is forgotten."""
+    """Neither for closed templates nor for garbage-collected ones."""
     closed, forgotten = template("ok"), Template({"default": "ok"}, {})
     pids = []
     for one in (closed, forgotten):

@@ -1,4 +1,4 @@
-"""Calls of tools in answers: what is one, what only looks like one, however the text is cut."""
+"""Tool calls in answers: which texts are calls, however the stream is cut."""
 
 import pytest
 from hypothesis import given
@@ -34,14 +34,14 @@ GET = '<tool_call>{"name": "get", "arguments": {}}</tool_call>'
             "",
             [("set", '{"a": ["}", {"b": "\\"}"}]}')],
         ),
-        # Other orders, other fields, and the word that another family has.
+        # Other orders, other fields, and the keyword of another model family.
         ('<tool_call>{"arguments":{"a":1},"name":"get"}', "", [("get", '{"a":1}')]),
         ('<tool_call>{"id":"name","name":"get","parameters":{}}', "", [("get", "{}")]),
         ('<tool_call>{"name":"\\u0067et","arguments":{}}', "", [("get", "{}")]),
         ('<tool_call>{"x":{"name":"no"},"name":"get","arguments":{}}', "", [("get", "{}")]),
-        # A name that a call has already cannot be another one.
+        # A call's name cannot change later.
         ('<tool_call>{"name":"get","arguments":{"a":1},"name":"no"}', "", [("get", '{"a":1}')]),
-        # What is cut or broken within the arguments is the client's to see.
+        # Truncated or malformed arguments are passed on to the client.
         ('<tool_call>{"name":"get","arguments":{"a": "b', "", [("get", '{"a": "b')]),
         ('<tool_call>{"name":"get","arguments":{oh}}</tool_call>!', "!", [("get", "{oh}}")]),
         ('<tool_call>{"name":"get","arguments":{oh</tool', "", [("get", "{oh</tool")]),
@@ -111,7 +111,7 @@ def test_no_more_calls_than_there_may_be() -> None:
 
 
 def test_a_call_is_told_as_it_is_written() -> None:
-    """Its name with the first brace of the arguments, and these as they come."""
+    """The name is sent with the first brace of the arguments, which are then streamed."""
     found = parser("hermes")
     before = found.push('<tool_call>{"name": "get", "arguments": ')
     parts = [found.push(text) for text in ("{", '"a', '":', " 1}")]

@@ -1,4 +1,4 @@
-"""Turns of callers for a thread, by what each has taken."""
+"""Fair scheduling of callers on one thread, by the time that each has used."""
 
 import threading
 
@@ -26,7 +26,7 @@ def test_who_has_taken_least_is_next() -> None:
 
 
 def test_who_comes_late_goes_before_no_more_than_who_has_taken_as_little() -> None:
-    """Whoever waited long enough for a turn is not overtaken by one newcomer after another."""
+    """A caller that has waited long enough is not overtaken by every newcomer."""
     found: Charged[str] = Charged()
     for _ in range(2):
         found.add("a", "a")
@@ -51,7 +51,7 @@ def test_what_was_taken_is_forgotten_when_nobody_waits() -> None:
 
 
 def test_a_thread_tells_what_became_of_each_call() -> None:
-    """Also of one that raises what is no Exception, and behind which the others go on."""
+    """Including a call that raises a BaseException, after which the others continue."""
 
     class Panic(BaseException):
         pass
@@ -75,7 +75,7 @@ def test_a_thread_tells_what_became_of_each_call() -> None:
 
 
 def test_the_texts_of_a_caller_that_wait_have_a_limit() -> None:
-    """Whoever has none waiting is not refused for it; one that was answered makes room."""
+    """A caller with an empty queue is not refused; an answered text frees a slot."""
     thread, may_go_on, has_begun = (
         CallerThread("test", "m", 3),
         threading.Event(),

@@ -1,4 +1,4 @@
-"""Models to test with: exported once, loaded with what each test wants, closed behind it."""
+"""Models for tests: exported once, loaded as each test wants, and closed afterwards."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from xlaserve.runtime.loaded import LoadedModel, Value
 from xlaserve.tensors import Tensor
 
 Load: TypeAlias = Callable[..., LoadedModel]
-"""`load(directory, config)`: loads on the CPU and closes when the test is over."""
+"""`load(directory, config)`: loads on the CPU, and closes the model after the test."""
 
 Run: TypeAlias = Callable[[LoadedModel, Mapping[str, Value]], dict[str, Tensor]]
 
@@ -29,7 +29,7 @@ WEIGHTS = {
 
 
 def affine(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Have one parameter that is an argument by itself, and one that is packed."""
+    """A function with one parameter passed by itself and one that is packed."""
     return x @ params["w"] + params["b"][None, :]
 
 
@@ -58,7 +58,7 @@ def affine_model(affine_directory: Path) -> Iterator[LoadedModel]:
 def load() -> Iterator[Load]:
     """Load a directory as model `m`, version 1.
 
-    Without a configuration batches stay whole: which pieces are quicker depends on the machine.
+    Without a configuration batches are not split, because the fastest sizes depend on the machine.
     """
     loaded: list[LoadedModel] = []
     whole = ModelConfig(parameters={"split_batches": "false"})
@@ -86,6 +86,6 @@ def run() -> Run:
 
 @pytest.fixture
 def compilations() -> Iterator[list[str]]:
-    """Collect the names of what XLA compiles while a test runs; may be cleared."""
+    """Collect the names of the functions that XLA compiles during a test; may be cleared."""
     with noted_compilations() as names:
         yield names

@@ -1,6 +1,6 @@
-"""Loads a model in several placements, and prints what it did as JSON.
+"""Loads a model in several placements, and prints the results as JSON.
 
-Run as a process of its own: how many devices the CPU plays is decided when JAX starts.
+Runs as a separate process: JAX fixes the number of CPU devices when it starts.
 """
 
 import json
@@ -37,7 +37,7 @@ PLACEMENTS: dict[str, dict[str, str]] = {
 
 
 class Seen(TypedDict):
-    """What a placement did."""
+    """The results of a placement."""
 
     compilations: int
     parameters_bytes: int
@@ -50,7 +50,7 @@ class Seen(TypedDict):
 
 
 def look(directory: Path, name: str, compiled: list[str]) -> Seen:
-    """Load in one placement, execute 1, 3 and 4 rows on each replica, and let it go."""
+    """Load in one placement, execute 1, 3 and 4 rows on each replica, and close the model."""
     compiled.clear()
     model = load_plain(directory, LoadContext("m", "1", _config(name)))
     count, memory = len(compiled), model.info.memory
@@ -101,7 +101,7 @@ def _config(name: str) -> ModelConfig:
 
 
 def main(directory: Path) -> None:
-    """Print what each placement did, by name."""
+    """Print the results of each placement by name."""
     compiled: list[str] = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

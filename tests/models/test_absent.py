@@ -1,4 +1,4 @@
-"""What is said of a directory without a model tells four mistakes apart."""
+"""Errors for a directory without a model distinguish four mistakes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Buckets that are compiled behind a load, while requests are served."""
+"""Buckets that are compiled after a load, while requests are served."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -58,7 +58,7 @@ def _check_all(model: LoadedModel, reference: LoadedModel, run: Run) -> None:
 def test_smallest_and_largest_bucket_are_enough_to_serve(
     model: JaxExportModel, affine_model: LoadedModel, run: Run, compilations: list[str]
 ) -> None:
-    """The next larger bucket serves what has none of its own yet; nothing compiles for it."""
+    """Rows without their own bucket use the next larger one; nothing is compiled for them."""
     assert 2 == len(compilations)
     assert [1, 6] == _compiled(model)
     assert [1, 6, 6] == [model.padded_rows(rows) for rows in (1, 2, 6)]
@@ -110,7 +110,7 @@ def test_each_bucket_adds_no_more_than_was_to_be_reserved(model: JaxExportModel)
 
 
 def test_each_bucket_serves_as_soon_as_it_is_warm(model: JaxExportModel) -> None:
-    """The one that saves the most padding comes first."""
+    """The bucket that saves the most padding comes first."""
     seen: list[tuple[str, list[int]]] = []
 
     model.compile_rest(on_stage=lambda stage: seen.append((str(stage), _compiled(model))))

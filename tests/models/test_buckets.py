@@ -43,7 +43,7 @@ def test_padding_is_at_most_half_of_the_rows(max_batch_size: int, data: st.DataO
 
 
 def test_number_of_buckets_is_bounded() -> None:
-    """Each costs a compilation, so that the largest batch must not ask for many."""
+    """Each costs a compilation, so a large batch limit must not create many."""
     assert 32 == len(buckets_up_to(MAX_BATCH_SIZE))
 
 
@@ -70,7 +70,7 @@ def _preferring(*sizes: int, **parameters: str) -> ModelConfig:
     ],
 )
 def test_configuration_decides_the_buckets(config: ModelConfig, expected: tuple[int, ...]) -> None:
-    """The largest batch can be served whatever else is asked for."""
+    """The largest batch always has a bucket."""
     assert expected == buckets.plan(16, config).sizes
 
 
@@ -110,7 +110,7 @@ def test_buckets_that_cannot_be_are_refused(limit: int, config: ModelConfig, tex
 
 
 def test_smallest_and_largest_come_first() -> None:
-    """With these two everything can be served; the others only save padding."""
+    """They suffice for serving; the others only save padding."""
     found = buckets.plan(64, ModelConfig())
 
     assert (1, 64) == found.first

@@ -1,4 +1,4 @@
-"""Images stay with their channels last between convolutions, and every answer is the same."""
+"""Images keep channels last between convolutions, and every result stays the same."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -24,7 +24,7 @@ CHANNELS = np.arange(1, 5, dtype=np.float32)
 
 
 def _conv(x: jax.Array, kernel: object = KERNEL) -> jax.Array:
-    """Convolve [N,C,H,W] to as many pixels."""
+    """Convolve [N,C,H,W] without changing its size."""
     found: jax.Array = lax.conv_general_dilated(x, jnp.asarray(kernel), (1, 1), "SAME")
     return found
 

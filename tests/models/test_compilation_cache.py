@@ -50,7 +50,7 @@ def test_directory_is_made_for_this_user_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o701, 0o777])
 def test_directory_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
-    """What lies in it is executed."""
+    """The server executes its contents."""
     cache = CompilationCache(tmp_path, 100)
     cache.prepare(TARGET).chmod(mode)
 
@@ -143,7 +143,7 @@ def test_directory_is_looked_through_again_when_something_was_written(
 def test_programs_of_other_processors_are_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One home directory serves many machines, and not all have the same instructions."""
+    """Machines that share a home directory may have different instruction sets."""
     (tmp_path / "cpuinfo").write_text("processor: 0\nflags\t: fpu sse avx1024\n")
     ours = processor()
     monkeypatch.setattr(compilation_cache, "_CPU_INFO", tmp_path / "cpuinfo")
@@ -152,7 +152,7 @@ def test_programs_of_other_processors_are_kept_apart(
 
 
 def test_a_cache_is_empty_until_it_is_prepared_and_has_a_file(tmp_path: Path) -> None:
-    """Whatever lies in a directory that was not prepared, nothing of it can be used."""
+    """Files in an unprepared directory are never used."""
     cache = CompilationCache(tmp_path, 10_000)
     found = [cache.is_empty]
     cache.prepare(TARGET)
@@ -218,7 +218,7 @@ def test_damaged_entry_is_not_used(
 
 
 def test_every_cut_and_every_flipped_byte_is_noticed(cache: CompilationCache) -> None:
-    """Or it changes nothing: a key has spaces."""
+    """Or the change has no effect: spaces in a key."""
     cache.write(TARGET, "name", ENTRY)
     whole = {path: path.read_bytes() for path in files(cache).values()}
     for path, data in whole.items():
@@ -258,7 +258,7 @@ def test_key_of_another_make_is_not_used(
 
 @pytest.mark.parametrize("suffix", [".json", ".xla"])
 def test_file_that_others_can_write_is_not_used(cache: CompilationCache, suffix: str) -> None:
-    """Whoever wrote it would decide what this server executes."""
+    """Whoever wrote it could decide what this server executes."""
     cache.write(TARGET, "name", ENTRY)
     files(cache)[suffix].chmod(0o620)
 
@@ -282,7 +282,7 @@ def test_link_and_fifo_are_not_read(cache: CompilationCache, suffix: str, tmp_pa
 
 @pytest.mark.parametrize("suffix", [".json", ".xla"])
 def test_file_that_is_too_large_is_not_read(cache: CompilationCache, suffix: str) -> None:
-    """A sparse one takes nothing on the disk, and all the memory there is."""
+    """A sparse file takes no disk space, but could exhaust memory."""
     cache.write(TARGET, "name", ENTRY)
     os.truncate(files(cache)[suffix], 1 << 40)
 
@@ -297,7 +297,7 @@ def test_directory_that_others_were_let_into_is_not_read(cache: CompilationCache
 
 
 def test_what_was_read_last_stays_where_there_is_no_room(tmp_path: Path) -> None:
-    """The bound holds after every write, not with the next start."""
+    """The size limit holds after every write, not only after the next start."""
     cache = CompilationCache(tmp_path, 6_000)
     cache.prepare(TARGET)
     for name in ("first", "second"):

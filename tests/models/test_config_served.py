@@ -53,7 +53,7 @@ def test_a_model_without_a_configuration_has_a_whole_one() -> None:
 
 
 def test_what_was_written_stays() -> None:
-    """Also what the server does not act on."""
+    """Including fields that the server ignores."""
     message = served(
         '{"platform": "jax_export", "version_policy": {"all": {}}, "metric_tags": {"a": "b"},'
         '"parameters": {"p": {"string_value": "q"}}, "response_cache": {"enable": true},'
@@ -72,7 +72,7 @@ def test_what_was_written_stays() -> None:
 
 
 def test_a_batch_dimension_in_the_dims_moves_to_the_batch_size() -> None:
-    """A configuration without max_batch_size may be written either way."""
+    """Without max_batch_size a configuration may be written either way."""
     message = served('{"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4]}]}')
 
     assert WHOLE == tensors(message)
@@ -86,7 +86,7 @@ def test_a_model_without_batches_has_all_its_dimensions() -> None:
 
 
 def test_an_ensemble_has_a_platform_and_no_backend() -> None:
-    """The one would be refused beside the other when it is sent back."""
+    """A configuration with both would be refused when it is sent back."""
     info = ModelInfo("ensemble", INFO.inputs, INFO.outputs, max_batch_size=8)
     message = served("{}", info)
 
@@ -104,7 +104,7 @@ def test_what_was_written_is_not_changed() -> None:
 
 @pytest.mark.parametrize("dims", [[4], [-1, 4]])
 def test_it_loads_the_same_model_again(load: Any, affine_directory: Path, dims: list[int]) -> None:
-    """What a client was told, it may send back as the `config` of a load."""
+    """A client may send the reported configuration back as the `config` of a load."""
     text = f'{{"input": [{{"name": "x", "data_type": "TYPE_FP32", "dims": {dims}}}]}}'
     first: LoadedModel = load(affine_directory, parse_json(text))
     message = ServedConfig("m", parse_json(text), first.info).message()

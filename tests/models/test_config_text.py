@@ -43,7 +43,7 @@ def test_size_is_bounded_in_bytes() -> None:
 
 @given(st.binary() | st.text())
 def test_any_text_is_a_configuration_or_invalid(text: str | bytes) -> None:
-    """Nothing but InvalidModel comes out of a text from outside."""
+    """No text raises anything but InvalidModel."""
     for parse in (parse_json, parse_pbtxt):
         try:
             parse(text)
@@ -92,7 +92,7 @@ def test_size_of_a_file_is_checked_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_link_to_a_file_is_followed(tmp_path: Path) -> None:
-    """A mounted volume of Kubernetes shows its files as links."""
+    """Kubernetes mounts files of a volume as links."""
     tmp_path.joinpath("data").write_text('{"name": "x"}')
     tmp_path.joinpath("config.json").symlink_to("data")
 
@@ -100,7 +100,7 @@ def test_link_to_a_file_is_followed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """Neither a FIFO, which would be waited for, nor a device, which has no end."""
+    """A FIFO would block, and a device may be endless."""
     config = tmp_path / "config.json"
     os.mkfifo(config)
     with pytest.raises(InvalidModel, match=r"config\.json is not a regular file"):

@@ -1,4 +1,4 @@
-"""Custom calls of serialized programs: read out of their bytes, known, and ready."""
+"""Custom calls of serialized programs: found in the bytes, allowed, and registered."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ _REGISTERS = re.compile(r"def registrations\(|\.register_custom_call_target\(")
 
 @pytest.fixture(scope="module")
 def program() -> bytes:
-    """The eigenvalues of a matrix."""
+    """A program that computes the eigenvalues of a matrix."""
     return serialized.written(jax.jit(jnp.linalg.eigvalsh).lower(MATRIX).compile())
 
 

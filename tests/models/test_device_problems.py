@@ -1,4 +1,4 @@
-"""Devices that cannot be used: one line that says why, whatever JAX and its plugins say."""
+"""Unusable devices: a one-line reason, whatever JAX and its plugins report."""
 
 import logging
 
@@ -77,7 +77,7 @@ def test_what_nobody_knows_is_repeated_in_one_line() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_gpu_that_is_not_there_is_not_tried_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing of it, and runs on the CPU."""
+    """JAX stays silent, and runs on the CPU."""
     monkeypatch.setattr(device_problems, "_GPU_FILES", ("/nowhere/nvidia0",))
 
     assert "there is no NVIDIA GPU on this machine (/nowhere/nvidia0)" == device_problems.reason(
@@ -87,7 +87,7 @@ def test_gpu_that_is_not_there_is_not_tried_by_jax(monkeypatch: pytest.MonkeyPat
 
 
 def test_traceback_of_a_plugin_is_heard_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Other lines are logged as before."""
+    """Other lines are logged as usual."""
     logger = logging.getLogger("jax._src.xla_bridge")
     with device_problems.heard() as said:
         error = RuntimeError(NO_DRIVER)

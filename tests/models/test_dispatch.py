@@ -1,4 +1,4 @@
-"""Exported models whose executions are dispatched, as on a GPU: here the CPU plays one."""
+"""Asynchronous dispatch of exported models, with the CPU simulating a GPU."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ RULES = json.dumps({"w": [None, "model"]})
 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every device for one that computes while the host does something else."""
+    """Treat every device as one that computes asynchronously."""
     monkeypatch.setattr(Site, "is_accelerator", True)
 
 
@@ -51,7 +51,7 @@ def rows(count: int) -> Tensor:
 def test_what_is_dispatched_is_what_is_executed(
     model: JaxExportModel, affine_model: LoadedModel, count: int
 ) -> None:
-    """Padded or not; each is fetched for itself."""
+    """With and without padding; each execution is fetched separately."""
     flights = [model.dispatch({"x": rows(count)}), model.dispatch({"x": rows(1)})]
     found, other = (flight.fetch()["y"] for flight in flights)
     at_once = model.execute({"x": rows(count)})["y"]
@@ -101,7 +101,7 @@ class Output:
 
 
 def computing(model: JaxExportModel, *outputs: Output) -> None:
-    """Have every program of a model return these, without a look at its arguments."""
+    """Make every program of a model return these outputs, ignoring its arguments."""
     (copy,) = model._copies
 
     def call(leaves: object, arguments: object) -> list[Output]:
@@ -127,7 +127,7 @@ def test_copies_to_the_host_are_under_way_before_the_first_is_waited_for(
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_inputs_live_until_they_are_fetched(model: JaxExportModel, count: int) -> None:
-    """The copy to the device is not waited for."""
+    """The copy to the device is asynchronous."""
     computing(model, Output([]))
     data = rows(count)
     flight = model.dispatch({"x": data})

@@ -1,4 +1,4 @@
-"""What a model may execute without an end is executed by a process that is ended for it."""
+"""Model code that might never end is executed in a process with a time limit."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -29,7 +29,7 @@ from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
 from xlaserve.settings import Settings
 
 SECONDS = 2.0
-"""Of the processor, for what does not end: what ends takes less than one."""
+"""CPU seconds before an endless run is stopped; others need less than one."""
 
 LIMITS = Limits(1, 4 << 30, 60.0, 300.0, SECONDS)
 
@@ -43,7 +43,7 @@ def processes() -> Iterator[CompilerProcesses]:
 
 @pytest.fixture(autouse=True)
 def _shared(processes: CompilerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have exports ask the same process, which takes seconds to start."""
+    """Have exports share one process, which takes seconds to start."""
     monkeypatch.setattr(trials, "_own_processes", lambda seconds: processes)
 
 
@@ -67,7 +67,7 @@ def endless(params: Any, x: jax.Array) -> dict[str, jax.Array]:
 
 
 def never(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-    """Run until a sine is above 9."""
+    """Run until a sine exceeds 9."""
     return {"y": jax.lax.while_loop(lambda c: (c < 9).any(), jnp.sin, x)}
 
 
@@ -240,7 +240,7 @@ def test_wrong_proof_of_what_has_loops_is_seen_in_the_process(
 
 
 def subject_of(function: Any) -> trials.Subject:
-    """Return the subject of an artifact without parameters, of one input FP32[-1,4]."""
+    """Return the subject of an artifact without parameters, with one input FP32[-1,4]."""
     from xlaserve.tensors import TensorSpec, datatype_named
 
     (rows,) = jax.export.symbolic_shape("b")
@@ -252,7 +252,7 @@ def subject_of(function: Any) -> trials.Subject:
 
 
 def test_memory_of_a_trial_is_limited(processes: CompilerProcesses) -> None:
-    """It is not the load's fault, and the process does the next job."""
+    """The load does not fail, and the process does the next job."""
 
     def large(params: Any, x: jax.Array) -> dict[str, jax.Array]:
         return {"y": x[:, :1] + jnp.zeros((1, 1 << 30), jnp.float32)}

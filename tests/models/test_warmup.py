@@ -1,4 +1,4 @@
-"""The samples of model_warmup: what is executed, and what makes a load fail."""
+"""model_warmup samples: which are executed, and which make a load fail."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ ZERO = {"data_type": "TYPE_FP32", "dims": [2], "zero_data": True}
 
 
 class Model:
-    """Notes what it is given."""
+    """Records its inputs."""
 
     on_demand: Any = None
     dispatching = None
@@ -49,7 +49,7 @@ class Model:
 
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    """The directory of a version, beside that of the samples."""
+    """A version directory, next to the samples' directory."""
     (tmp_path / "repository/m/1").mkdir(parents=True)
     (tmp_path / "repository/m/warmup").mkdir()
     return tmp_path / "repository/m/1"
@@ -162,7 +162,7 @@ def test_a_model_of_many_answers_gives_its_first(version: Path) -> None:
 
 
 class Code(Model):
-    """A model that is handed requests, and answers in a thread."""
+    """A model that gets requests, and answers them in a thread."""
 
     concurrency = 1
     is_decoupled = is_batched = False

@@ -262,7 +262,7 @@ def test_tensor_without_a_place_in_the_format_is_refused(
 def test_flipped_bits_and_cuts_are_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever the bytes are, reading them ends with tensors or with InvalidModel."""
+    """Reading any bytes returns tensors or raises InvalidModel."""
     directory = tmp_path_factory.mktemp("weights")
     write(directory / NAME, _tensors())
     content = bytearray((directory / NAME).read_bytes())
@@ -282,7 +282,7 @@ def test_flipped_bits_and_cuts_are_refused_or_harmless(
 
 
 def _mappings(path: Path) -> list[range]:
-    """Return where a file is mapped into this process."""
+    """Return the address ranges at which a file is mapped into this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     places = [line.split()[0].split("-") for line in lines if line.endswith(str(path))]
     return [range(int(start, 16), int(end, 16)) for start, end in places]

@@ -1,4 +1,4 @@
-"""The files of `jax.export`, read without it."""
+"""`jax.export` files, parsed without JAX."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -121,7 +121,7 @@ def test_nodes_of_a_class_of_their_own_are_refused() -> None:
 
 @given(st.data())
 def test_cut_and_flipped_files_are_refused_or_read(data: st.DataObject) -> None:
-    """Whatever the bytes are, reading them ends, and with nothing but InvalidModel."""
+    """Reading any bytes ends, and raises nothing but InvalidModel."""
     content = bytearray((DATA / "0.12.0.1" / "plain.jaxexp").read_bytes())
     for position in data.draw(st.lists(st.integers(0, len(content) * 8 - 1), max_size=8)):
         content[position // 8] ^= 1 << position % 8

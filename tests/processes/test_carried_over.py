@@ -1,4 +1,4 @@
-"""What clients changed is in the server that replaces theirs (SIGUSR2), as in a replaced worker."""
+"""Client changes survive the replacement of a server (SIGUSR2), as they do that of a worker."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]
 
 
 def repository(root: Path) -> Path:
-    """Return a repository of models that are loaded, and of such as only clients load."""
+    """Return a repository with models loaded at startup and models that only clients load."""
     several.repository(root)
     for name in ("changed", "unloaded", "left"):
         identity_models.write(root, name, "FP32", [-1, 2])
@@ -42,7 +42,7 @@ def repository(root: Path) -> Path:
 
 
 class Client:
-    """A client of whatever serves at an address now; a connection for each request."""
+    """A client of whichever server owns the address; uses a new connection per request."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -67,7 +67,7 @@ class Client:
         }
         await ask("POST", "/v2/repository/models/files/load", {"parameters": said})
         await ask("POST", "/v2/repository/models/unloaded/unload", {})
-        # What is loaded and unloaded again is not there either.
+        # A model that is loaded and unloaded again is not loaded in the successor either.
         await ask("POST", "/v2/repository/models/left/load", {})
         await ask("POST", "/v2/repository/models/left/unload", {})
         await ask("POST", "/v2/logging", {"log_verbose_level": 1})
@@ -78,7 +78,7 @@ class Client:
         )
 
     async def seen(self) -> dict[str, Any]:
-        """Return what a client sees of what it has changed."""
+        """Return the state that a client sees of its changes."""
         ask = self.ask
         index = await ask("POST", "/v2/repository/index", {})
         return {
@@ -106,7 +106,7 @@ LOADED = ("--load-model", "who", "--load-model", "unloaded")
 async def test_what_clients_changed_is_there_in_each_successor(
     tmp_path: Path, region: Path, processes: int
 ) -> None:
-    """Loads, configurations, files, unloads, log settings, regions; in the second one too."""
+    """Loads, configurations, files, unloads, log settings and regions; in the second one too."""
     models = repository(tmp_path / "models")
     flags: tuple[str, ...] = (*EXPLICIT, *LOADED, "--processes", str(processes))
     async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
@@ -120,7 +120,7 @@ async def test_what_clients_changed_is_there_in_each_successor(
             once = await client.seen()
             second = await replace(server, first)
             twice = await client.seen()
-            # It goes on to take changes.
+            # The server continues to accept changes.
             await client.ask("POST", "/v2/repository/models/left/load", {})
             os.kill(second, signal.SIGTERM)
 
@@ -134,7 +134,7 @@ async def test_what_clients_changed_is_there_in_each_successor(
 
 
 def versions(root: Path, name: str, policy: str, **more: Any) -> str:
-    """Add a model with versions 1 and 2; return a configuration of it that a client may send."""
+    """Add a model with versions 1 and 2; return a configuration that a client may send for it."""
     identity_models.write(root, name, "FP32", [-1])
     (root / name / "2").mkdir()
     file = root / name / "config.json"
@@ -178,14 +178,14 @@ GONE = {
     "beside": "Request for unknown model: 'beside' is not in the model repository",
     "files": "it is not in the model repository",
 }
-"""Models that answer in the old server and are gone when the new one starts, and why."""
+"""Models that the old server has but the new one lacks, and why."""
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     tmp_path: Path, processes: int
 ) -> None:
-    """What is broken blocks until it is mended, what clients have unloaded is of no matter."""
+    """A broken model delays the replacement until it is fixed, unless clients unloaded it."""
     models, other, scratch = (tmp_path / name for name in ("models", "other", "scratch"))
     repository(models)
     scratch.mkdir()
@@ -238,7 +238,7 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
             config.write_text("{")
             os.kill(server.process.pid, signal.SIGUSR2)
             await server.until("server not replaced")
-            # It serves on, and goes on to take changes.
+            # The old server continues to serve and to accept changes.
             await client.ask("POST", "/v2/repository/models/changed/load", {})
             server.log.remove(server.event("server not replaced"))
             config.write_text(whole)

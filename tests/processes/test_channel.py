@@ -1,4 +1,4 @@
-"""The channel between processes takes nothing but its messages, and is bounded."""
+"""The channel between processes accepts only its own messages, and is bounded."""
 
 import asyncio
 import socket
@@ -33,7 +33,7 @@ def frame(data: bytes) -> bytes:
 async def test_a_message_arrives_as_it_was_sent(
     ends: tuple["Channel[FromWorker]", socket.socket],
 ) -> None:
-    """In order, and with what is in it."""
+    """In order, and with all of their fields."""
     channel, other = ends
     ask = Ask(7, ChangeText(ChangeKind.LOAD, "m", {"config": "{}"}))
     other.send(frame(msgspec.json.encode(ask)) + frame(msgspec.json.encode(Ready())))
@@ -44,7 +44,7 @@ async def test_a_message_arrives_as_it_was_sent(
 async def test_an_end_that_is_gone_with_messages_unread_is_told_once(
     ends: tuple["Channel[FromWorker]", socket.socket],
 ) -> None:
-    """The system says "reset": asyncio is not to report it again when the process ends."""
+    """The system reports "reset": asyncio must not report it again when the process ends."""
     channel, other = ends
     channel.send(Ready())
     await channel._writer.drain()
@@ -64,7 +64,7 @@ async def test_an_end_that_is_gone_with_messages_unread_is_told_once(
         b"not json",
         b'{"type": "Nothing"}',
         b'{"type": "Ready", "more": 1}',
-        # What only the parent may say.
+        # Only the parent may send this.
         msgspec.json.encode(Begin(0, {}, [], 0)),
         b'{"type": "Ask", "number": 1, "change": {"kind": "x", "subject": "m", "arguments": {}}}',
     ],
@@ -72,7 +72,7 @@ async def test_an_end_that_is_gone_with_messages_unread_is_told_once(
 async def test_what_is_no_message_ends_the_channel(
     ends: tuple["Channel[FromWorker]", socket.socket], data: bytes
 ) -> None:
-    """Nothing of it is guessed."""
+    """No attempt is made to interpret it."""
     channel, other = ends
     other.send(frame(data))
 
@@ -83,7 +83,7 @@ async def test_what_is_no_message_ends_the_channel(
 async def test_a_message_that_is_too_long_is_not_received(
     ends: tuple["Channel[FromWorker]", socket.socket],
 ) -> None:
-    """Its length is enough to refuse it: no memory is taken for it."""
+    """It is refused by its length alone: no memory is allocated for it."""
     channel, other = ends
     other.send(struct.pack("<I", channels.LIMIT_MESSAGE_BYTES + 1))
 
@@ -94,7 +94,7 @@ async def test_a_message_that_is_too_long_is_not_received(
 async def test_an_end_that_does_not_read_is_given_up(
     ends: tuple["Channel[FromWorker]", socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for it is bounded."""
+    """Output queued for it is bounded."""
     channel, _ = ends
     monkeypatch.setattr(channels, "LIMIT_PENDING_BYTES", 1 << 20)
     message = Ask(1, ChangeText(ChangeKind.LOAD, "m" * 60_000, {}))

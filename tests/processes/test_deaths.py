@@ -1,4 +1,4 @@
-"""The parent counts the deaths of a worker, and ends the server where they are too many."""
+"""The parent counts the deaths of a worker, and stops the server after too many."""
 
 import sys
 from pathlib import Path
@@ -26,13 +26,13 @@ while part := end.recv(65536):
     if b'"is_ready":true' in said and b'"worker":1' in said:
         sys.exit(3)
 """
-"""A worker that says it is ready; worker 1 dies as soon as the server is."""
+"""A worker that reports that it is ready; worker 1 dies as soon as the server is."""
 
 
 async def test_a_worker_that_dies_five_times_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is replaced four times; the other worker is told to stop, not killed."""
+    """The worker is replaced four times; the other one is asked to stop, not killed."""
     monkeypatch.setattr(worker_process, "COMMAND", (sys.executable, "-S", "-c", DYING))
     monkeypatch.setattr(parent, "_FIRST_BACKOFF_SECONDS", 0.001)
     settings = Settings.read({}, model_repository=(str(tmp_path),), processes=2)

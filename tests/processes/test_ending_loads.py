@@ -1,4 +1,4 @@
-"""Loads that wait when the server is told to end, or whose client leaves, in several processes."""
+"""Pending loads when a server of several processes is stopped, or when their client leaves."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ FLAGS = ("--model-control-mode", "explicit", "--load-model", "who", "--grace-sec
 
 
 def slow(models: Path, name: str, folder: Path) -> None:
-    """Write a model whose load notes that it has begun, and waits for a file."""
+    """Write a model whose load records that it has begun, and then waits for a file."""
     python_models.write_function(models, name, several.WHO, several.CONFIG)
     file = models / name / "1" / "model.py"
     began, gate = str(folder / "began"), str(folder / "gate")
@@ -34,7 +34,7 @@ async def begun(folder: Path, count: int) -> None:
 
 
 async def load(url: str, name: str) -> int:
-    """Have a model loaded over a connection of its own; return the status."""
+    """Request a load over a separate connection; return the status."""
     async with aiohttp.ClientSession() as session:
         async with session.post(f"http://{url}/v2/repository/models/{name}/load") as response:
             await response.read()
@@ -43,7 +43,7 @@ async def load(url: str, name: str) -> int:
 
 @pytest.mark.slow
 async def test_loads_that_wait_at_sigterm_are_answered(tmp_path: Path) -> None:
-    """The workers hear their parent while they drain, which nobody's load could end without."""
+    """Draining workers still read their parent's messages, without which no load could end."""
     models = several.repository(tmp_path / "models")
     (tmp_path / "began").mkdir()
     slow(models, "slow", tmp_path)

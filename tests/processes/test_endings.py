@@ -26,7 +26,7 @@ async def test_sigterm_ends_all_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Nobody would ever stop them."""
+    """Nothing else would ever stop them."""
     async with several.several(several.repository(tmp_path)) as running:
         running.process.kill()
 

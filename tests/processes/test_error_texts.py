@@ -26,7 +26,7 @@ from xlaserve.net.status import STATUSES
 from xlaserve.serving.access.tokens import digest_of, new_token
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 MOST_BYTES = 1 << 13
 GATED = """
@@ -55,7 +55,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, as every protocol can say it."""
+    """A request, which every protocol can express."""
 
     model: str = "m"
     version: str = ""
@@ -66,7 +66,7 @@ class Ask:
     output: str = ""
     timeout_us: int = 0
     deadline: str = ""
-    """Of gRPC."""
+    """For gRPC only."""
     token: str = ""
 
     @property
@@ -144,7 +144,7 @@ async def over_gzip(place: Place, ask: Ask) -> Told:
 
 
 async def over_stream(place: Place, ask: Ask) -> Told:
-    """Ask over a stream, whose errors have the text of a message, or end it."""
+    """Send a request on a stream, where an error is a message or ends the stream."""
     headers = _shown(ask)
     if ask.deadline:
         headers.append(("grpc-timeout", ask.deadline))
@@ -183,7 +183,7 @@ DOORS: Mapping[str, Door] = {
 # --- the errors -------------------------------------------------------------------------------
 
 SLOW, ALL, FEW = new_token(), new_token(), new_token()
-"""Of a caller with a quota, of one that may infer all, and of one that may infer `m` alone."""
+"""Tokens of a caller with a quota, one that may infer all models, and one that may infer `m`."""
 
 
 def rules() -> str:
@@ -203,14 +203,14 @@ async def plainly(place: Place, door: Door, ask: Ask) -> Told:
 
 
 async def twice(place: Place, door: Door, ask: Ask) -> Told:
-    """Ask until the quota is used up, which it is for good."""
+    """Send requests until the quota is used up, which never refills here."""
     await door(place, ask)
     return await door(place, ask)
 
 
 @asynccontextmanager
 async def executing(place: Place) -> AsyncIterator[None]:
-    """Have the model that waits for its gate execute a request, and answer it at the end."""
+    """Run a request on the gated model for the length of a block."""
     place.gate.unlink(missing_ok=True)
     place.begun.unlink(missing_ok=True)
     first = asyncio.ensure_future(over_rest(place, Ask("gated", token=ALL)))
@@ -225,13 +225,13 @@ async def executing(place: Place) -> AsyncIterator[None]:
 
 
 async def behind(place: Place, door: Door, ask: Ask) -> Told:
-    """Ask while another request is executed."""
+    """Send a request while another one is executed."""
     async with executing(place):
         return await door(place, ask)
 
 
 async def crowded(place: Place, door: Door, ask: Ask) -> Told:
-    """Ask more than may wait; return what the first is told that may not."""
+    """Send more requests than the queue holds; return the first refusal."""
     async with executing(place):
         asked = [asyncio.ensure_future(door(place, ask)) for _ in range(3)]
         done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -245,12 +245,12 @@ How = Callable[[Place, Door, Ask], Awaitable[Told]]
 
 
 class Kind(NamedTuple):
-    """A kind of error, and how it is come by."""
+    """A kind of error, and how to provoke it."""
 
     ask: Ask
     how: How = plainly
     but: tuple[str, ...] = ()
-    """Doors of which none has it, or whose own form of a request the text is of."""
+    """Protocols on which the error cannot occur, or has protocol-specific text."""
 
 
 RAW = tuple(DOORS)
@@ -284,7 +284,7 @@ NUMBERS = re.compile(r"\d+(\.\d+)? (ms|s|seconds)\b")
 
 
 def normal(told: Told) -> Told:
-    """Return it without times, which differ."""
+    """Remove durations, which vary."""
     return Told(told.status, NUMBERS.sub("TIME", told.text))
 
 
@@ -299,24 +299,24 @@ async def every_error(place: Place, lacks: Collection[str] = ()) -> dict[tuple[s
     return found
 
 
-# --- the servers ------------------------------------------------------------------------------
+# # --- the process models -----------------------------------------------------------------------
 
 FRONT_ENDS = ("--processes", "2", "--process-roles", "front-ends")
 
 
 @dataclass(frozen=True)
 class Model:
-    """How the server is made of processes."""
+    """How a server is divided into processes."""
 
     flags: tuple[str, ...] = ()
     is_replaced: bool = False
     lacks: tuple[str, ...] = ()
-    """Kinds of errors and doors that are other ones there."""
+    """Error kinds and protocols that differ in this process model."""
 
 
 PROCESSES: Mapping[str, Model] = {
     "front ends": Model(FRONT_ENDS),
-    # Each has a queue of its own, and the next request may be another one's.
+    # Each worker has its own queue, and the next request may reach another worker.
     "workers": Model(("--processes", "2"), lacks=("queue full", "waited too long", "deadline")),
     "the h2 engine": Model(("--http2-engine", "h2"), lacks=("gRPC, gzip",)),
     "replaced": Model(is_replaced=True),
@@ -358,7 +358,7 @@ async def running(folder: Path, model: Model) -> AsyncIterator[Place]:
 
 @pytest.fixture(name="plain", scope="module")
 def of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Told]:
-    """What one process tells."""
+    """The errors of a single process."""
 
     async def all_of_it() -> dict[tuple[str, str], Told]:
         async with running(tmp_path_factory.mktemp("plain"), Model()) as place:
@@ -374,7 +374,7 @@ STATUS_OF_HTTP = {
 
 
 def test_an_error_is_the_same_over_every_protocol(plain: dict[tuple[str, str], Told]) -> None:
-    """The text to the letter, and the statuses of one row of the table."""
+    """The text is identical, and the statuses are those of one row of the table."""
     different = {}
     for kind, (_, _, but) in KINDS.items():
         told = {door: plain[kind, door] for door in DOORS if door not in but}

@@ -1,4 +1,4 @@
-"""An error that crosses processes is the same one behind them, with what transports ask of it."""
+"""Errors keep their class, text and fields when they cross processes."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ CLASSES = {
 
 
 def crossed(error: BaseException) -> Any:
-    """Return an error as it comes out of another process."""
+    """Return an error as it arrives from another process."""
     return error_of(msgspec.json.decode(msgspec.json.encode(failure_of(error)), type=Failure))
 
 
@@ -66,7 +66,7 @@ def test_what_has_no_form_stays_behind() -> None:
     ("across", "expected"), [(crossed, "response_format"), (lambda e: raised(named(e)), None)]
 )
 def test_a_client_of_openai_is_told_of_it(across: Any, expected: str | None) -> None:
-    """Also of one that says no parameter, as it was raised in the process of a model."""
+    """Even if the model process raised it without a parameter."""
     error = across(InvalidParameter("json_schema", "one", "another"))
     name_field(error, {"json_schema": "response_format"})
     said = json.loads(msgspec.json.encode(error_body(str(error), 400, error)))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from support.process import STOP_SECONDS, ServerProcess, served
 from support.python_models import write_function
 
 SORTS = 300
-"""So many that XLA needs five seconds and more."""
+"""Enough for XLA to need at least five seconds."""
 FLAGS = ("--allow-python-models", "--model-control-mode", "explicit", "--load-model", "who")
 COMPILER = "xlaserve.runtime.programs.compilers.child"
 PYTHON_MODEL = "xlaserve.python_models.process.child"
@@ -24,7 +24,7 @@ CONFIG = several.CONFIG + 'parameters { key: "execution" value { string_value: "
 
 
 def write_sorts(directory: Path) -> None:
-    """Write a version as `jax.export` does, which compiles nothing."""
+    """Write a version with `jax.export`, which compiles nothing."""
 
     def sorted_often(x: jax.Array) -> jax.Array:
         for _ in range(SORTS):
@@ -37,7 +37,7 @@ def write_sorts(directory: Path) -> None:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the processes below one, those that started last first, with what they run."""
+    """Return the descendants of a process, the latest first, with their command lines."""
     found: dict[int, str] = {}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
@@ -47,7 +47,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 async def compiling(server: ServerProcess) -> dict[int, str]:
-    """Return all children of a server once there are one that compiles and a Python model."""
+    """Return all children of a server, once one is compiling and one runs a Python model."""
     while True:
         found = descendants(server.process.pid)
         if all(any(one in said for said in found.values()) for one in (COMPILER, PYTHON_MODEL)):
@@ -64,7 +64,7 @@ async def load(http: str) -> tuple[int, str]:
 
 
 def loud(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what a log has of levels above info, and what is told of compilations."""
+    """Return the log records above info, and those about compilations."""
     quiet = ("debug", "info")
     return [
         record
@@ -85,7 +85,7 @@ def loud(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def test_a_signal_to_all_while_a_model_compiles_is_a_plain_stop(
     tmp_path: Path, number: int, processes: int
 ) -> None:
-    """The children get it first, and none of them is told, replaced, or blamed on its model."""
+    """The children get it first, yet none is stopped, replaced, or blamed on its model."""
     write_function(tmp_path / "models", "who", several.WHO, CONFIG)
     write_sorts(tmp_path / "models/sorts/1")
     flags = (*FLAGS, "--processes", str(processes))
@@ -99,7 +99,7 @@ async def test_a_signal_to_all_while_a_model_compiles_is_a_plain_stop(
             for child in children:
                 os.kill(child, number)
             async with aiohttp.ClientSession() as session:
-                # Behind it a child that hears has ended, and whoever waits for it has heard that.
+                # By then a child that reacts to the signal has ended, and its parent has noticed.
                 async with session.get(f"http://{server.http}/v2/models/who/stats") as response:
                     assert 200 == response.status
             status = await server.stop(number)

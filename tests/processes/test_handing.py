@@ -1,4 +1,4 @@
-"""Which worker is handed a connection."""
+"""Connection hand-off: which worker gets a new connection."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ MOST_SECONDS = 30
 
 @dataclass
 class Taker:
-    """A worker, as connections see it, that counts what it is handed."""
+    """A fake worker that counts the connections it gets."""
 
     connections: int
     takes_connections: bool = True
@@ -26,7 +26,7 @@ class Taker:
 
 
 async def handed(takers: list[Taker], count: int) -> list[int]:
-    """Open so many connections, and return what each worker has once all are handed over."""
+    """Open connections, and return the number that each worker has once all are handed over."""
     before = sum(taker.connections for taker in takers)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
@@ -54,5 +54,5 @@ async def handed(takers: list[Taker], count: int) -> list[int]:
 async def test_a_connection_goes_to_the_worker_that_has_the_fewest(
     takers: list[Taker], count: int, expected: list[int]
 ) -> None:
-    """One that takes none, or cannot, is passed over."""
+    """Workers that refuse or cannot take one are skipped."""
     assert expected == await handed(takers, count)

@@ -1,4 +1,4 @@
-"""One client's failing rows beside the good ones of others: of one process, and of front ends."""
+"""One client's failing rows next to valid rows of others: one process, and with front ends."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ ensemble_scheduling { step [{
 """
 CODE = {"own": (OWN, ""), "own in a process": (OWN, APART), "triton": (TRITON, "")}
 MODELS = {"ensemble": "own"} | {name: name for name in CODE}
-"""The models, and the one of each that executes."""
+"""The models, and for each the model that executes."""
 PROCESSES: Mapping[str, tuple[str, ...]] = {
     "one process": (),
     "front ends": ("--processes", "2", "--process-roles", "front-ends"),
@@ -92,7 +92,7 @@ async def infer(client: Connection, model: str, value: float) -> Answer:
 
 
 async def asks(server: ServerProcess, model: str, values: list[float]) -> list[Any]:
-    """Ask for values one after the other on one connection; return numbers, or statuses."""
+    """Send values one after the other on one connection; return numbers or statuses."""
     found = []
     async with connect(server.http) as client:
         for value in values:
@@ -117,10 +117,10 @@ async def counts(server: ServerProcess, model: str) -> tuple[int, int]:
     ],
 )
 async def test_rows_that_fail_are_one_clients(tmp_path: Path, how: str) -> None:
-    """The others get their answers and are counted; their batches fail a few times at most.
+    """The others get their answers and are counted; few of their batches fail.
 
-    A client is executed apart for a while once it has failed others, with what it has enqueued by
-    then: it may fail one batch in that time.
+    A client whose rows failed a batch is executed separately for a while, including its queued
+    requests: it can fail one batch in that time.
     """
     loop = asyncio.get_running_loop()
     async with running(tmp_path, PROCESSES[how]) as server:
@@ -141,6 +141,6 @@ async def test_rows_that_fail_are_one_clients(tmp_path: Path, how: str) -> None:
             assert (of_good, REQUESTS) == (after[0] - before[0], after[1] - before[1]), model
             mixed = [one for one in executed if BAD in one and set(one) != {BAD}]
             assert len(mixed) <= 1 + seconds // APART_SECONDS, model
-            # Each is executed once, and once more after a batch that failed.
+            # Each row is executed once, and once more after a failed batch.
             rows = sum(map(len, executed))
             assert of_good + REQUESTS <= rows <= of_good + REQUESTS + sum(map(len, mixed)), model

@@ -1,4 +1,4 @@
-"""The parameters of a model are in memory once, however many processes serve it."""
+"""Model parameters are in memory once, however many processes serve the model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SIZE_BYTES = 4 * WIDTH * WIDTH
 
 
 def _pages(pid: int) -> dict[str, int]:
-    """Return what the kernel says of the mapped parameters of a process, in bytes."""
+    """Return the kernel's figures for the mapped parameters of a process, in bytes."""
     found: dict[str, int] = {}
     is_ours = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -28,7 +28,7 @@ def _pages(pid: int) -> dict[str, int]:
 
 @pytest.mark.slow
 async def test_workers_have_the_pages_of_parameters_between_them(tmp_path: Path) -> None:
-    """And each accounts for its part, so that what all account for is what is held."""
+    """Each worker accounts for its share, so that the sum equals the memory in use."""
     models = several.repository(tmp_path / "models")
     export_model(
         lambda params, x: x @ params["w"],
@@ -43,7 +43,7 @@ async def test_workers_have_the_pages_of_parameters_between_them(tmp_path: Path)
         loads = [one for one in server.log if one.get("event") == "model loaded"]
 
     assert [0, 0] == [one["Private_Clean"] + one["Private_Dirty"] for one in found]
-    # The kernel divides each page by those who map it, and the header of the file is one more.
+    # The kernel divides each page by its number of users; the file header takes one more page.
     assert [SIZE_BYTES // 2] * 2 == [one["Pss"] // 4096 * 4096 for one in found]
     booked = [one["size_bytes"] for one in loads if one["model"] == "wide"]
     assert 2 == len(booked)

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 async def ready_status(sidecar: Mesh) -> Any:
-    """Ask as a mesh does, again and again, until the runtime is ready."""
+    """Poll, as a mesh does, until the runtime is ready."""
     while True:
         status = await sidecar.status()
         if status.status == mesh.message("mmesh.RuntimeStatusResponse").READY:
@@ -31,7 +31,7 @@ async def ready_status(sidecar: Mesh) -> Any:
 
 @pytest.mark.slow
 async def test_a_mesh_sees_one_runtime(tmp_path: Path) -> None:
-    """Capacity and sizes are of all workers, and every worker has what it loads."""
+    """Capacity and sizes cover all workers, and every worker has the loaded models."""
     (tmp_path / "repository").mkdir()
     identity_models.write(tmp_path / "shelf", "echo", "FP32", [-1])
     flags = ("--modelmesh", "--model-root", str(tmp_path), "--capacity-bytes", str(1024 * MIB))
@@ -56,7 +56,7 @@ async def test_a_mesh_sees_one_runtime(tmp_path: Path) -> None:
 
 
 STEPS = ("alike-1", "alike-2", "alone", "-alike-1", "alike-1", "-alone", "-alike-2", "-alike-1")
-"""What a mesh loads and evicts: two models of one computation, and another one."""
+"""Loads and evictions by a mesh: two models share a computation, and one has another."""
 
 
 def shelf(root: Path) -> Mapping[str, Path]:
@@ -68,7 +68,7 @@ def shelf(root: Path) -> Mapping[str, Path]:
 
 
 async def walked(tmp_path: Path, processes: int) -> list[tuple[str, str, Mapping[str, int], Any]]:
-    """Return what a mesh is told at each step by a server of so many processes, and who answers."""
+    """Return the sizes reported to a mesh at each step, and which models answer."""
     flags = ("--modelmesh", "--model-root", str(tmp_path), "--processes", str(processes))
     sizes = ("--capacity-bytes", str(1024 * MIB), "--mesh-slack-bytes", str(24 * MIB))
     paths = {path.name: path for path in (tmp_path / "shelf").iterdir()}
@@ -95,9 +95,9 @@ async def walked(tmp_path: Path, processes: int) -> list[tuple[str, str, Mapping
 
 @pytest.mark.slow
 async def test_a_mesh_loads_and_unloads_in_several_processes_as_in_one(tmp_path: Path) -> None:
-    """What is told is of all processes: twice that of one, or less where a program is shared.
+    """Sizes cover all processes: twice those of one, or less if a program is shared.
 
-    The model that carries it is evicted first.
+    The model that carries the shared program is evicted first.
     """
     (tmp_path / "repository").mkdir()
     shelf(tmp_path / "shelf")
@@ -111,18 +111,18 @@ async def test_a_mesh_loads_and_unloads_in_several_processes_as_in_one(tmp_path:
         assert of_one.keys() == of_two.keys()
         assert all(0 < size <= 2 * of_one[name] for name, size in of_two.items())
         assert all(size % 2 == 0 for size in of_two.values())
-    # Nobody shares a program with the first one.
+    # The first model shares no program yet.
     assert 2 * one[0][2]["alike-1"] == two[0][2]["alike-1"]
 
 
 UNEVEN = {"small-1": 0, "small-2": 0, "middle": 300_000, "large": 900_000}
-"""Bytes of parameters, for uneven sizes: the program of each is about half a megabyte."""
+"""Parameter bytes of models of uneven sizes; each program has about half a megabyte."""
 WALK = 30
 USED = ("xlaserve_capacity_used_bytes ", "xlaserve_capacity_used_bytes{")
 
 
 def uneven(root: Path) -> Mapping[str, Path]:
-    """Write three models of each of four computations, and one that fails."""
+    """Write three models of each of four computations, and one that fails to load."""
     for number, (name, besides) in enumerate(UNEVEN.items(), start=1):
         export_adder(root / f"{name}-1" / "1", 1, bytes_besides=besides, computation=number)
         for other in ("2", "3"):
@@ -137,11 +137,11 @@ def uneven(root: Path) -> Mapping[str, Path]:
 async def test_a_mesh_walks_over_several_processes_and_nothing_is_refused(
     tmp_path: Path, seed: int
 ) -> None:
-    """Its cache holds some of the models: it evicts any, or the first, which carries programs."""
+    """Its cache holds only some models: it evicts any, or the first, which carries programs."""
     (tmp_path / "repository").mkdir()
     paths = uneven(tmp_path / "shelf")
     alone = loaders.predict_size(paths["large-1"] / "1")["cpu:0"]
-    # Each of two processes has a copy of what is loaded.
+    # Each of two processes has a copy of every loaded model.
     capacity, slack = 2 * 4 * alone, 2 * 600_000
     flags = ("--modelmesh", "--model-root", str(tmp_path), "--processes", "2")
     sizes = ("--capacity-bytes", str(capacity + slack), "--mesh-slack-bytes", str(slack))

@@ -1,4 +1,4 @@
-"""A model is ready in every worker or in none: clients meet any of them."""
+"""A model is ready in all workers or in none, because a client may reach any of them."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ class Model(PythonModel):
             await asyncio.sleep(0.01)
         return {{"y": inputs["x"]}}
 """
-"""A model that the second process to load it loads, and answers requests, once a gate is open."""
+"""A model whose second load, and all of whose requests, wait until a gate is open."""
 
 
 @dataclass
@@ -51,18 +51,18 @@ class Gated:
     gate: Path
 
     def close(self) -> None:
-        """Begin anew."""
+        """Close the gate, and start afresh."""
         for file in self.gate.iterdir():
             file.unlink()
 
     def open(self) -> None:
-        """Let everything go on."""
+        """Open the gate."""
         (self.gate / "open").touch()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
 async def gated_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gated]:
-    """One server for the tests here, each of which begins with the model unloaded."""
+    """A server shared by these tests, each of which starts with the model unloaded."""
     gate = tmp_path_factory.mktemp("gate")
     models = several.repository(tmp_path_factory.mktemp("models"))
     write(models, "gated", GATED.format(gate=str(gate)), VECTORS)
@@ -74,13 +74,13 @@ async def gated_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 
 async def post(session: aiohttp.ClientSession, path: str, body: Any = None) -> int:
-    """Return the status of a request."""
+    """Return the status of a POST request."""
     async with session.post(path, json=body) as answer:
         return answer.status
 
 
 async def readiness(sessions: list[aiohttp.ClientSession], version: str = "") -> list[int]:
-    """Return what each worker says of the readiness of the model."""
+    """Return the readiness status of the model in each worker."""
     path = f"/v2/models/gated{version and '/versions/'}{version}/ready"
     found = []
     for session in sessions:
@@ -91,7 +91,7 @@ async def readiness(sessions: list[aiohttp.ClientSession], version: str = "") ->
 
 @pytest.mark.slow
 async def test_a_model_is_ready_when_all_have_it(server: Gated) -> None:
-    """The worker that was asked has it first; so it is with a version that a reload adds."""
+    """The worker that was asked loads it first; the same holds for a version added by a reload."""
     server.close()
     load, waiting = "/v2/repository/models/gated/load", server.gate / "waiting"
     async with several.one_each(server.url) as sessions:
@@ -139,7 +139,7 @@ async def test_a_model_that_one_worker_unloads_is_ready_in_none(server: Gated) -
         unload = "/v2/repository/models/gated/unload"
         unloading = asyncio.ensure_future(post(pairs[busy], unload))
         async with asyncio.timeout(MOST_SECONDS):
-            # The other worker says so before the first one has ended.
+            # The other worker reports it before the first one has finished.
             while 200 in (during := await readiness(sessions[1:])):
                 await asyncio.sleep(0.01)
         assert not unloading.done()
@@ -155,7 +155,7 @@ async def test_a_model_that_one_worker_unloads_is_ready_in_none(server: Gated) -
 async def test_a_load_in_which_a_worker_dies_ends_in_all_or_none(
     server: Gated, victim: int
 ) -> None:
-    """The worker that was asked (0), or another one: the replacement has what the others have."""
+    """Either the asked worker (0) dies or another one; its replacement has the same models."""
     server.close()
     load = "/v2/repository/models/gated/load"
     async with several.one_each(server.url) as sessions:

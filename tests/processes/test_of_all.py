@@ -1,4 +1,4 @@
-"""What one worker is asked is answered for all of them, over each way to ask."""
+"""Requests that one worker answers for all of them, over every interface."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ MOST_SECONDS = 60
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
 async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
-    """One server of two processes, of which each has answered one request of `who`."""
+    """A server of two processes, each of which has answered one request of `who`."""
     models = several.repository(tmp_path_factory.mktemp("models"))
     async with several.several(models) as running:
         found = await several.connections_of(running.http, 2)
@@ -56,7 +56,7 @@ async def test_statistics_are_of_all_workers_whichever_is_asked(server: ServerPr
 
 
 async def test_metrics_are_of_all_workers_and_name_them(server: ServerProcess) -> None:
-    """Counters add up; what cannot be added is there for each worker."""
+    """Counters are added up; other metrics appear once per worker."""
     async with AsyncExitStack() as stack:
         sessions = await each_worker(server.http, stack)
         texts = []

@@ -1,4 +1,4 @@
-"""Two workers, one of which has all clients: both execute what these ask for."""
+"""Two workers execute the requests of clients that are all connected to one of them."""
 
 import asyncio
 import os
@@ -23,24 +23,24 @@ from xlaserve.workers.offload.board import WorkerBoard
 
 pytestmark = pytest.mark.slow
 ENOUGH = 16
-"""Requests of which a batch leaves however they come: at home are two batches of four at most, and
-as many have to wait."""
+"""Enough requests to offload a batch: the owner has at most two batches of four, and as many must
+be queued.
+"""
 MEASURED_AGAIN_SECONDS = 15
 QUICK, LONG = 10_000, 300_000
-"""Products of models whose batches take some tens of milliseconds, and the better part of a
-second."""
+"""Loop counts of models whose batches take tens of milliseconds, and nearly a second."""
 
 
 @dataclass
 class Pinned:
-    """A server of two workers, and the one that has all requests."""
+    """A server of two workers, and the one that gets all requests."""
 
     server: ServerProcess
     models: Path
     owner: int
-    """Its number; the helper has the other one."""
+    """The number of that worker; the helper has the other one."""
     clients: dict[int, Any]
-    """A connection to each worker by its number."""
+    """A session with each worker, by its number."""
     sessions: dict[int, aiohttp.ClientSession]
     board: WorkerBoard
 
@@ -49,28 +49,28 @@ class Pinned:
         return 1 - self.owner
 
     async def infer(self, value: float) -> float:
-        """Return what the model answers over the connection to the owner; raises its error."""
+        """Return the model's answer over a connection to the owner; raises its error."""
         tensor = triton.InferInput("x", [1, slow_models.WIDTH], "FP32")
         tensor.set_data_from_numpy(np.full((1, slow_models.WIDTH), value, np.float32))
         answer = await self.clients[self.owner].infer("slow", [tensor])
         return float(answer.as_numpy("y")[0, 0])
 
     async def outcome(self, value: float) -> float | str:
-        """Return the answer, or the status that there was instead."""
+        """Return the answer, or the error status."""
         try:
             return await self.infer(value)
         except InferenceServerException as error:
             return f"{error.status()}: {error.message()}"
 
     async def counted(self) -> dict[str, int]:
-        """Return how many batches were offloaded, by what became of them."""
+        """Return the number of offloaded batches by outcome."""
         async with self.sessions[self.owner].get("/metrics") as answer:
             text = await answer.text()
         rows = re.findall(r'xlaserve_offloaded_batches_total\{.*outcome="(\w+)"\} (\d+)', text)
         return {outcome: int(count) for outcome, count in rows}
 
     async def offloads(self) -> None:
-        """Return once one more batch was executed by the helper."""
+        """Wait until the helper has executed one more batch."""
         before = (await self.counted())["executed"]
         while before == (await self.counted())["executed"]:
             await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def pinned(tmp_path: Path, loops: int) -> AsyncIterator[Pinned]:
 
 
 def shared_board(parent: int) -> int:
-    """Open the board, which has no name but the descriptor of the parent."""
+    """Open the board through the parent's descriptor: it has no name."""
     for link in Path(f"/proc/{parent}/fd").iterdir():
         if "xlaserve-workers" in str(link.readlink()):
             return os.open(link, os.O_RDWR)
@@ -105,7 +105,7 @@ def shared_board(parent: int) -> int:
 
 
 async def test_a_worker_without_clients_executes_too(tmp_path: Path) -> None:
-    """Each of the clients, all on one connection, has the answer to what it asked."""
+    """Each client gets the answer to its own request."""
     async with pinned(tmp_path, QUICK) as pin:
 
         async def client(number: int) -> list[float]:
@@ -120,7 +120,7 @@ async def test_a_worker_without_clients_executes_too(tmp_path: Path) -> None:
 
 
 async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Path) -> None:
-    """The rest of the queue is answered by the worker that has it, and by the replacement."""
+    """The rest of the queue is answered by its owner and by the replacement."""
     async with pinned(tmp_path, LONG) as pin:
         await until(lambda: pin.board.is_idle(pin.helper))
         victim = several.workers(pin.server)[pin.helper]
@@ -144,15 +144,16 @@ async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Pa
 
 
 async def test_what_a_helper_had_not_begun_is_executed_at_home(tmp_path: Path) -> None:
-    """It is stopped before the batch comes, and killed: no client learns of it."""
+    """It is stopped before the batch arrives, and then killed: no client notices."""
     async with pinned(tmp_path, QUICK) as pin:
-        # The two are connected once a batch was executed there: that it is idle says it to all.
+        # Once a batch was offloaded the two are connected: the board says only that a worker is
+        # idle.
         while not (before := await pin.counted()).get("executed"):
             await asyncio.gather(*(pin.infer(value) for value in range(ENOUGH)))
         await until(lambda: pin.board.is_idle(pin.helper))
         pin.kill(signal.SIGSTOP)
         asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(ENOUGH)]
-        # All but what the helper was given, which is four at most.
+        # All but the helper's batch, which has four requests at most.
         await until(lambda: sum(one.done() for one in asked) >= ENOUGH - 4)
         waiting = sum(not one.done() for one in asked)
         pin.kill()
@@ -165,9 +166,9 @@ async def test_what_a_helper_had_not_begun_is_executed_at_home(tmp_path: Path) -
 
 
 async def test_a_reload_mixes_no_versions(tmp_path: Path) -> None:
-    """Once a request was answered from the new files, none that comes later is from the old.
+    """Once a request was answered from the new files, no later answer comes from the old ones.
 
-    The worker that is asked has them first, and the helper seconds later.
+    The asked worker loads them first, and the helper seconds later.
     """
     async with pinned(tmp_path, QUICK) as pin:
         stopped = False
@@ -208,7 +209,7 @@ async def test_a_reload_mixes_no_versions(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_told_to_stop_answers_what_helpers_execute(tmp_path: Path) -> None:
-    """The helper has no request of its own, and ends behind what it has begun."""
+    """The helper has no request of its own, and stops after the batch it has begun."""
     async with pinned(tmp_path, LONG) as pin:
         await until(lambda: pin.board.is_idle(pin.helper))
         asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(ENOUGH)]

@@ -1,4 +1,4 @@
-"""Several processes are one server: connections, changes and deaths, on one server of two."""
+"""Several processes act as one server: connections, changes and deaths, with two workers."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ class Model(PythonModel):
     def infer(self, inputs):
         return {{"y": inputs["x"]}}
 """
-"""A model that only the first process to load it can load."""
+"""A model that only the first process can load."""
 
 
 WAITS = """
@@ -44,13 +44,13 @@ class Model(PythonModel):
     def infer(self, inputs):
         return {{"y": inputs["x"]}}
 """
-"""A model that notes each load that has begun, and is loaded once a gate is open."""
+"""A model that records each load that has begun, and finishes loading once a gate is open."""
 IN_PROCESS = "parameters { key: 'execution' value { string_value: 'process' } }\n"
 
 
 @dataclass
 class Running:
-    """The server of the tests here, and its repository, which they may write to."""
+    """The shared server of these tests, and its repository, to which they may write."""
 
     url: str
     grpc: str
@@ -60,7 +60,7 @@ class Running:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
 async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """One server of two processes, which each test leaves with two."""
+    """A server of two processes, which each test leaves with two."""
     models = several.repository(tmp_path_factory.mktemp("models"))
     flags = ("--model-control-mode", "explicit", "--load-model", "who")
     async with several.several(models, *flags) as running:
@@ -70,39 +70,39 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 async def ask(
     session: aiohttp.ClientSession, path: str, body: Any = None, method: str = "POST"
 ) -> tuple[int, Any]:
-    """Return status and answer of a request on the one connection of a session."""
+    """Return status and body of a request on a session with a single connection."""
     async with session.request(method, path, json=body) as response:
         return response.status, await response.json()
 
 
 async def ask_ready(session: aiohttp.ClientSession, model: str) -> int:
-    """Return the status of the readiness of a model."""
+    """Return the readiness status of a model."""
     async with session.get(f"/v2/models/{model}/ready") as response:
         return response.status
 
 
 async def value(session: aiohttp.ClientSession, model: str) -> Any:
-    """Return what a model of vectors answers to 1.0."""
+    """Return a vector model's answer to 1.0."""
     _, answer = await ask(session, f"/v2/models/{model}/infer", several.who())
     return answer["outputs"][0]["data"][0] if "outputs" in answer else answer
 
 
 def constant(models: Path, name: str, number: float) -> None:
-    """Write a model that answers with a number."""
+    """Write a model that answers with a constant."""
     python_models.write_function(models, name, f"return {{'y': np.full(1, {number}, np.float32)}}")
 
 
 @pytest.mark.parametrize("count", [4, 64])
 async def test_each_worker_has_as_many_connections(server: Running, count: int) -> None:
-    """The kernel alone would leave one worker with up to all of them (see test_handing.py)."""
+    """The kernel alone might give one worker nearly all of them (see test_handing.py)."""
     async with asyncio.timeout(MOST_SECONDS):
-        # Until the parent has heard that the connections of another test are closed.
+        # Until the parent knows that the connections of another test are closed.
         while list((await several.connections_of(server.url, count)).values()) != [count // 2] * 2:
             await asyncio.sleep(0.01)
 
 
 async def test_a_load_that_was_answered_is_a_load_of_all(server: Running) -> None:
-    """The next request sees it, whichever worker it meets; a reload and an unload too."""
+    """The next request sees it on any worker; the same holds for reloads and unloads."""
     constant(server.models, "number", 1)
     async with several.one_each(server.url) as (one, other):
         assert (200, {}) == await ask(one, "/v2/repository/models/number/load")
@@ -117,7 +117,7 @@ async def test_a_load_that_was_answered_is_a_load_of_all(server: Running) -> Non
 
 
 async def test_a_load_over_grpc_is_a_load_of_all(server: Running) -> None:
-    """With the configuration and the files that came along."""
+    """Including the configuration and files in the request."""
     async with (
         triton.InferenceServerClient(server.grpc) as client,
         several.one_each(server.url) as sessions,
@@ -135,7 +135,7 @@ async def test_a_load_over_grpc_is_a_load_of_all(server: Running) -> None:
 async def test_a_load_that_fails_in_one_worker_is_undone_in_all(
     server: Running, tmp_path: Path
 ) -> None:
-    """The client is told the error, and no worker has the model."""
+    """The client gets the error, and no worker has the model."""
     code = ONCE.format(taken=str(tmp_path / "taken"))
     python_models.write(server.models, "once", code, python_models.VECTORS)
     async with several.one_each(server.url) as (one, other):
@@ -150,7 +150,7 @@ async def test_a_load_that_fails_in_one_worker_is_undone_in_all(
 async def test_workers_load_side_by_side_and_a_load_given_up_ends_in_both(
     server: Running, tmp_path: Path
 ) -> None:
-    """Both have begun before one has ended; when its client leaves, an unload finds nothing."""
+    """Both have begun before one ends; when the client leaves, an unload finds nothing."""
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     begun.mkdir()
     code = WAITS.format(begun=str(begun), gate=str(gate))
@@ -166,7 +166,7 @@ async def test_workers_load_side_by_side_and_a_load_given_up_ends_in_both(
         loading = asyncio.ensure_future(ask(one, load))
         await both_have_begun()
         loading.cancel()
-        # The gate is closed: it is answered since neither of the two loads any more.
+        # The gate is closed: the unload is answered because neither load continues.
         unloaded = await ask(other, "/v2/repository/models/waits/unload")
         for file in begun.iterdir():
             file.unlink()
@@ -185,7 +185,7 @@ async def test_workers_load_side_by_side_and_a_load_given_up_ends_in_both(
 async def test_an_unload_behind_a_load_given_up_waits_for_no_other_load(
     server: Running, tmp_path: Path
 ) -> None:
-    """Code in a thread cannot be ended: each worker has begun once, and none begins again."""
+    """Code in a thread cannot be stopped: each worker has begun once, and none begins again."""
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     begun.mkdir()
     code = WAITS.format(begun=str(begun), gate=str(gate))
@@ -208,7 +208,7 @@ async def test_an_unload_behind_a_load_given_up_waits_for_no_other_load(
 
 
 async def test_shared_memory_is_registered_with_all(server: Running) -> None:
-    """A request may meet another worker than the registration did."""
+    """A request may reach another worker than the registration did."""
     memory = shared_memory.SharedMemory(create=True, size=64)
     try:
         async with several.one_each(server.url) as (one, other):
@@ -229,7 +229,7 @@ async def test_shared_memory_is_registered_with_all(server: Running) -> None:
 
 
 async def test_log_settings_are_of_all(server: Running) -> None:
-    """A client is not to know which worker it has."""
+    """Clients do not know which worker they reach."""
     async with several.one_each(server.url) as (one, other):
         await ask(one, "/v2/logging", {"log_info": False})
         _, found = await ask(other, "/v2/logging", method="GET")
@@ -241,7 +241,7 @@ async def test_log_settings_are_of_all(server: Running) -> None:
 
 @pytest.mark.slow
 async def test_a_hangup_of_the_parent_reaches_all(server: Running) -> None:
-    """Each worker reads again what it would as the only process."""
+    """Each worker reloads what a single process would."""
     log, seen = server.process.log, set[int]()
     server.process.process.send_signal(signal.SIGHUP)
     async with asyncio.timeout(MOST_SECONDS):
@@ -257,7 +257,7 @@ async def test_a_hangup_of_the_parent_reaches_all(server: Running) -> None:
 async def test_a_worker_that_dies_is_replaced_by_one_that_has_what_all_have(
     server: Running,
 ) -> None:
-    """The other serves on, and is handed every connection until then."""
+    """The other worker keeps serving, and gets every connection until then."""
     constant(server.models, "kept", 3)
     async with several.one_each(server.url) as (one, other), asyncio.timeout(MOST_SECONDS):
         await ask(one, "/v2/repository/models/kept/load")

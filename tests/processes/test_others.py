@@ -1,4 +1,4 @@
-"""Questions of one worker to the others: what crosses, and what is said of what does not."""
+"""Questions of one worker to the others: what can be sent, and how failures are reported."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -17,18 +17,18 @@ from xlaserve.workers.others import OtherWorkers
 
 
 class Plane(OneProcess):
-    """A control plane on which the others say what they are given."""
+    """A control plane on which the other workers give fixed answers."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = answers
         self.given: dict[str, Any] = {}
 
     def answer(self, question: str, reply: Any) -> None:
-        """Keep it for a test to call."""
+        """Keep the reply, for the test to call."""
         self.given[question] = reply
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers that were given."""
+        """Return the fixed answers."""
         assert (Question.INDEX, {"a": "b"}) == (question, said)
         return self._answers
 
@@ -47,7 +47,7 @@ async def test_answers_are_read_as_what_was_asked_for() -> None:
 
 
 async def test_workers_that_say_nothing_or_nonsense_are_named() -> None:
-    """In the answer and in the log: their part is not left out in silence."""
+    """They are named in the answer and in the log, instead of being left out silently."""
     plane = Plane(Answer(0, None, "no answer within 2 s"), Answer(2, [{"name": 1}]))
     with capture_logs() as logs:
         asked = await OtherWorkers(plane, 1).ask(Question.INDEX, {"a": "b"}, OWN, list[IndexEntry])
@@ -60,7 +60,7 @@ async def test_workers_that_say_nothing_or_nonsense_are_named() -> None:
 
 
 async def test_what_crosses_is_what_json_can_hold() -> None:
-    """Statistics have mappings that nobody may change, and come out as they went in."""
+    """Statistics contain immutable mappings, and arrive unchanged."""
     statistics = VersionStatistics()
     statistics.failed(ShuttingDown(), 5)
     report = VersionReport("m", "1", statistics.totals(), ())

@@ -1,4 +1,4 @@
-"""Changes that wait for their turn are bounded, also those of clients that left."""
+"""Queued changes are bounded, including those of clients that have left."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from xlaserve.workers.messages import Ask, Did, Do, GiveUp, Settled
 async def test_a_change_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that leaves frees nothing: its change goes on. One that has settled does."""
+    """A client that leaves frees no slot: its change continues. A completed change does."""
     monkeypatch.setattr(links, "MOST_PENDING", 2)
     here, there = socket.socketpair()
     parent = await Channel.open(here, from_worker())
@@ -48,7 +48,7 @@ async def test_a_change_beyond_the_limit_is_refused(
     again.cancel()
     for end in (parent, channel):
         end.close()
-    # Ends what reads the channel.
+    # Ends the task that reads the channel.
     await asyncio.sleep(0)
 
     assert GiveUp(0) == given_up
@@ -57,7 +57,7 @@ async def test_a_change_beyond_the_limit_is_refused(
 
 
 async def test_a_change_that_is_given_up_before_it_begins_is_answered(tmp_path: Path) -> None:
-    """Both in one read of the socket: else the parent would wait for ever, and all behind it."""
+    """Both messages arrive in one read; the parent must not wait forever."""
     here, there = socket.socketpair()
     parent = await Channel.open(here, from_worker())
     channel = await Channel.open(there, to_worker())
@@ -87,7 +87,7 @@ async def test_a_change_that_is_given_up_before_it_begins_is_answered(tmp_path: 
 async def test_a_load_that_is_given_up_before_it_is_asked_for_is_never_asked_for(
     tmp_path: Path,
 ) -> None:
-    """Its files are still being written: a GiveUp would come before what it gives up."""
+    """Its files are still being written: the GiveUp would arrive before the change itself."""
     here, there = socket.socketpair()
     parent = await Channel.open(here, from_worker())
     channel = await Channel.open(there, to_worker())

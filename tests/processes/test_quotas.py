@@ -1,4 +1,4 @@
-"""Rules of access on a server of two processes: quotas are of all, and so is a reload."""
+"""Access rules on a server of two processes: quotas and reloads apply to all of them."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Model(PythonModel):
 
 
 def rules(*more: dict[str, Any]) -> str:
-    """Write the rules: two tenants with quotas, and everybody, who finds the workers."""
+    """Write the rules: two tenants with quotas, and anonymous callers who may look for workers."""
     anyone = {"name": "anyone", "anyone": True, "allow": ["infer", "health"], "models": ["who"]}
     rated = {"requests_per_second": 1e-6, "burst": 5}
     tenants: list[tuple[str, str, dict[str, float]]]
@@ -59,7 +59,7 @@ async def tenants(tmp_path: Path) -> AsyncIterator[tuple[ServerProcess, Path]]:
 
 
 async def ask(session: aiohttp.ClientSession, token: str, model: str = "who") -> int:
-    """Ask a model as a tenant; return the status, or 0 where the connection was closed."""
+    """Infer as a tenant; return the status, or 0 if the connection was closed."""
     headers, path = {"authorization": f"Bearer {token}"}, f"/v2/models/{model}/infer"
     try:
         async with session.post(path, json=several.who(), headers=headers) as response:
@@ -70,7 +70,7 @@ async def ask(session: aiohttp.ClientSession, token: str, model: str = "who") ->
 
 
 async def test_quotas_are_of_all_workers_together(tmp_path: Path) -> None:
-    """A rate, requests in flight, and what a worker had in flight that is killed."""
+    """Rates, concurrent requests, and the requests in flight of a killed worker."""
     async with tenants(tmp_path) as (server, _), asyncio.timeout(MOST_SECONDS):
         async with several.one_each(server.http) as (one, other):
             rated = Counter([await ask((one, other)[n % 2], RATED) for n in range(12)])
@@ -102,7 +102,7 @@ async def asked_until_taken(session: aiohttp.ClientSession) -> int:
 
 
 async def test_new_rules_are_of_all_workers(tmp_path: Path) -> None:
-    """With SIGHUP, also for connections that are open; and a file that is wrong changes nothing."""
+    """With SIGHUP, also for open connections; an invalid file changes nothing."""
     plain = {"name": "plain", "token": digest_of(PLAIN), "allow": ["infer"]}
     async with tenants(tmp_path) as (server, file), asyncio.timeout(MOST_SECONDS):
         async with several.one_each(server.http) as both:
@@ -121,7 +121,7 @@ async def test_new_rules_are_of_all_workers(tmp_path: Path) -> None:
 
 
 async def reported(server: ServerProcess, event: str) -> None:
-    """Return once both workers have reported an event."""
+    """Wait until both workers have logged an event."""
     seen = set[int]()
     while seen != {0, 1}:
         await server.until(event)

@@ -1,4 +1,4 @@
-"""Reloads and unloads in which a worker dies, and sequences during a reload."""
+"""Worker deaths during reloads and unloads, and sequences during a reload."""
 
 import asyncio
 import os
@@ -37,24 +37,24 @@ class Model(PythonModel):
                 await asyncio.sleep(0.01)
         return {{"y": np.full(1, {number}, np.float32)}}
 """
-"""A model that answers its number; one of its loads waits for a gate, and so do requests of 7."""
+"""A model that answers its number; one of its loads waits for a gate, as do requests of 7."""
 
 
 @dataclass
 class Numbered:
-    """A server of two workers, and its model with a number."""
+    """A server of two workers, and its numbered model."""
 
     url: str
     models: Path
     gate: Path
 
     def write(self, number: int, held: int = 0) -> None:
-        """Write the model anew; the load of it that is `held` waits (1: the first worker's)."""
+        """Rewrite the model; its load number `held` waits for the gate (1: the first worker's)."""
         code = NUMBERED.format(gate=str(self.gate), number=number, held=held)
         write(self.models, "numbered", code, VECTORS)
 
     async def loads(self, number: int, count: int) -> None:
-        """Return once so many workers have begun to load it."""
+        """Wait until this many workers have begun to load the model."""
         file = self.gate / f"loads-{number}"
         await until(lambda: file.exists() and len(file.read_text()) == count)
 
@@ -74,7 +74,7 @@ async def post(session: aiohttp.ClientSession, path: str, body: Any = None) -> i
 
 
 async def value(session: aiohttp.ClientSession) -> Any:
-    """Return the number that a worker answers, or the status where it does not."""
+    """Return the number that a worker answers, or the error status."""
     async with session.post("/v2/models/numbered/infer", json=several.who()) as answer:
         found = await answer.json()
         return found["outputs"][0]["data"][0] if answer.status == 200 else answer.status
@@ -87,7 +87,7 @@ LOAD, UNLOAD = (f"/v2/repository/models/numbered/{verb}" for verb in ("load", "u
 async def test_a_reload_in_which_a_worker_dies_leaves_one_version(
     tmp_path: Path, held: int, victim: int
 ) -> None:
-    """In its own part, in that of the other, and as the other: all answer from the same files."""
+    """The worker dies in its own load, in the other's, or as the other: all serve one version."""
     async with numbered(tmp_path) as server:
         server.write(1)
         async with several.one_each(server.url) as sessions:
@@ -112,7 +112,7 @@ async def test_a_reload_in_which_a_worker_dies_leaves_one_version(
 async def test_files_that_a_replacement_is_the_first_to_load_are_loaded_by_all(
     tmp_path: Path,
 ) -> None:
-    """Nobody has asked for them; and before the replacement answers."""
+    """Without any request for it, and before the replacement answers."""
     async with numbered(tmp_path) as server:
         server.write(1)
         async with several.one_each(server.url) as sessions:
@@ -130,7 +130,7 @@ async def test_files_that_a_replacement_is_the_first_to_load_are_loaded_by_all(
 async def test_an_unload_in_which_a_worker_dies_ends_in_all_or_none(
     tmp_path: Path, victim: int
 ) -> None:
-    """One that waits for a request of its worker, which dies: the others and its replacement."""
+    """The worker dies while its unload waits for a request: the other and its replacement agree."""
     async with numbered(tmp_path) as server:
         server.write(1)
         async with several.one_each(server.url) as sessions, several.one_each(server.url) as more:
@@ -143,8 +143,8 @@ async def test_an_unload_in_which_a_worker_dies_ends_in_all_or_none(
             request = asyncio.ensure_future(post(others[busy], infer, body))
             await until((server.gate / f"infers-{busy}").exists)
             unloading = asyncio.ensure_future(post(sessions[0], UNLOAD))
-            # It is concealed in all from the beginning, though the busy one drains.
-            # Asked on a connection of its own: the unload needs that of its worker.
+            # All workers hide it from the start, although the busy one drains.
+            # A separate connection is used: the unload occupies the worker's.
             while await ready(others[pids[1 - victim]]) == 200:
                 await asyncio.sleep(0.01)
             os.kill(busy, signal.SIGKILL)

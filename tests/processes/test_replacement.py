@@ -1,4 +1,4 @@
-"""SIGUSR2 replaces a server by a new one, and no client notices: of one process, and of several."""
+"""SIGUSR2 replaces a server without clients noticing, with one process and with several."""
 
 import asyncio
 import signal
@@ -16,9 +16,9 @@ from support.replacing import MOST_SECONDS, ending
 
 @asynccontextmanager
 async def connecting(url: str) -> AsyncIterator[set[int]]:
-    """Have clients connect all the time, for a block; give the processes that answer them.
+    """Keep connecting clients during a block; yield the set of processes that answer them.
 
-    A client that is refused, or is not answered, fails the block.
+    The block fails if a client is refused or not answered.
     """
     found: set[int] = set()
     ended = asyncio.Event()
@@ -42,7 +42,7 @@ async def answered_by_others(found: set[int], known: set[int]) -> None:
 
 
 async def replaced(server: ServerProcess) -> None:
-    """Replace a server, while clients connect; return when it has ended."""
+    """Replace a server while clients connect; return when the old one has ended."""
     known = set((await several.connections_of(server.http, 4)).keys())
     async with connecting(server.http) as found, asyncio.timeout(MOST_SECONDS):
         server.process.send_signal(signal.SIGUSR2)
@@ -54,7 +54,7 @@ async def replaced(server: ServerProcess) -> None:
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.slow
 async def test_a_replaced_server_loses_no_connection(tmp_path: Path, processes: int) -> None:
-    """The new one has the same sockets, and the old one drains once the new one is ready."""
+    """The new one inherits the sockets, and the old one drains once the new one is ready."""
     models, path = several.repository(tmp_path / "models"), tmp_path / "notify"
     flags = ("--processes", str(processes), "--allow-python-models")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -73,13 +73,13 @@ async def test_a_replaced_server_loses_no_connection(tmp_path: Path, processes: 
 
     assert 0 == server.process.returncode
     assert f"MAINPID={new}" in said
-    # Of the old one; systemd hears nothing of the new one before.
+    # By the old server; systemd hears nothing from the new one before.
     assert "STOPPING=1" not in said
 
 
 @pytest.mark.slow
 async def test_a_server_whose_replacement_fails_serves_on(tmp_path: Path) -> None:
-    """A model that cannot be loaded any more is reason enough; then it is mended."""
+    """A model that fails to load suffices; then the model is fixed."""
     models = several.repository(tmp_path / "models")
     code = models / "who" / "1" / "model.py"
     text = code.read_text()
@@ -104,7 +104,7 @@ async def test_a_server_whose_replacement_fails_serves_on(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 async def test_a_server_that_ends_takes_its_unready_replacement_along(tmp_path: Path) -> None:
-    """Whose server is stopped wants none; a second SIGUSR2 meanwhile starts no second one."""
+    """A server that is being stopped needs none; a second SIGUSR2 starts no second one."""
     gate = tmp_path / "hold"
     models = several.repository(tmp_path / "models")
     code = f"import pathlib, time\nwhile pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"

@@ -1,4 +1,4 @@
-"""What clients have changed is made again by a process that comes later, whatever its order."""
+"""A process that starts later repeats the clients' changes, in an order that works."""
 
 import itertools
 import random
@@ -33,12 +33,12 @@ def load(name: str, **arguments: Any) -> ChangeText:
 
 @dataclass(eq=False)
 class Loads:
-    """A process that loads a model only where its steps are there."""
+    """A process that loads a model only if its steps are loaded."""
 
     has: list[str] = field(default_factory=list)
     refuses: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    """Models that fail for themselves, whatever else is loaded."""
+    """Models that always fail, whatever else is loaded."""
     asked: list[str] = field(default_factory=list)
     error: type[LoadFailed] = LoadFailed
     is_ready: bool = True
@@ -112,24 +112,24 @@ async def test_one_that_cannot_be_loaded_leaves_the_others() -> None:
 
 
 BROKEN = (
-    # Fails for itself: made once, whatever comes behind it.
+    # Always fails: tried once, whatever follows.
     (("bad", "a", "b"), ("bad", "a", "b")),
     (("a", "step", "b"), ("a", "step", "b")),
-    # Nothing was loaded behind it.
+    # Nothing was loaded after it.
     (("a", "inner"), ("a", "inner")),
-    # Only the ensemble is made again, and as often as it may help.
+    # Only the ensemble is retried, as often as that may help.
     (("inner", "bad", "a", "step", "b"), ("inner", "bad", "a", "step", "b", "inner")),
     (("outer", "inner", "a", "b"), ("outer", "inner", "a", "b", "outer", "inner", "outer")),
     (("inner", "a"), ("inner", "a", "inner")),
 )
-"""Changes of a server, and those that are made of them, in order."""
+"""Changes of a server, and the attempts made for them, in order."""
 
 
 @pytest.mark.parametrize(("names", "makes"), BROKEN)
 async def test_a_load_that_fails_for_itself_is_made_once(
     tmp_path: Path, names: Sequence[str], makes: Sequence[str]
 ) -> None:
-    """By a worker that comes later, and by a server that replaces another."""
+    """By a worker that starts later, and by a server that replaces another."""
     worker, here = Loads(broken=("bad", "step")), Loads(broken=("bad", "step"), error=FilesMissing)
     control = Control(lambda: [cast("WorkerProcess", worker)], Path("/nowhere"))
     for name in names:

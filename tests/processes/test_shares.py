@@ -1,4 +1,4 @@
-"""The settings of a worker: its share of the limits, and what several processes cannot obey."""
+"""Settings of a worker: its share of the limits, and settings that need a single process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ SETTINGS = Settings(repository=Path("models"), processes=ProcessCount(4))
 
 
 def test_settings_arrive_as_they_were_sent() -> None:
-    """Through JSON, of every type."""
+    """Through JSON, for settings of every type."""
     given = replace(
         SETTINGS,
         model_root=(Path("/a"), Path("/b")),
@@ -39,7 +39,7 @@ def test_settings_arrive_as_they_were_sent() -> None:
 
 
 def test_shares_add_up_to_the_limit() -> None:
-    """Bytes are rounded down, counts up: nobody is refused who is within the limit."""
+    """Bytes are rounded down, counts up: no client within the limit is refused."""
     given = replace(SETTINGS, max_held_bytes=(1 << 30) + 3, max_connections=10, execute_threads=8)
     share = share_of(given)
 
@@ -47,7 +47,7 @@ def test_shares_add_up_to_the_limit() -> None:
 
 
 def test_a_share_of_a_capacity_that_is_not_set_is_one_of_the_memory() -> None:
-    """Each worker would fill all of it."""
+    """Otherwise each worker would fill all of it."""
     whole = share_of(replace(SETTINGS, processes=ProcessCount(1)))
     share = share_of(SETTINGS)
 
@@ -60,7 +60,7 @@ def test_a_share_of_a_capacity_that_is_not_set_is_one_of_the_memory() -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_share_is_never_too_little_for_a_setting(name: str) -> None:
-    """Many processes of a small server start nevertheless."""
+    """Many processes of a small server must still start."""
     many = replace(SETTINGS, processes=ProcessCount(1024))
 
     share_of(many)
@@ -75,7 +75,7 @@ def test_a_share_is_never_too_little_for_a_setting(name: str) -> None:
     ],
 )
 def test_what_several_processes_cannot_obey_is_refused(name: str, value: object) -> None:
-    """By the name of a setting; one process obeys it."""
+    """The error names the setting; a single process accepts it."""
     refused = replace(SETTINGS, **{name: value})  # type: ignore[arg-type]
 
     with pytest.raises(InvalidSettings, match=r"processes"):
@@ -84,7 +84,7 @@ def test_what_several_processes_cannot_obey_is_refused(name: str, value: object)
 
 
 def test_workers_cannot_share_an_accelerator() -> None:
-    """One process owns it: the others are front ends then, unless workers are asked for."""
+    """Only one process can own it: others become front ends, unless workers are requested."""
     given = replace(SETTINGS, device=Device.CUDA)
     check_supported(given)
 
@@ -105,14 +105,14 @@ def test_workers_cannot_share_an_accelerator() -> None:
 def test_the_parts_of_processes_follow_the_settings(
     roles: ProcessRoles, device: Device, expected: list[str]
 ) -> None:
-    """One engine, and the others are front ends; or all are alike."""
+    """Either one engine with front ends, or equal workers."""
     given = replace(SETTINGS, process_roles=roles, device=device)
 
     assert expected == [part.value for part in parts_of(given)]
 
 
 def test_the_engine_has_what_is_for_models_and_front_ends_what_is_for_clients() -> None:
-    """Nothing of either is given twice."""
+    """No share is given to both."""
     given = replace(
         SETTINGS,
         process_roles=ProcessRoles.FRONT_ENDS,
@@ -149,7 +149,7 @@ def test_a_spare_engine_takes_memory_of_the_engine() -> None:
 
 
 def test_what_front_ends_cannot_obey_is_refused() -> None:
-    """By its name; workers obey it."""
+    """The error names the setting; workers accept it."""
     given = replace(SETTINGS, modelmesh=True)
     check_supported(given)
 
@@ -158,7 +158,7 @@ def test_what_front_ends_cannot_obey_is_refused() -> None:
 
 
 def test_every_refusal_is_by_a_setting() -> None:
-    """The operator looks for its name."""
+    """Operators look for the setting's name."""
     assert set(UNSUPPORTED) <= set(encoded(SETTINGS))
 
 
@@ -172,5 +172,5 @@ def test_every_refusal_is_by_a_setting() -> None:
     ],
 )
 def test_workers_execute_batches_for_one_another(given: dict[str, Any], expected: bool) -> None:
-    """Where there are several of them, unless a setting says otherwise."""
+    """If there are several of them, unless a setting disables it."""
     assert expected == offloads(replace(SETTINGS, **given))

@@ -1,4 +1,4 @@
-"""Workers load a model side by side where that can be taken back."""
+"""Workers load a model concurrently if the load can be undone."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from xlaserve.workers.messages import Ask, Did, Do, Done, Failure, GiveUp, Go, N
 from xlaserve.workers.worker_process import WorkerGone, WorkerProcess
 
 ROUNDS = 100
-"""Of the event loop: more than any change takes between two messages."""
+"""Loop iterations: more than any change takes between two messages."""
 MADE, FAILED, DIED = "made", "failed", "died"
 
 
 @dataclass(eq=False)
 class Fake:
-    """A worker that notes what it is told, and makes a change once it is let."""
+    """A worker that records its messages, and completes a change when the test says so."""
 
     number: int
     has_it: bool = False
@@ -56,7 +56,7 @@ class Fake:
         return await made
 
     def end(self, how: str, number: int | None = None) -> None:
-        """Have what it makes end."""
+        """Complete its current change."""
         for (kind, of), future in list(self.making.items()):
             if number not in (None, of) or future.done():
                 continue
@@ -91,7 +91,7 @@ class Change:
     def begin(
         cls, kind: ChangeKind, workers: Sequence[Fake], *, is_limited: bool = False
     ) -> "Change":
-        """Have the first one ask."""
+        """Have the first worker ask."""
         asked = cast("Callable[[], Sequence[WorkerProcess]]", lambda: workers)
         control = Control(asked, Path("/nowhere"))
         ask = Ask(0, ChangeText(kind, "m", {"models": ["m"]}), is_limited)
@@ -99,7 +99,7 @@ class Change:
         return cls(control, workers, asyncio.ensure_future(control.change(origin, ask)))
 
     async def goes_on(self) -> None:
-        """Let it come to where it waits for a worker."""
+        """Run the loop until it waits for a worker."""
         for _ in range(ROUNDS):
             await asyncio.sleep(0)
 
@@ -109,7 +109,7 @@ class Change:
         return "" if settled.failure is None else settled.failure.text
 
     async def is_remembered(self) -> bool:
-        """Tell whether a worker that comes later has to make it."""
+        """Tell whether a worker that starts later has to repeat it."""
         later = Fake(9)
         replaying = asyncio.ensure_future(self.control.replay(cast("WorkerProcess", later)))
         await self.goes_on()
@@ -124,7 +124,7 @@ class Change:
 async def test_what_can_be_taken_back_begins_everywhere(
     kind: ChangeKind, has_it: tuple[bool, bool], is_limited: bool
 ) -> None:
-    """Nobody has ended by then: a reload, an unload, and what not every caller may, begin here."""
+    """Reloads, unloads, and changes that depend on the caller begin in the first worker only."""
     workers = [Fake(number, has) for number, has in enumerate(has_it)]
     change = Change.begin(kind, workers, is_limited=is_limited)
     await change.goes_on()
@@ -157,7 +157,7 @@ async def test_what_can_be_taken_back_begins_everywhere(
 async def test_all_have_it_or_none(
     asked: str, other: str, remembered: bool, undone: list[bool], failure: str, is_asked_first: bool
 ) -> None:
-    """However each of two ends, and in whichever order."""
+    """Whatever the outcome of each of two, and in either order."""
     workers = [Fake(0), Fake(1)]
     change = Change.begin(ChangeKind.LOAD, workers)
     await change.goes_on()
@@ -165,7 +165,7 @@ async def test_all_have_it_or_none(
     for worker, how in ends if is_asked_first else ends[::-1]:
         worker.end(how)
     await change.goes_on()
-    # What began only now, as it should not, ends too.
+    # A change that wrongly began only now ends too.
     workers[1].end(other)
     await change.task
 
@@ -179,7 +179,7 @@ async def test_all_have_it_or_none(
 async def test_a_load_that_an_engine_dies_of_is_not_to_be_sent_again(
     has_engine: bool, error: str
 ) -> None:
-    """A mesh and clients repeat what is UNAVAILABLE: only where nothing had begun."""
+    """A mesh and clients retry UNAVAILABLE, which is right only if nothing had begun."""
     engines = [Fake(1)] if has_engine else []
     change = Change.begin(ChangeKind.LOAD, [Fake(0, is_front_end=True), *engines])
     await change.goes_on()
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_ends_it_everywhere() -> None:
     change = Change.begin(ChangeKind.LOAD, workers)
     await change.goes_on()
     change.control.give_up(cast("WorkerProcess", workers[0]), 0)
-    # The worker that was asked cancels its own by itself.
+    # The asked worker cancels its own load by itself.
     workers[0].end(FAILED)
     await change.goes_on()
     given_up = [any(isinstance(one, GiveUp) for one in worker.told) for worker in workers]
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_ends_it_everywhere() -> None:
 
 @pytest.mark.parametrize("kind", sorted(OF_LOADS))
 async def test_a_load_that_is_given_up_in_the_same_read_is_made_nowhere(kind: ChangeKind) -> None:
-    """What makes it has not begun by then."""
+    """Its task has not begun by then."""
     workers = [Fake(0), Fake(1)]
     change = Change.begin(kind, workers)
     change.control.give_up(cast("WorkerProcess", workers[0]), 0)

@@ -1,4 +1,4 @@
-"""A process that gives no sign of life is given nothing, then replaced."""
+"""An unresponsive process gets no more work, and is then replaced."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ MOST_SECONDS = 120
 
 
 def test_silence_is_what_this_process_was_awake_for() -> None:
-    """Whoever was stopped together with the other end does not take it for dead."""
+    """A process that was stopped itself must not declare the other end dead."""
     now = [0.0]
     silence = Silence(10, lambda: now[0])
     now[0] += 1000
@@ -37,7 +37,7 @@ def test_silence_is_what_this_process_was_awake_for() -> None:
 
 
 async def until_ready(session: aiohttp.ClientSession, status: int) -> None:
-    """Ask whether the server is ready until it answers so."""
+    """Poll the server's readiness until it returns this status."""
     while True:
         async with session.get("/v2/health/ready") as response:
             if response.status == status:
@@ -63,17 +63,17 @@ Nothing between the two lets it go: no thread of the process takes a connection 
 
 @dataclass(frozen=True)
 class Harmed:
-    """A worker that is to answer no more."""
+    """A worker that is made to hang."""
 
     pid: int
     session: aiohttp.ClientSession
     sign: Path
-    """The file in which its model says that it hangs."""
+    """The file in which its model reports that it hangs."""
     tasks: asyncio.TaskGroup
 
 
 async def stop(harmed: Harmed) -> None:
-    """Stop a process, and return once it is."""
+    """Stop a process, and return once it is stopped."""
     os.kill(harmed.pid, signal.SIGSTOP)
     state = Path(f"/proc/{harmed.pid}/stat")
     while state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
@@ -81,7 +81,7 @@ async def stop(harmed: Harmed) -> None:
 
 
 async def hang(harmed: Harmed) -> None:
-    """Have a process execute what ends with it alone, and return once it does."""
+    """Make a process execute code that never returns, and wait until it does."""
 
     async def ask() -> None:
         with pytest.raises(aiohttp.ClientError):
@@ -101,7 +101,7 @@ async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
     harm: Callable[[Harmed], Coroutine[Any, Any, None]],
     reason: str,
 ) -> None:
-    """The other one answers meanwhile, on connections that it has and on new ones."""
+    """The other worker answers meanwhile, on existing and new connections."""
     sign = tmp_path / "sign"
     sign.write_bytes(b"\0")
     models = several.repository(tmp_path / "models")
@@ -116,7 +116,7 @@ async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
         by_pid = {await several.asked(one, running.http): one for one in sessions}
         victim, other = (several.workers(running)[number] for number in (0, 1))
         await harm(Harmed(victim, by_pid[victim], sign, tasks))
-        # As many as the worker that is harmed would get, which takes none of them.
+        # As many as would reach the hung worker, which accepts none.
         opened = tasks.create_task(several.connections_of(running.http, 4))
         await until_ready(by_pid[other], 400)
         answered = await several.asked(by_pid[other], running.http)
@@ -134,7 +134,7 @@ async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["engine", "front end"])
 async def test_front_ends_and_their_engine(tmp_path: Path, part: str) -> None:
-    """Clients hear of an engine that is stopped; those of a front end go to others."""
+    """Clients get errors if the engine is stopped; those of a stopped front end use others."""
     flags = ("--process-roles", "front-ends", *ANSWER)
     async with (
         several.several(several.repository(tmp_path), *flags, processes=3) as running,

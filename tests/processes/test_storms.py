@@ -1,4 +1,4 @@
-"""Signals in storms and during a hand-over: no request fails, and one server is left, or none."""
+"""Repeated signals during a hand-over: no request fails, and one server is left, or none."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ MOST_SECONDS = 400
 
 @dataclass
 class Load:
-    """Clients that ask one request after the other, half of them on connections that last."""
+    """Clients that send requests continuously, half of them on persistent connections."""
 
     url: str
     found: set[int] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Load:
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
-        """Ask for the length of a block; a request that fails fails the block."""
+        """Send requests during a block, which fails if a request fails."""
         ended = asyncio.Event()
         asking = [
             asyncio.ensure_future(self._ask(ended, keeps=bool(number % 2)))
@@ -56,7 +56,7 @@ class Load:
 
 @asynccontextmanager
 async def reading(server: ServerProcess) -> AsyncIterator[None]:
-    """Read the log for the length of a block, so that no pipe is full."""
+    """Read the log during a block, so that the pipe does not fill up."""
 
     async def read() -> None:
         while await server.read():
@@ -93,7 +93,7 @@ async def test_a_storm_of_sighup_reads_all_again_and_fails_no_request(tmp_path: 
             moved = tmp_path / "moved.jsonl"
             log.rename(moved)
             server.process.send_signal(signal.SIGHUP)
-            # The last of all is not lost: the file is there again.
+            # The last reopening is not lost: the file exists again.
             while not log.exists():
                 await asyncio.sleep(0.01)
         assert 0 == await server.stop()
@@ -118,11 +118,11 @@ async def test_sigterm_during_a_handover_ends_all_of_it(tmp_path: Path, moment: 
             new = server.event("replacement started")["pid"]
             await is_over(server.process.pid)
             if records(server, "server replaced"):
-                # It serves in the place of the old one by then.
+                # It serves in place of the old one by then.
                 async with aiohttp.ClientSession() as session:
                     assert new == await several.asked(session, server.http)
                 os.kill(new, signal.SIGTERM)
             await is_over(new)
-    # Both have drained; one that was not ready may have ended before it had anything to drain.
+    # Both have drained; one that was not ready may have had nothing to drain.
     stopped = len(records(server, "stopped"))
     assert stopped >= 1 + bool(records(server, "server replaced"))

@@ -1,4 +1,4 @@
-"""A server whose replacement serves stops itself, once, and not where it is being stopped."""
+"""A server whose replacement is ready stops itself once, unless it is already being stopped."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from xlaserve.settings import Settings
 
 
 class Changes:
-    """Those of no client; what is left behind is said when it may be."""
+    """A change log without changes."""
 
     def __init__(self) -> None:
         self.may_say = asyncio.Event()
@@ -27,7 +27,7 @@ class Changes:
         return ()
 
     def go_on(self) -> None:
-        """Take changes again."""
+        """Accept changes again."""
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
         return {}
@@ -41,7 +41,7 @@ class Changes:
 async def test_a_server_that_was_replaced_sends_itself_no_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
 ) -> None:
-    """The second would end it at once, with what is in flight."""
+    """A second signal would end it immediately, with requests in flight."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *one: sent.append(one))
     changes = Changes()
@@ -58,7 +58,7 @@ async def test_a_server_that_was_replaced_sends_itself_no_second_signal(
 
 
 class Handed:
-    """The end of a channel to a replacement."""
+    """The channel to a replacement."""
 
     def __init__(self) -> None:
         self.shut: list[int] = []
@@ -70,7 +70,7 @@ class Handed:
 async def test_nothing_is_handed_over_while_no_process_answers_for_the_models(
     tmp_path: Path,
 ) -> None:
-    """The engine has died: its replacement would take every model for gone, and serve none."""
+    """The engine has died: the replacement would find no models, and serve none."""
     changes = Changes()
     changes.may_say.set()
     settings = Settings.read({}, repository=tmp_path, scratch_directory=tmp_path)

@@ -1,4 +1,4 @@
-"""TLS with certificates of clients on a server of two processes: every worker asks for them."""
+"""TLS client certificates on a server of two processes: every worker requests them."""
 
 import ssl
 from contextlib import AsyncExitStack
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_every_worker_asks_clients_for_their_certificates(tmp_path: Path) -> None:
-    """One without is refused by each; those that have one are spread over all workers."""
+    """Each worker refuses clients without one; the others are spread over all workers."""
     authority = trustme.CA()
     given = write_certificate(authority, tmp_path)
     chain = tmp_path / "clients.pem"
@@ -30,7 +30,7 @@ async def test_every_worker_asks_clients_for_their_certificates(tmp_path: Path) 
     async with several.several(models, *flags, "--tls-client-ca", str(chain)) as server:
         url = f"https://localhost:{server.http.rpartition(':')[2]}/v2/models/who/infer"
         async with AsyncExitStack() as open_sessions:
-            # While one worker has more connections, the next is handed to the other one.
+            # While one worker has more connections, the next goes to the other one.
             for _ in range(4):
                 session = await open_sessions.enter_async_context(aiohttp.ClientSession())
                 async with session.post(url, json=several.who(), ssl=known) as response:

@@ -1,4 +1,4 @@
-"""Deaths and signals under load: what clients of a server of two processes come to know."""
+"""Deaths and signals under load, as clients of a server of two processes see them."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 pb: Any = service_pb2
 MOST_SECONDS = 120
 EACH = 8
-"""Loops of requests on each connection."""
+"""Request loops on each connection."""
 MOST_DEATHS = 5
 GATED = """
 import asyncio, os, pathlib, uuid
@@ -45,7 +45,7 @@ def infer(model: str) -> Any:
 
 
 def process_of(answer: Any) -> int:
-    """Return which process has answered."""
+    """Return the process that has answered."""
     return int.from_bytes(answer.raw_output_contents[0], "little")
 
 
@@ -57,11 +57,11 @@ class Loaded:
     gate: Path
     begun: Path
     stubs: dict[int, Any]
-    """A gRPC connection of its own, by the process of the worker that has it."""
+    """A separate gRPC connection to each worker, by its process id."""
     sessions: dict[int, aiohttp.ClientSession]
 
     async def held(self, count: int) -> None:
-        """Return once so many requests have begun that the gate holds."""
+        """Wait until the gate holds this many requests."""
         await until(lambda: len(list(self.begun.iterdir())) == count)
 
 
@@ -104,7 +104,7 @@ async def rest(load: Loaded, process: int) -> str:
 
 
 class Busy:
-    """Asks `who` again and again on one connection until told to stop."""
+    """Sends requests to `who` on one connection until told to stop."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
@@ -128,7 +128,7 @@ class Busy:
 
 
 async def test_a_worker_that_is_killed_takes_only_its_own_requests(tmp_path: Path) -> None:
-    """Those of the other all succeed; of its own each is told so, and a retry succeeds."""
+    """Requests of the other worker succeed; its own fail, and succeed when retried."""
     async with loaded(tmp_path) as load:
         victim, left = load.stubs
         busy = {process: Busy(stub) for process, stub in load.stubs.items()}
@@ -159,7 +159,7 @@ async def test_a_worker_that_is_killed_takes_only_its_own_requests(tmp_path: Pat
 async def test_a_server_that_is_told_to_stop_answers_what_all_its_workers_have(
     tmp_path: Path,
 ) -> None:
-    """What they accepted is answered; what comes later is refused so that it may be retried."""
+    """Accepted requests are answered; later ones are refused with a retryable status."""
     async with loaded(tmp_path) as load:
         busy = [Busy(stub) for stub in load.stubs.values()]
         asked = [
@@ -170,7 +170,7 @@ async def test_a_server_that_is_told_to_stop_answers_what_all_its_workers_have(
         await load.held(4)
         await until(lambda: all(one.processes.total() > 20 for one in busy))
         load.server.process.send_signal(signal.SIGTERM)
-        # Every connection was told: from now on nothing that is begun is answered.
+        # Every connection was notified: no later request is answered.
         await until(lambda: all(one.errors for one in busy))
         assert not any(task.done() for task in asked)
         load.gate.touch()

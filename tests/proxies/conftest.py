@@ -1,4 +1,4 @@
-"""What the tests of this folder share: certificates, and a server behind each proxy."""
+"""Shared fixtures: certificates, and a server behind each proxy."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -14,14 +14,14 @@ from support.server import serving
 from support.tls import write_certificate
 
 ORIGIN = "https://page.example"
-"""Of the pages that the server lets ask."""
+"""The page origin that the server allows."""
 
 
 class Placed(Protocol):
-    """Runs a server behind proxies, each beside the others, for the length of a block."""
+    """Runs a server behind several proxies in parallel, for the length of a block."""
 
     def __call__(self, *proxies: Proxy, tls: bool) -> AbstractAsyncContextManager[list[Place]]:
-        """Have the server speak TLS with the proxies, or not."""
+        """Choose whether the server and the proxies use TLS between them."""
         ...
 
 
@@ -61,7 +61,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
                 access_log=str(log),
                 max_message_bytes=64 << 20,
                 execution_seconds=300,
-                # A stream that is silent behind each proxy has one of them.
+                # A silent stream behind each proxy occupies a thread.
                 execute_threads=16,
                 **shown,
             ) as server,

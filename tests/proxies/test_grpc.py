@@ -1,4 +1,4 @@
-"""gRPC through reverse proxies of Debian, each with its file of deploy/proxies."""
+"""gRPC through Debian's reverse proxies, each with its configuration in deploy/proxies."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2_grpc
 pytestmark = pytest.mark.large
 
 LARGE = 6 << 20
-"""Elements of 24 MB."""
+"""Number of elements; 24 MB."""
 FORGED = "203.0.113.5"
 SECONDS = 60
 
@@ -97,7 +97,7 @@ async def errors_with_text(place: Place) -> None:
 
 
 async def long_errors(place: Place) -> None:
-    """An error of 1 KB that is not ASCII, and one behind messages: both are in trailers."""
+    """A non-ASCII error of 1 KB, and an error after messages: both are in trailers."""
     name = "ñ" * 100
     async with place.channel() as channel:
         absent = await fails(stub(channel).ModelInfer(request(1, model=name), timeout=SECONDS))
@@ -113,7 +113,7 @@ async def long_errors(place: Place) -> None:
 
     assert (grpc.StatusCode.NOT_FOUND, True) == (absent.code(), name in str(absent.details()))
     assert [0, 0] == values_of(first.infer_response)
-    # What code of a model raises is for the log.
+    # Exception texts of a model's code appear only in the log.
     assert "internal error" == second.error_message
     assert (grpc.StatusCode.INTERNAL, "internal error") == (ended.code(), ended.details())
 
@@ -127,9 +127,9 @@ async def no_method(place: Place) -> None:
 
 
 async def early_refusals(place: Place) -> None:
-    """What is refused while its client sends it is refused with its status, all the same."""
+    """A request refused while its client is still sending gets its status."""
     long = of_array(np.zeros(LARGE, np.float32))
-    # More than the server takes: 72 MB.
+    # More than the server accepts: 72 MB.
     too_long = of_array(np.zeros(3 * LARGE, np.float32))
     async with place.channel() as channel:
         as_bytes = pb.ModelInferRequest.SerializeToString
@@ -148,7 +148,7 @@ async def early_refusals(place: Place) -> None:
 
 
 async def metadata(place: Place) -> None:
-    """Names with underscores are read, and binary ones are not spoilt."""
+    """Names with underscores are read, and binary values stay intact."""
 
     async def requests() -> AsyncIterator[Any]:
         yield request(1, model="nobody")
@@ -170,7 +170,7 @@ async def health(place: Place) -> None:
 
 
 async def server_streams(place: Place) -> None:
-    """Each answer comes while the call goes on."""
+    """Each answer arrives while the call continues."""
     async with place.channel() as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch
         stream = watch(health_pb2.HealthCheckRequest(), timeout=SECONDS)
@@ -181,7 +181,7 @@ async def server_streams(place: Place) -> None:
 
 
 async def streams_both_ways(place: Place) -> None:
-    """Each request is sent when the answer to the one before was read."""
+    """Each request is sent after the answer to the previous one was read."""
     async with place.channel() as channel:
         stream = stub(channel).ModelStreamInfer(timeout=SECONDS)
         for number in range(5):
@@ -196,7 +196,7 @@ async def streams_both_ways(place: Place) -> None:
 
 
 async def answers_as_they_come(place: Place) -> None:
-    """The second answer is not made before the first was read."""
+    """The second answer is not computed before the first was read."""
     place.generation.may_go_on.clear()
     async with place.channel() as channel:
         stream = stub(channel).ModelStreamInfer(timeout=SECONDS)
@@ -221,7 +221,7 @@ async def long_streams(place: Place) -> None:
 
 
 async def deadlines(place: Place) -> None:
-    """The server gives up too: what it computes is not wanted any more."""
+    """The server also stops computing."""
     place.generation.may_go_on.clear()
     before = place.generation.begun, place.generation.ended
     async with place.channel() as channel:
@@ -268,7 +268,7 @@ async def clients_that_leave(place: Place) -> None:
 
 
 async def slow_readers(place: Place) -> None:
-    """What a client does not read is not computed ahead without an end."""
+    """The number of answers computed ahead for a slow client is bounded."""
     before = place.generation.ended
     async with place.channel() as channel:
         stream = stub(channel).ModelStreamInfer(timeout=SECONDS)
@@ -296,7 +296,7 @@ async def many_channels(place: Place) -> None:
 
 
 async def kept_connections(place: Place) -> None:
-    """A connection that the server ends between two calls costs none of them."""
+    """A connection that the server closes between two calls causes no failure."""
     async with place.channel() as channel:
         for number in range(3):
             answer = await stub(channel).ModelInfer(request(number), timeout=SECONDS)
@@ -309,7 +309,7 @@ async def reflection(place: Place) -> None:
         yield reflection_pb2.ServerReflectionRequest(list_services="*")
 
     async with place.channel() as channel:
-        # The types of grpcio-reflection know no channel of grpc.aio.
+        # The stubs of grpcio-reflection do not accept channels of grpc.aio.
         stub_of: Any = reflection_pb2_grpc.ServerReflectionStub
         ask = stub_of(channel).ServerReflectionInfo
         answer = await ask(requests(), timeout=SECONDS).read()
@@ -319,7 +319,7 @@ async def reflection(place: Place) -> None:
 
 
 async def the_client(place: Place) -> None:
-    """Whatever it says of itself."""
+    """Whatever address the client claims."""
     async with place.channel() as channel:
         for given in (("x-forwarded-for", FORGED), ("forwarded", f"for={FORGED}")):
             asked = request(1, model="nobody")
@@ -332,7 +332,7 @@ async def the_client(place: Place) -> None:
         return len([line for line in refused if line["status"] == "NOT_FOUND"]) >= 2
 
     await until(are_written)
-    # A health check over REST is of the proxy itself.
+    # A REST health check comes from the proxy itself.
     assert {"127.0.0.1"} == {line["peer"] for line in lines if line["listener"] == "grpc_endpoint"}
 
 

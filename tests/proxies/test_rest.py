@@ -1,4 +1,4 @@
-"""REST through reverse proxies of Debian, each with its file of deploy/proxies."""
+"""REST through Debian's reverse proxies, each with its configuration in deploy/proxies."""
 
 import asyncio
 import gzip
@@ -23,11 +23,11 @@ from tritonclient.grpc import service_pb2 as pb
 pytestmark = pytest.mark.large
 
 LARGE = 6 << 20
-"""Elements of 24 MB."""
+"""Number of elements; 24 MB."""
 FORGED = "203.0.113.5"
 BINARY = "Inference-Header-Content-Length"
 MOST_KEPT = 20
-"""More routes than have pages and their parts, which caches may keep."""
+"""An upper bound on the pages and assets that caches may keep."""
 
 
 def body_of(*values: float) -> bytes:
@@ -36,7 +36,7 @@ def body_of(*values: float) -> bytes:
 
 
 def octets(values: "np.ndarray[Any, Any]") -> tuple[tuple[str, str], bytes]:
-    """Return an inference in octets, to be answered so."""
+    """Return the headers and body of a binary inference that asks for a binary answer."""
     data = values.astype("<f4").tobytes()
     size = {"binary_data_size": len(data)}
     tensor = {"name": "x", "datatype": "FP32", "shape": [values.size], "parameters": size}
@@ -138,7 +138,7 @@ async def compressed_answers(place: Place) -> None:
 
 
 async def encoded_slashes(place: Place) -> None:
-    """A name that is decoded on the way is another path, where there is nothing."""
+    """If a proxy decoded the name, its path would be another one, which is not found."""
     async with place.client() as client:
         for below in ("", "/ml"):
             answer = await client.ask("GET", f"{below}/v2/models/a%2Fb%20c")
@@ -147,7 +147,7 @@ async def encoded_slashes(place: Place) -> None:
 
 
 async def events_as_they_come(place: Place) -> None:
-    """The second event is not made before the first was read."""
+    """The second event is not computed before the first was read."""
     place.generation.may_go_on.clear()
     async with place.client() as client:
         accept = ("Accept", "text/event-stream")
@@ -159,12 +159,12 @@ async def events_as_they_come(place: Place) -> None:
         rest = b"".join([chunk async for chunk in chunks])
 
     assert (200, "text/event-stream") == (status, headers["content-type"].partition(";")[0])
-    # The last one says that there are no more.
+    # The last event marks the end.
     assert [1, 3] == [part.count(b"\n\n") for part in (first, rest)]
 
 
 async def clients_that_leave(place: Place) -> None:
-    """What nobody reads any more is not computed to the end."""
+    """The model stops computing answers for a client that has left."""
     place.generation.may_go_on.clear()
     before = place.generation.computed, place.generation.ended
     async with place.client() as client:
@@ -172,7 +172,7 @@ async def clients_that_leave(place: Place) -> None:
         await client.send("POST", "/v2/models/count/infer", accept, body=body_of(1 << 20, 2))
         await client.head()
         await anext(client.chunks())
-    # The model looks whether it is wanted before each answer; let it know that it is not.
+    # The model checks for cancellation before each answer; let it notice.
     place.generation.may_go_on.set()
     await until(lambda: place.generation.ended > before[1])
 
@@ -184,7 +184,7 @@ async def errors_with_text(place: Place) -> None:
         absent = await client.ask("GET", "/v2/models/nobody")
     async with place.client() as client:
         wrong = await client.ask("POST", "/v2/models/m/infer", body=b"{")
-    async with place.client() as client:  # Apache closes one behind 400
+    async with place.client() as client:  # Apache closes the connection after a 400
         method = await client.ask("PUT", "/v2/models/m", body=b"")
 
     assert (404, True) == (absent.status, "'nobody'" in absent.error)
@@ -193,7 +193,7 @@ async def errors_with_text(place: Place) -> None:
 
 
 async def grpc_web(place: Place) -> None:
-    """Of a page: a call, a stream of answers, and an error in the trailers that the body has."""
+    """As from a page: a call, a stream of answers, and an error in the trailers within the body."""
     async with place.client() as client:
         answers, trailers = await web(client, "ModelInfer", asked("m", 1, 2))
         counted, ended = await web(client, "ModelStreamInfer", asked("count", 3, 2))
@@ -221,7 +221,7 @@ def asked(model: str, *values: float) -> bytes:
 
 
 async def web(client: Client, method: str, message: bytes) -> tuple[list[bytes], dict[str, str]]:
-    """Send a message as a page does; return the messages of the answer, and its trailers."""
+    """Send a message as a page does; return the messages and trailers of the answer."""
     headers = (
         ("Content-Type", "application/grpc-web+proto"),
         ("X-Grpc-Web", "1"),
@@ -241,7 +241,7 @@ async def web(client: Client, method: str, message: bytes) -> tuple[list[bytes],
 
 
 async def every_route_twice(place: Place) -> None:
-    """Each GET that is of the moment comes to the server as often as it is asked for."""
+    """Uncacheable GETs reach the server every time."""
     routes = place.server.application.http_routes().routes
     paths = {re.sub(r"\{[a-z]+\}", "m", route.path) for route in routes if route.method == "GET"}
     before, told = requests_of_clients(place), Counter[str]()
@@ -258,13 +258,13 @@ async def every_route_twice(place: Place) -> None:
 
 
 def requests_of_clients(place: Place) -> int:
-    """Return how many requests of clients of REST the access log has."""
+    """Return the number of REST client requests in the access log."""
     lines = map(json.loads, place.log.read_text().splitlines())
     return sum(str(line.get("peer")).startswith(SOURCE) for line in lines)
 
 
 async def what_is_of_the_moment(place: Place) -> None:
-    """No cache answers in the place of the server."""
+    """No cache answers in place of the server."""
     async with place.client() as client:
         counts, kept = [], ""
         for _ in range(3):
@@ -279,7 +279,7 @@ async def what_is_of_the_moment(place: Place) -> None:
 
 
 async def conditional_and_ranges(place: Place) -> None:
-    """The server knows neither, and answers whole; a proxy may cut out of that."""
+    """The server ignores both and sends whole answers, from which a proxy may cut a range."""
     headers = (("If-None-Match", '"a"'), ("Range", "bytes=0-9"))
     async with place.client() as client:
         for _ in range(2):
@@ -302,7 +302,7 @@ async def the_host(place: Place) -> None:
 
 
 async def the_client(place: Place) -> None:
-    """Whatever it says of itself."""
+    """Whatever address the client claims."""
     said = (("X-Forwarded-For", FORGED), ("Forwarded", f"for={FORGED}"))
     async with place.client() as client:
         for headers in (said, said[:1], said[1:], ()):
@@ -332,7 +332,7 @@ async def a_path_before(place: Place) -> None:
 
 
 async def kept_connections(place: Place) -> None:
-    """A connection that the server closes for its idleness costs no request."""
+    """A connection that the server closes as idle causes no failed request."""
     http: Any = place.server.application.http
     for _ in range(3):
         async with place.client() as client:

@@ -1,4 +1,4 @@
-"""One of two servers behind a proxy is started anew, again and again: no request fails."""
+"""Rolling restarts of two servers behind a proxy: no request fails."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROLLS = 20
 CLIENTS = 4
 ANSWERS = 10
-"""Answers that each phase of a roll has to see before the next one begins."""
+"""Answers that must arrive in each phase of a restart before the next phase begins."""
 
 NGINX = """
 {user}
@@ -77,7 +77,7 @@ backend models
 
 @asynccontextmanager
 async def running(folder: Path, *command: str) -> AsyncIterator[Path]:
-    """Run a proxy for the length of a block, once its socket is there."""
+    """Run a proxy for the length of a block, which starts once its socket exists."""
     process = await asyncio.create_subprocess_exec(
         *command, stderr=asyncio.subprocess.PIPE, cwd=folder
     )
@@ -95,7 +95,7 @@ async def running(folder: Path, *command: str) -> AsyncIterator[Path]:
 
 
 def commands(name: str, folder: Path) -> list[str]:
-    """Write the configuration of a proxy; return the command that runs it."""
+    """Write a proxy's configuration; return the command that runs it."""
     places = {
         "folder": folder,
         "socket": folder / "proxy.sock",
@@ -113,14 +113,14 @@ def commands(name: str, folder: Path) -> list[str]:
 
 @dataclass
 class Load:
-    """Clients that ask one after the other, and what became of their requests."""
+    """Clients that send requests continuously, and the outcomes."""
 
     socket: Path
     answered: int = 0
     failed: list[str] = field(default_factory=list)
 
     async def ask(self, client: int) -> None:
-        """Ask for ever, each time with other values, over connections that are kept."""
+        """Send requests forever, with changing values, over persistent connections."""
         connector = aiohttp.UnixConnector(str(self.socket))
         async with aiohttp.ClientSession(connector=connector) as session:
             number = 0
@@ -142,7 +142,7 @@ class Load:
                     self.failed.append(text)
 
     async def goes_on(self) -> None:
-        """Return once so many more requests have been answered."""
+        """Wait until this many more requests have been answered."""
         until = self.answered + ANSWERS * CLIENTS
         async with asyncio.timeout(MOST_SECONDS):
             while self.answered < until and not self.failed:
@@ -157,7 +157,7 @@ async def started(models: Path, socket: Path, until: str) -> AsyncIterator[Serve
 
 @pytest.mark.parametrize("name", ["nginx", "haproxy"])
 async def test_no_request_fails_while_a_server_is_rolled(tmp_path: Path, name: str) -> None:
-    """From its SIGTERM through its end, its first connection and its first reading."""
+    """From its SIGTERM through its exit and its restart until it is ready."""
     models = tmp_path / "models"
     identity_models.write(models, "m", "INT32")
     command = commands(name, tmp_path)
@@ -172,7 +172,7 @@ async def test_no_request_fails_while_a_server_is_rolled(tmp_path: Path, name: s
                 async with started(models, tmp_path / "two.sock", "listening") as rolled:
                     if not asking:
                         asking = [asyncio.ensure_future(load.ask(at)) for at in range(CLIENTS)]
-                    # While it reads its repository, and once it is ready.
+                    # While it loads its repository, and once it is ready.
                     await load.goes_on()
                     await rolled.until("started")
                     await load.goes_on()

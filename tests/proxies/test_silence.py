@@ -1,6 +1,6 @@
-"""Chats through proxies, and streams and connections that say nothing for longer than they wait.
+"""Chats through proxies, and streams and connections that are idle beyond the usual timeouts.
 
-One server is behind all proxies at once, so that they are silent at the same time.
+One server is behind all proxies, so that all connections are silent at the same time.
 """
 
 import asyncio
@@ -23,8 +23,7 @@ from support.proxy_results import results
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900)]
 
 SILENT_SECONDS = 80
-"""Longer than proxies wait unless they are told to, 60 s, and than the server keeps a connection
-that is idle, 75 s."""
+"""Longer than the default proxy timeout of 60 s, and than the server's idle timeout of 75 s."""
 LIMIT_SECONDS = 400
 CHAT = {
     "model": "chat",
@@ -38,26 +37,26 @@ EVENTS = f"/v2/models/{generating.PREFIX}/infer"
 
 
 class Silence:
-    """Those who wait until it is over."""
+    """A barrier for tests that stay silent together."""
 
     def __init__(self, awaited: int) -> None:
         self._awaited = awaited
         self.reached = 0
-        """Those who are silent, or have ended."""
+        """Number of tests that are silent or have ended."""
         self._end = asyncio.Event()
 
     async def keep(self) -> None:
-        """Be silent with all others."""
+        """Stay silent, together with all others."""
         self.reached += 1
         await self._end.wait()
 
     async def last(self) -> None:
-        """Return once all have been silent for so long."""
+        """Return once all have been silent for the whole period."""
         await until(lambda: self.reached >= self._awaited)
         await asyncio.sleep(SILENT_SECONDS)
 
     def end(self) -> None:
-        """Let them go on."""
+        """End the silence."""
         self._end.set()
 
 
@@ -65,7 +64,7 @@ Check = Callable[[Place, Silence], Awaitable[None]]
 
 
 async def kept_client(place: Place, silence: Silence) -> None:
-    """A client sees that its connection was closed, if it was; what it then asks is answered."""
+    """A client notices whether its connection was closed; its next request is answered."""
     async with place.client() as client:
         first = await client.ask("POST", "/v2/models/m/infer", body=body_of(1, 2))
         await silence.keep()
@@ -90,7 +89,7 @@ async def silent_events(place: Place, silence: Silence) -> None:
         await silence.keep()
         rest = b"".join([chunk async for chunk in chunks])
 
-    # The last one says that there are no more.
+    # The last event marks the end.
     assert (200, [1, 2]) == (status, [part.count(b"\n\n") for part in (first, rest)])
 
 
@@ -107,7 +106,7 @@ async def silent_stream(place: Place, silence: Silence) -> None:
 
 
 async def silent_answers(place: Place, silence: Silence) -> None:
-    """The client has said all; the server is silent."""
+    """The client has sent everything, and the server is silent."""
     async with place.channel() as channel:
         stream = stub(channel).ModelStreamInfer(timeout=LIMIT_SECONDS)
         await stream.write(request(2, 2, model=generating.PREFIX))
@@ -120,7 +119,7 @@ async def silent_answers(place: Place, silence: Silence) -> None:
 
 
 async def silent_watch(place: Place, silence: Silence) -> None:
-    """Nothing ever comes behind the first answer, and the call lasts."""
+    """No message follows the first answer, and the call stays open."""
     async with place.channel() as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         stream = health.Watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_SECONDS)
@@ -160,7 +159,7 @@ async def test_silence_ends_nothing(placed: Placed) -> None:
             for place in places
         }
         silence = Silence(sum(map(len, tried.values())))
-        places[0].generation.may_go_on.clear()  # that of the one server
+        places[0].generation.may_go_on.clear()  # a setting of the single server
         trying = [
             asyncio.ensure_future(place.try_one(name, _silently(check, silence), LIMIT_SECONDS))
             for place in places
@@ -199,7 +198,7 @@ async def chat(place: Place) -> None:
 
 
 async def chat_events(place: Place) -> None:
-    """Each token is an event of its own, and together they are the whole answer."""
+    """Each token is a separate event, and together they form the whole answer."""
     whole = json.dumps(CHAT).encode()
     body = json.dumps({**CHAT, "stream": True}).encode()
     async with place.client() as client:

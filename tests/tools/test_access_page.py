@@ -1,4 +1,4 @@
-"""The table of operations cannot outlive the code that it tells of."""
+"""The table of operations on the access page matches the code."""
 
 import access_page
 from xlaserve.serving.call import Operation

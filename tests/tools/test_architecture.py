@@ -1,4 +1,4 @@
-"""The page of the architecture cannot outlive the code that it tells of."""
+"""The architecture page matches the code."""
 
 from pathlib import Path
 

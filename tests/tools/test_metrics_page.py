@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric, with its type, its labels and what it means."""
+"""docs/metrics.md has every metric, with its type, its labels and its meaning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which environments a run of tox has: none is passed over in silence, none succeeds unrun."""
+"""Environments of a tox run: none is skipped silently, none succeeds without running."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ CHECKS = {"lint", "layers", "generated", "docs", "type"}
 
 
 def tox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run tox with the Pythons of a folder on the path, and no others."""
+    """Run tox with only the Pythons in this folder on the path."""
     environment = {"PATH": str(folder), "HOME": str(folder), "COLUMNS": "200"}
     # Whichever tox is installed here, none is fetched.
     settings = ("-x", "tox.requires=")
@@ -43,7 +43,7 @@ def install(folder: Path, version: str, status: int = 0) -> None:
 
 
 def test_the_whole_suite_runs_on_the_python_that_tox_runs_on(tmp_path: Path) -> None:
-    """It needs none on the path: so no run of tox ends without a test."""
+    """It needs no Python on the path: no run of tox ends without a test."""
     ended = tox(tmp_path, "config", "-e", "tests", "-k", "base_python")
 
     assert f"base_python = {sys.executable}" in ended.stdout
@@ -51,7 +51,7 @@ def test_the_whole_suite_runs_on_the_python_that_tox_runs_on(tmp_path: Path) -> 
 
 
 def test_a_smoke_suite_runs_on_each_of_the_others_that_is_there(tmp_path: Path) -> None:
-    """A shim that has no Python behind it is none."""
+    """A shim without a Python does not count."""
     install(tmp_path, OTHERS[0])
     install(tmp_path, OTHERS[1], status=127)
 

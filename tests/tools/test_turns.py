@@ -1,4 +1,4 @@
-"""The measurement of turns runs, times what it says, and leaves the event loop as it was."""
+"""The event loop measurement runs, times callbacks, and leaves the loop unchanged."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ def test_each_scenario_sends_requests(name: str) -> None:
 
 
 async def test_a_callback_is_timed_by_what_it_computes() -> None:
-    """And not by what it waits for."""
+    """Waiting time does not count."""
     run, found = asyncio.Handle._run, list[float]()
     loop = asyncio.get_running_loop()
     with turns.timed(found):
@@ -34,7 +34,7 @@ async def test_a_callback_is_timed_by_what_it_computes() -> None:
 
 
 async def test_long_callbacks_are_counted_by_name() -> None:
-    """Those of tasks by the name of their coroutine."""
+    """Callbacks of tasks count under the name of their coroutine."""
 
     def computes() -> None:
         until = time.thread_time() + 0.006

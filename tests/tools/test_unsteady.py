@@ -1,4 +1,4 @@
-"""What a run makes of failures: tests that pass alone are unsteady, the others have failed."""
+"""Failed tests are run again: those that pass alone are unsteady, the others fail."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def unsteady(*names: str) -> str:
 
 
 class Project:
-    """Some tests, and what pytest says of them."""
+    """Some tests, and the output of pytest for them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 async def test_a_test_that_fails_once_is_told_and_the_run_succeeds(project: Project) -> None:
-    """Both outputs are printed, and the summary counts it as nothing else."""
+    """Both outputs are printed, and the summary counts it once."""
     project.write({"some": unsteady("a", "b", "c") + "\n\ndef test_good(): ...\n"})
     code, said = await project.run(workers=2)
 
@@ -138,7 +138,7 @@ async def test_what_was_unsteady_in_another_environment_of_the_run_counts(
 async def test_a_test_that_is_unsteady_in_two_runs_fails(
     project: Project, run: str, seconds_ago: float, status: int
 ) -> None:
-    """Of two environments, or of two runs of tox; one of long ago is forgotten."""
+    """In two environments or two runs of tox; an old record is forgotten."""
     project.write({"some": unsteady("a")})
     project.remember("test_some.py::test_a", run, seconds_ago)
     code, said = await project.run()

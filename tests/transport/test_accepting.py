@@ -1,4 +1,4 @@
-"""Connections from the accept queue to their protocol, in the clear and over TLS."""
+"""Connections from the accept queue to their protocol, with and without TLS."""
 
 import asyncio
 import errno
@@ -28,34 +28,34 @@ SECONDS = 20
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a test in each of the loops that servers run in."""
+    """Runs a test in each supported event loop."""
     found: Run = request.param
     return found
 
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    """A socket that listens."""
+    """A listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Signs the certificates."""
+    """The CA that signs the certificates."""
     return trustme.CA()
 
 
 @pytest.fixture
 def tls(authority: trustme.CA, tmp_path: Path) -> ServerTls:
-    """The contexts of a server with a certificate for localhost."""
+    """TLS contexts of a server with a certificate for localhost."""
     found = ServerTls(Settings(repository=tmp_path, **write_certificate(authority, tmp_path)))  # type: ignore[arg-type]
     found.reload()
     return found
 
 
 class Echo(asyncio.Protocol):
-    """Says hello."""
+    """Sends a greeting."""
 
     made: "list[Echo]"
 
@@ -73,7 +73,7 @@ class Echo(asyncio.Protocol):
 
 @pytest.fixture
 def make() -> type[Echo]:
-    """A protocol whose connections are listed."""
+    """Make a protocol class that lists its connections."""
     return type("Listed", (Echo,), {"made": []})
 
 
@@ -126,7 +126,7 @@ def test_what_waits_at_the_end_is_served_and_nothing_later(
     async def ask() -> None:
         acceptor = Acceptor(listening, make)
         name = listening.getsockname()
-        # The loop has no turn to accept them.
+        # The loop gets no chance to accept them.
         clients = [connect(listening) for _ in range(50)]
         acceptor.stop()
         with pytest.raises(ConnectionRefusedError):
@@ -161,7 +161,7 @@ def test_a_client_that_trusts_the_server_shakes_hands(
 def test_a_handshake_has_its_time_from_the_accept_on(
     run: Run, listening: socket.socket, make: type[Echo], tls: ServerTls, sent: bytes
 ) -> None:
-    """Nothing, half of a hello, or another protocol: the connection ends, and the log says so."""
+    """With no data, half a ClientHello, or another protocol, the connection ends and is logged."""
 
     async def ask() -> None:
         acceptor = Acceptor(listening, make, name="here", handshakes=shaking(tls, 0.2))
@@ -188,7 +188,7 @@ def test_a_handshake_has_its_time_from_the_accept_on(
 def test_handshakes_count_as_connections(
     run: Run, listening: socket.socket, make: type[Echo], tls: ServerTls
 ) -> None:
-    """One beyond the limit is closed at once, before its handshake costs anything."""
+    """A connection above the limit is closed immediately, before its handshake costs anything."""
 
     async def ask() -> None:
         acceptor = Acceptor(
@@ -216,7 +216,7 @@ def test_handshakes_count_as_connections(
 def test_a_silent_connection_holds_no_handshake(
     run: Run, listening: socket.socket, make: type[Echo], tls: ServerTls
 ) -> None:
-    """Which is 50 KB of OpenSSL's: it is made with the first word of the client."""
+    """OpenSSL's 50 KB are allocated when the client sends its first bytes."""
     handshakes = shaking(tls)
     contexts: list[ssl.SSLContext] = []
 
@@ -247,7 +247,7 @@ def test_failures_are_counted_and_not_said_one_by_one(
     tls: ServerTls,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A flood of broken handshakes does not fill the log."""
+    """A flood of broken handshakes must not fill the log."""
     now = [100.0]
     monkeypatch.setattr(accepting, "_now", lambda: now[0])
 
@@ -281,7 +281,7 @@ def test_accepting_goes_on_after_files_ran_out(
     monkeypatch.setattr(accepting, "_RETRY_SECONDS", 0.01)
 
     class Exhausted:
-        """A listening socket of a process that has no more files, twice."""
+        """A listening socket of a process that runs out of file descriptors twice."""
 
         left = 2
 
@@ -316,7 +316,7 @@ def test_a_new_certificate_is_shown_to_new_connections(
     authority: trustme.CA,
     tmp_path: Path,
 ) -> None:
-    """Those that are open go on."""
+    """Open connections continue."""
 
     async def serial() -> tuple[str, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(

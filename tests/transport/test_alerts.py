@@ -1,4 +1,4 @@
-"""A handshake that fails ends with the alert of TLS that says why, read off the wire."""
+"""Failed handshakes end with the TLS alert that says why, as seen on the wire."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], 
 async def accepting(
     folder: Path, endpoint: TlsEndpoint, *, asks: bool = False
 ) -> AsyncIterator[tuple[str, int]]:
-    """Accept connections over TLS; with `asks`, of clients with a certificate alone."""
+    """Accept connections over TLS; with `asks`, only from clients with a certificate."""
     settings: dict[str, Any] = write_certificate(AUTHORITY, folder)
     if asks:
         (folder / "ca.pem").write_bytes(AUTHORITY.cert_pem.bytes())
@@ -65,7 +65,7 @@ def trusting(
 
 
 async def told(address: tuple[str, int], context: ssl.SSLContext) -> str:
-    """Return why TLS ended a connection, as the library of the client names the alert."""
+    """Return the client library's name for the alert that ended a connection."""
 
     def ask() -> str:
         with socket.create_connection(address, timeout=SECONDS) as connection:
@@ -110,7 +110,7 @@ def test_a_client_of_another_authority_is_told(
 
 
 def test_a_client_of_an_old_version_is_told(run: Any, tmp_path: Path) -> None:
-    """TLS 1.1: a hello that OpenSSL would not send any more."""
+    """A TLS 1.1 ClientHello, which OpenSSL would not send itself."""
     hello = (
         bytes.fromhex("16 0301 002d 01 000029 0302")
         + bytes(32)
@@ -125,7 +125,7 @@ def test_a_client_of_an_old_version_is_told(run: Any, tmp_path: Path) -> None:
 
 
 async def answered(address: tuple[str, int], said: bytes) -> bytes:
-    """Return all that is answered on a connection."""
+    """Return all bytes that the server sends on a connection."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(said)
     async with asyncio.timeout(SECONDS):
@@ -185,13 +185,13 @@ def test_what_a_hello_offers_is_read() -> None:
     whole = hello("h2", "http/1.1")
 
     assert [b"h2", b"http/1.1"] == offered_protocols(whole)
-    # Half of a hello, or another protocol, is OpenSSL's to judge.
+    # OpenSSL handles half a ClientHello, or another protocol.
     assert all(offered_protocols(whole[:count]) is None for count in range(len(whole) - 1))
     assert offered_protocols(b"GET / HTTP/1.1\r\n\r\n") is None
 
 
 def test_a_hello_with_any_octet_changed_is_read_or_left() -> None:
-    """Nothing else is raised, whatever lengths say."""
+    """No length in it makes the parser raise an exception."""
     whole = hello("h2")
     for at in range(5, len(whole)):
         for octet in (0, 255):

@@ -1,4 +1,4 @@
-"""How many connections may wait to be accepted: what the setting says, on every endpoint."""
+"""The accept backlog is that of the setting, on every endpoint."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from xlaserve.process.endpoints import check_backlog
 
 BACKLOG = 7
 _BACKLOG_OF_TCP_INFO = 28
-"""Where tcpi_sacked is, which of a listening socket is its backlog (linux/tcp.h)."""
+"""Offset of tcpi_sacked, which holds the backlog of a listening socket (linux/tcp.h)."""
 _MOST = 4 * BACKLOG
 
 
@@ -40,18 +40,18 @@ def listening_sockets() -> Iterator[socket.socket]:
 
 
 def backlog_of_path(path: str) -> int:
-    """Connect until no more may wait; nothing is accepted meanwhile, as this does not await."""
+    """Connect until the queue is full; nothing is accepted meanwhile, as this does not await."""
     with ExitStack() as stack:
         for count in range(_MOST):
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             if client.connect_ex(path):
-                return count - 1  # Linux lets one more wait than it was told
+                return count - 1  # Linux queues one more than the backlog
     raise AssertionError(f"{_MOST} wait")
 
 
 async def accepted() -> None:
-    """Let the event loop accept what waits: asyncio leaks what it accepts for a closed server."""
+    """Let the event loop accept the queue: asyncio leaks connections of a closed server."""
     for _ in range(_MOST):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A cache that makes what it lacks and stays small."""
+"""A bounded cache that creates missing entries."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a transport listens."""
+"""Addresses that a transport listens on."""
 
 import socket
 import stat
@@ -103,7 +103,7 @@ def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_socket_whose_accept_queue_is_full_is_left_alone(tmp_path: Path) -> None:
-    """And it is not waited for: nobody may accept for long."""
+    """The check does not block: the queue may stay full for long."""
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as busy, ExitStack() as stack:
         busy.bind(str(path))
@@ -129,7 +129,7 @@ def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_socket_of_the_next_server_is_left_alone(tmp_path: Path) -> None:
-    """While one drains nobody listens, and the next one takes the path."""
+    """A draining server has stopped listening, and its successor takes over the path."""
     path = tmp_path / "s"
     first = on_unix(path)
     first.socket.close()

@@ -1,4 +1,4 @@
-"""Who is at the other end: told once for each connection, over every kind of it."""
+"""The identity of the peer: determined once per connection, for every kind of connection."""
 
 import asyncio
 import os
@@ -23,14 +23,14 @@ LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The calls that pass the gates of the servers of a test."""
+    """The calls that pass the gates of the test's servers."""
     passed: list[Call] = []
     monkeypatch.setattr(app, "Gates", lambda **_: Gates(permission=passed.append))
     return passed
 
 
 async def peers(calls: list[Call], url: str, tls: ssl.SSLContext | None = None) -> list[Peer]:
-    """Ask twice on one connection; return who asked."""
+    """Send two requests on one connection; return the peers of the calls."""
     async with connect(url, tls) as wire:
         for _ in range(2):
             await wire.trailers(wire.send(LIVE))
@@ -72,7 +72,7 @@ async def test_the_listener_is_that_of_the_connection(
 async def test_over_tls_it_is_the_subject_of_a_certificate_that_was_verified(
     serve: Serve, tmp_path: Path, calls: list[Call], known: bool
 ) -> None:
-    """One that nobody asked for says nothing."""
+    """A certificate that was not requested is ignored."""
     authority = trustme.CA()
     settings = write_certificate(authority, tmp_path)
     context = ssl.create_default_context()
@@ -96,7 +96,7 @@ async def test_over_tls_it_is_the_subject_of_a_certificate_that_was_verified(
 
 
 def test_a_unix_socket_of_uvloop_tells_its_user_too(tmp_path: Path) -> None:
-    """Its transports have a socket in name only, and servers run on it."""
+    """Its transports have only a socket-like object, and servers run on it."""
 
     async def ask() -> Peer:
         found: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()

@@ -9,7 +9,7 @@ async def until(loop_turns: int) -> None:
 
 
 async def test_a_round_takes_a_few_in_each_turn_of_the_loop() -> None:
-    """So that others are served between: no turn looks at all of ten thousand."""
+    """Others are served in between: no iteration visits all of ten thousand items."""
     looked: list[int] = []
     ends: list[int] = []
     rounds = Rounds(

@@ -32,12 +32,12 @@ OURS = [kind for kind in descendants(XlaserveError) if kind.__module__ in MODULE
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
 def test_every_error_has_a_status(kind: type[XlaserveError]) -> None:
-    """By a row of its own or of a parent; the root has none, so nothing slips through."""
+    """It has its own row or that of a parent; the root class has none, so none is missed."""
     assert any(parent in STATUSES for parent in kind.__mro__)
 
 
 def test_only_an_unknown_model_is_not_found() -> None:
-    """ModelMesh drops and reloads a model when it sees NOT_FOUND of an inference."""
+    """ModelMesh drops and reloads a model when an inference returns NOT_FOUND."""
     of_no_inference = [RegionNotFound]
 
     assert [ModelNotFound, *of_no_inference] == [

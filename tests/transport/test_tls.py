@@ -1,4 +1,4 @@
-"""The contexts of listeners: what they refuse, and how their files are read again."""
+"""TLS contexts of listeners: what they refuse, and how they reload their files."""
 
 import socket
 import ssl
@@ -25,13 +25,13 @@ SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca")
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Signs the certificates."""
+    """The CA that signs the certificates."""
     return trustme.CA()
 
 
 @pytest.fixture
 def files(authority: trustme.CA, tmp_path: Path) -> dict[str, Any]:
-    """The settings of a server that asks clients for certificates."""
+    """Settings of a server that asks clients for certificates."""
     authorities = tmp_path / "authorities.pem"
     authorities.write_bytes(authority.cert_pem.bytes())
     return {**write_certificate(authority, tmp_path), "tls_client_ca": str(authorities)}
@@ -45,7 +45,7 @@ def contexts(tmp_path: Path, **settings: Any) -> ServerTls:
 
 
 def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLSocket:
-    """Shake hands; return the side of the client. Raises what that side does."""
+    """Perform a handshake; return the client's side. Raises the client's error."""
     near, far = socket.socketpair()
 
     def serve() -> None:
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_used_is_named(
 def test_a_key_that_needs_a_password_is_an_error_and_no_question(
     tmp_path: Path, files: dict[str, Any]
 ) -> None:
-    """A server that asks in a terminal would wait for ever."""
+    """A password prompt on the terminal would block the server forever."""
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     key = serialization.load_pem_private_key(Path(files["tls_key"]).read_bytes(), None)
     locked = key.private_bytes(
@@ -168,7 +168,7 @@ def test_old_versions_are_refused(
     make = contexts(tmp_path, **files).of(TlsEndpoint.HTTP)
     assert make is not None
     client = trusting(authority)
-    # Else the client's own library refuses.
+    # Otherwise the client's own library refuses.
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = version
 
@@ -178,7 +178,7 @@ def test_old_versions_are_refused(
 
 
 def test_no_cipher_of_an_endpoint_is_of_cbc(tmp_path: Path, files: dict[str, Any]) -> None:
-    """All are authenticated, and forward secret: no RSA key exchange."""
+    """All ciphers are authenticated and forward secret: no RSA key exchange."""
     make = contexts(tmp_path, **files).of(TlsEndpoint.GRPC)
     assert make is not None
     ciphers = make().get_ciphers()
@@ -205,7 +205,7 @@ def test_a_client_that_knows_cbc_only_is_refused(
 def test_sessions_of_clients_with_certificates_are_not_resumed(
     tmp_path: Path, files: dict[str, Any]
 ) -> None:
-    """A resumed session shows no certificate, and so would outlive one that expires."""
+    """A resumed session shows no certificate, and would outlive an expired one."""
     make = contexts(tmp_path, **files).of(TlsEndpoint.HTTP)
     assert make is not None
 
@@ -218,7 +218,7 @@ def test_sessions_of_clients_with_certificates_are_not_resumed(
 def test_a_broken_new_file_keeps_the_old_ones(
     tmp_path: Path, files: dict[str, Any], authority: trustme.CA, setting: str
 ) -> None:
-    """Also a key that is not that of the certificate, between the two writes of a renewal."""
+    """Also a key that does not match its certificate, between the two writes of a renewal."""
     tls = contexts(tmp_path, **files)
     before = {endpoint: tls.of(endpoint) for endpoint in TlsEndpoint}
     made = {endpoint: make() for endpoint, make in before.items() if make}
@@ -240,7 +240,7 @@ def test_a_broken_new_file_keeps_the_old_ones(
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_key_with_a_password_is_named_and_what_to_do(tmp_path: Path, together: bool) -> None:
-    """The key may be a file of its own, or lie with the chain."""
+    """The key may have its own file, or be in the certificate file."""
     key = ec.generate_private_key(ec.SECP256R1())
     secret = serialization.BestAvailableEncryption(b"secret")
     form = serialization.PrivateFormat.PKCS8

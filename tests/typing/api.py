@@ -13,7 +13,7 @@ from xlaserve.client import AsyncClient, Client
 
 
 def predict(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Compute what the README's model computes."""
+    """Compute the model of the README."""
     return jnp.tanh(x @ params["w"] + params["b"][None])
 
 
@@ -27,7 +27,7 @@ def export() -> Path:
 
 
 async def ask(models: Models) -> np.ndarray:
-    """Ask a model as a service does."""
+    """Infer as a service does."""
     outputs = await models.infer("tiny", {"x": np.ones((1, 3), np.float32)}, outputs=["y"])
     return outputs["y"]
 
@@ -38,7 +38,7 @@ def create(handler: IServable) -> Service:
 
 
 def shout() -> list[str]:
-    """Ask as docs/python-models.md does."""
+    """Infer as docs/python-models.md does."""
     with Client("grpc://localhost:8001") as client:
         answer = client.infer("shouts", {"text": ["cat", "dog"]})
     found: list[str] = answer["shout"]
@@ -46,14 +46,14 @@ def shout() -> list[str]:
 
 
 async def shout_soon() -> object:
-    """Ask in a coroutine, for a content type."""
+    """Infer in a coroutine, with a content type."""
     async with AsyncClient("http://localhost:8000") as client:
         answer = await client.infer("shouts", {"text": ["cat"]}, outputs={"shout": "base64"})
     return answer.output_parameters["shout"]["content_type"]
 
 
 def compare(left: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
-    """Send a tree and get one, through shared memory, as docs/client.md does."""
+    """Send and receive trees through shared memory, as docs/client.md does."""
     with Client("unix:/run/xlaserve.sock", shared_memory_bytes=1 << 28) as client:
         answer = client.infer("compared", {"pair": (left, right)})
         why: str = client.not_shared

@@ -16,7 +16,7 @@ STEP = 0.010
 
 
 class OneAtATime:
-    """Generates for one request after the other: a token each step, after so long a beginning."""
+    """Generates one request at a time: a token per step, after a given delay."""
 
     def __init__(self, beginning: float) -> None:
         self._beginning = beginning
@@ -58,7 +58,7 @@ def test_a_server_that_keeps_up_has_the_times_of_each_request() -> None:
 
 
 def test_those_who_wait_for_others_wait_from_when_they_were_due() -> None:
-    """A hundred are due at once, and each takes 0.2 s: a closed loop would say 0.1 s of all."""
+    """A hundred are due at once, and each takes 0.2 s: a closed loop would report 0.1 s for all."""
     found = measured(OneAtATime(0.1), arrivals([0.0] * 100))
 
     assert milliseconds(9900, 17_900, 19_700, 19_900) == found.first_token_ms
@@ -67,7 +67,7 @@ def test_those_who_wait_for_others_wait_from_when_they_were_due() -> None:
 
 
 def test_a_pause_of_the_server_is_told_by_all_who_were_due_in_it() -> None:
-    """A tenth of them: ten are due each second for 10 s, and one second has no answers."""
+    """That is a tenth: ten are due per second for 10 s, and one second has no answers."""
 
     async def send(number: int, arrival: Arrival) -> AsyncGenerator[None, None]:
         if 5.0 <= arrival.at < 6.0:
@@ -82,7 +82,7 @@ def test_a_pause_of_the_server_is_told_by_all_who_were_due_in_it() -> None:
 
 
 def test_what_was_not_answered_is_late_by_all_the_time_it_waited() -> None:
-    """One of two has no token at all, another of two no end; both waited 30 s at the cutoff."""
+    """One request has no token, and another has no end; both waited 30 s at the cutoff."""
 
     async def send(number: int, arrival: Arrival) -> AsyncGenerator[None, None]:
         if number:
@@ -116,7 +116,7 @@ def test_errors_are_counted_by_their_text_and_have_no_times() -> None:
 
 
 def test_requests_of_the_warm_up_are_sent_and_not_counted() -> None:
-    """The first of them stands in the way of one that counts."""
+    """The first of them delays one that is counted."""
     found = measured(OneAtATime(3.0), arrivals([0.0, 2.0], warmup=1.0))
 
     assert (1, 11) == (found.requests, found.tokens)
@@ -145,7 +145,7 @@ def test_a_mistake_of_the_client_is_no_figure() -> None:
 
 
 def test_a_client_that_is_behind_says_so() -> None:
-    """Each request keeps it busy for 0.5 s, and the next is due 0.1 s later."""
+    """Each request keeps the client busy for 0.5 s, and the next is due after 0.1 s."""
     busy = 0.0
 
     async def send(number: int, arrival: Arrival) -> AsyncGenerator[None, None]:

@@ -1,4 +1,4 @@
-"""Arrivals and lengths: of the distribution that is said, the same for a seed, read as written."""
+"""Arrivals and lengths follow the stated distribution, and are the same for a seed."""
 
 import itertools
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_times_between_arrivals_are_exponential() -> None:
 
 
 def test_the_number_of_arrivals_is_poisson() -> None:
-    """Its variance is its mean; a fixed number would make every run as busy as another."""
+    """Its variance equals its mean; a fixed count would make all runs equally busy."""
     lengths = [Lengths(1, 1)] * 100
     counts = [
         len(poisson(20.0, lengths, warmup=0.0, duration=1.0, seed=seed).arrivals)
@@ -66,7 +66,7 @@ def test_too_many_arrivals_and_none_are_refused(rate: float, text: str) -> None:
 
 
 def test_drawn_lengths_have_the_published_means() -> None:
-    """Without a longest one; with it they are shorter, and never longer than that."""
+    """The means hold without a maximum length; with one, no length exceeds it."""
     free = list(itertools.islice(drawn(1, 1_000_000), 20_000))
     short = list(itertools.islice(drawn(1, 256), 1000))
 

@@ -1,4 +1,4 @@
-"""The books of model memory."""
+"""Accounting of model memory."""
 
 import asyncio
 from functools import partial
@@ -22,7 +22,7 @@ TOTALS = {"a": 100, "b": 50}
 
 @given(st.lists(st.tuples(st.integers(0, 5), SIZES | st.none())))
 def test_no_device_exceeds_its_total(steps: list[tuple[int, dict[str, int] | None]]) -> None:
-    """Whatever is reserved, changed and released, in any order; and nothing is reserved in part."""
+    """This holds for any order of reservations, changes and releases; no reservation is partial."""
     capacity = Capacity(TOTALS)
     holders = [Reservation(capacity, "m") for _ in range(6)]
     held: dict[int, dict[str, int]] = {}
@@ -63,7 +63,7 @@ def test_a_refusal_names_the_device_with_what_is_needed_and_what_is_free() -> No
 
 
 def test_the_memory_of_the_host_is_counted_apart_from_that_of_gpus() -> None:
-    """A model may go to the CPU of a server with GPUs; it takes nothing from them."""
+    """A model placed on the CPU of a server with GPUs takes no GPU memory."""
     capacity = Capacity({"cuda:0": 100}, elsewhere_bytes=50)
     capacity.reserve("a", "m", {"cpu:0": 40})
 
@@ -131,7 +131,7 @@ async def test_failed_and_cancelled_loads_give_everything_back(
 async def test_memory_counts_until_it_is_free(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """A reload holds both; an unload that outlives its drain holds on."""
+    """A reload counts both versions, and a model that outlives its drain still counts."""
     core = make_core(capacity_bytes=250, drain_seconds=0.01)
     add_model("m", {1: 1})
     await core.control.load("m")
@@ -150,7 +150,7 @@ async def test_memory_counts_until_it_is_free(
 
 
 async def until_loading(core: Core, name: str) -> "asyncio.Task[None]":
-    """Start a load, and wait until it has come to where it waits, or further."""
+    """Start a load, and wait until it waits for memory or has come further."""
     load = asyncio.create_task(core.control.load(name))
     while core.registry.find(name) is None:
         await asyncio.sleep(0.001)
@@ -199,7 +199,7 @@ async def test_a_load_waits_for_what_another_needs_only_to_be_loaded(
 async def test_a_mesh_is_waited_for_to_unload_what_is_too_much(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """It evicts only when it hears that another load needed more than was predicted."""
+    """The mesh evicts only once it learns that another load needed more than predicted."""
     core = make_core(capacity_bytes=150, modelmesh=True, model_control_mode="none")
     for name in ("a", "b"):
         add_model(name, {1: 1})
@@ -225,7 +225,7 @@ async def test_a_load_that_waits_in_vain_is_refused(
     predicted: int,
     seconds: float,
 ) -> None:
-    """At once where nothing is in progress, or never so much is there; else when time is over."""
+    """It is refused immediately if nothing can free the memory, else when the wait times out."""
     core = make_core(
         capacity_bytes=150,
         modelmesh=bool(modelmesh),
@@ -303,7 +303,7 @@ async def test_what_is_measured_is_booked_on_each_device(
 async def test_a_mesh_is_told_of_the_device_that_is_fullest(
     make_core: MakeCore, add_model: AddModel, two_devices: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows one memory; a model with a copy on each device takes no more of it than one."""
+    """The mesh knows a single memory size: one replica per device counts as one model."""
     core = make_core(capacity_bytes=150)
     add_model("b", {1: 1}, ON_BOTH)
     await core.control.load("b")

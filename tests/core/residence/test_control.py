@@ -38,7 +38,7 @@ ONE = np.ones((1, 2), np.float32)
 
 
 async def answer(core: Core, model: str, version: str = "") -> tuple[str, float]:
-    """Return the version that answers and what it added to 1."""
+    """Return the version that answers, and the amount it added to 1."""
     request = InferRequest(model, version, inputs=(InferInput("x", DATATYPES["FP32"], ONE),))
     response = await core.engine.infer(request)
     return response.model_version, float(response.outputs[0].data[0, 0]) - 1
@@ -91,7 +91,7 @@ async def test_the_version_policy_picks(
 
 
 async def test_an_unknown_model_is_not_found(core: Core) -> None:
-    """NOT_FOUND, with the text that clients look for."""
+    """The error is NOT_FOUND, with the text that clients look for."""
     with pytest.raises(ModelNotFound, match="^Request for unknown model: 'm' .*failed to load"):
         await core.control.load("m")
     with pytest.raises(ModelNotFound, match="^Request for unknown model: 'm' is not found"):
@@ -130,7 +130,7 @@ async def test_an_unchanged_version_is_not_loaded_again(
 async def test_a_load_that_waited_for_another_sees_what_is_there_then(
     core: Core, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that waits for nobody looks at its files once."""
+    """A load that did not wait reads its files once."""
     found: list[str] = []
     find = core.repository.find
 
@@ -169,7 +169,7 @@ async def test_a_reload_replaces_the_version_and_closes_the_old(
 async def test_a_load_that_comes_once_files_are_read_reads_them_again(
     core: Core, add_model: AddModel, world: World
 ) -> None:
-    """Its sender may have written them meanwhile; all who come by then are one more load."""
+    """The client may have written them meanwhile; loads requested by then share the next run."""
     has_read, may_end = threading.Event(), threading.Event()
 
     def read(*said: Any) -> FakeModel:
@@ -266,7 +266,7 @@ async def test_unloading_what_is_not_loaded_is_no_error(core: Core, add_model: A
 async def test_an_unload_waits_for_a_load_that_has_not_found_its_files(
     core: Core, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The registry does not know it yet: who answered then would leave the model loaded."""
+    """The registry does not know the model yet: an early return would leave it loaded."""
     add_model("m", {1: 1})
     may_find, found, find = threading.Event(), threading.Event(), core.repository.find
 
@@ -313,7 +313,7 @@ async def test_an_unload_waits_for_requests_in_progress(
 async def test_an_unload_ends_in_bounded_time(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """A request that outlives the drain keeps its memory until it ends, and no longer."""
+    """A request that outlives the drain keeps its memory until it completes."""
     core = make_core(drain_seconds=0.01)
     add_model("m", {1: 1})
     await core.control.load("m")
@@ -390,7 +390,7 @@ ENDS: dict[str, tuple[Callable[[Core, "asyncio.Task[None]"], Any], str, str]] = 
         "until a client loads it",
     ),
 }
-"""How a load ends before its time, who did that, and what happens next."""
+"""How a load ends early, which error its caller gets, and what follows."""
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -504,7 +504,7 @@ async def test_the_mode_decides_what_is_loaded_at_start(
 async def test_readiness_is_a_setting(
     make_core: MakeCore, add_model: AddModel, readiness: str, expected: bool
 ) -> None:
-    """Startup: ready when every load was tried; models: when every one succeeded."""
+    """`startup`: ready once every load was attempted; `models`: once every load succeeded."""
     core = make_core(model_control_mode=ModelControlMode.POLL, readiness=Readiness(readiness))
     add_model("good", {1: 1})
     directory = add_model("bad", {1: 1})
@@ -603,7 +603,7 @@ async def test_files_of_a_load_replace_the_models_own(core: Core, add_model: Add
 async def test_files_that_a_client_sent_are_tried_before_they_are_loaded(
     core: Core, add_model: AddModel, world: World
 ) -> None:
-    """In a process that may die of them; what lies in the repository is the operator's."""
+    """They are tried in a disposable process; files of the repository are trusted."""
     add_model("m", {1: 1})
     await core.control.load("m")
 
@@ -724,7 +724,7 @@ async def test_a_link_out_of_the_repository_is_not_followed(
 async def test_a_file_that_is_a_link_out_of_the_repository_is_refused(
     core: Core, add_model: AddModel, tmp_path: Path, name: str
 ) -> None:
-    """Before anything is read: whatever a loader makes of the name."""
+    """It is refused before any loader opens it."""
     (tmp_path / "outside").write_text("hunter2")
     link = add_model("m", {1: 1}) / name
     link.parent.mkdir(exist_ok=True)
@@ -749,7 +749,7 @@ async def test_a_link_into_another_allowed_root_is_followed(
 
 
 async def test_a_pipe_is_not_a_model_file(core: Core, add_model: AddModel) -> None:
-    """Opening it would wait for ever."""
+    """Opening it would block forever."""
     directory = add_model("m", {1: 1})
     os.mkfifo(directory / "1/pipe")
     with pytest.raises(LoadFailed, match="'pipe' is not a regular file"):

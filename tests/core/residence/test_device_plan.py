@@ -1,4 +1,4 @@
-"""What fits on devices that are not there; what is compiled for them is played."""
+"""Planning models for hardware that is absent, with a fake compiler."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class _Compilers:
-    """Gives each model the size that the test says, in MiB; a text is a problem."""
+    """Fake compiler: gives each model the size set by the test in MiB, or a problem as text."""
 
     def __init__(self, sizes: Mapping[str, int | str]) -> None:
         self.sizes = sizes
@@ -39,7 +39,7 @@ class _Compilers:
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DevicePlan]:
-    """Plan models of these sizes for an H100 with 100 MiB for them."""
+    """Plan models of these sizes for an H100 with 100 MiB of model memory."""
 
     def make(sizes: Mapping[str, int | str], predicted: int = 0, **settings: Any) -> DevicePlan:
         for name in sizes:
@@ -87,7 +87,7 @@ def test_what_is_larger_than_a_device_is_refused_and_evicts_nothing(
 def test_a_load_reserves_what_is_predicted_until_it_is_done(
     plan: Callable[..., DevicePlan], size: int, together: bool
 ) -> None:
-    """The second finds what the first holds, which is less than its load needed."""
+    """The second load finds the memory that the first model holds, less than its load reserved."""
     made = plan({"a": size, "b": size}, predicted=85)
 
     assert together is made.fits_together
@@ -112,7 +112,7 @@ def test_what_is_no_model_is_said_to_be_none(
 
 
 def test_a_mesh_is_told_of_less_than_there_is(plan: Callable[..., DevicePlan]) -> None:
-    """A quarter at most, where a load is large: it is predicted before it is measured."""
+    """Large loads reduce it by a quarter at most: a load is predicted before it is measured."""
     small = plan({"a": 1}, capacity_bytes=1000 * MIB, default_model_size_bytes=MIB)
 
     assert 950 * MIB == small.mesh_capacity_bytes
@@ -129,7 +129,7 @@ def test_too_little_for_a_mesh_is_said(plan: Callable[..., DevicePlan]) -> None:
 
 
 def test_a_gpu_has_less_for_models_than_it_has(plan: Callable[..., DevicePlan]) -> None:
-    """XLA takes a part of it, and an overhead is left."""
+    """XLA reserves a part of it, and an overhead is subtracted."""
     made = plan({"a": 1}, capacity_bytes=0)
 
     assert int(0.9 * named("h100").memory_bytes) - (300 << 20) == made.capacity_bytes

@@ -1,4 +1,4 @@
-"""A process that loads nothing itself has its clients' changes made where models are loaded."""
+"""A process that loads no models forwards its clients' changes to the one that does."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar, cast
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Front(OneProcess):
-    """The control plane of a front end, which notes what it is asked for."""
+    """The control plane of a front end, which records the changes it is asked for."""
 
     loads = False
 
@@ -27,7 +27,7 @@ class Front(OneProcess):
 
 
 class OnlyM:
-    """The sight of a caller that may see the model `m`."""
+    """The visibility of a caller that may see only the model `m`."""
 
     def permits(self, model: str) -> bool:
         return model == "m"
@@ -47,7 +47,7 @@ def a_front_end(core: Core) -> Front:
 
 @pytest.fixture(name="limited")
 def a_limited_caller() -> Iterator[None]:
-    """Have calls answered for a caller that may not see every model."""
+    """Run the test as a caller that may not see every model."""
     call = Call()
     call.sight = cast(Sight, OnlyM())
     token = current_call.set(call)
@@ -56,7 +56,7 @@ def a_limited_caller() -> Iterator[None]:
 
 
 async def test_a_load_is_made_elsewhere(core: Core, add_model: AddModel, front: Front) -> None:
-    """Nothing is loaded here."""
+    """The front end loads nothing itself."""
     add_model("m", {1: 1})
     await core.control.load("m")
 
@@ -67,7 +67,7 @@ async def test_a_load_is_made_elsewhere(core: Core, add_model: AddModel, front: 
 async def test_a_front_end_that_ends_unloads_nothing(
     core: Core, add_model: AddModel, world: World
 ) -> None:
-    """Its registry shows the engine's models, and to free memory would import JAX."""
+    """Its registry shows the engine's models, and freeing memory would import JAX."""
     world.may_load.set()
     add_model("m", {1: 1})
     await core.control.load("m")
@@ -84,7 +84,7 @@ async def test_a_front_end_that_ends_unloads_nothing(
 async def test_what_another_process_would_see_for_a_caller_is_refused(
     core: Core, add_model: AddModel, front: Front
 ) -> None:
-    """The engine does not know who asks: an ensemble could lead past what the caller may infer."""
+    """The engine does not know the caller: an ensemble could reach models hidden from it."""
     add_model("m", {1: 1})
     core.registry.version("m", "1")
     with pytest.raises(Unsupported, match="process_roles"):
@@ -99,7 +99,7 @@ async def test_what_another_process_would_see_for_a_caller_is_refused(
 async def test_an_unload_with_dependents_says_so_to_who_knows_them(
     core: Core, add_model: AddModel, front: Front
 ) -> None:
-    """What an ensemble had loaded is known where it was loaded."""
+    """Only the process that loaded an ensemble knows which models it loaded for it."""
     add_model("m", {1: 1})
     core.registry.version("m", "1")
     await core.control.unload("m", {"unload_dependents": True})

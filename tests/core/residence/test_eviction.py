@@ -1,4 +1,4 @@
-"""Idle models that go when a load needs their memory."""
+"""Eviction of idle models when a load needs their memory."""
 
 import asyncio
 
@@ -99,7 +99,7 @@ async def test_a_reload_does_not_evict_what_it_reloads(
 async def test_only_who_holds_memory_on_the_full_device_goes(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """The first one has been idle for longest, and its memory is of no use."""
+    """The model that was idle longest stays: its memory is on another device."""
     world.devices = Devices("cpu", 2)
     core = make_core(capacity_bytes=150, evict=True)
     for name, device in (("a", "0"), ("b", "1"), ("c", "1")):
@@ -121,7 +121,8 @@ async def test_room_is_made_on_every_device_that_lacks_it(
     assert ["c"] == ready(core)
 
 
-# --- whose memory is not given away ------------------------------------------------------------
+# # --- models that are never evicted
+# ---------------------------------------------------------------
 
 ENSEMBLE = {
     "max_batch_size": 4,
@@ -134,7 +135,7 @@ ENSEMBLE = {
 
 
 async def test_a_step_of_an_ensemble_stays(make_core: MakeCore, add_model: AddModel) -> None:
-    """It was used before all others, by itself; without it the ensemble would not answer."""
+    """It was used least recently by itself, but without it the ensemble could not answer."""
     core = make_core(capacity_bytes=250, evict=True)
     await loaded(core, add_model, "step")
     add_model("ensemble", {}, ENSEMBLE)
@@ -159,7 +160,7 @@ async def test_nothing_is_evicted_where_only_steps_could_go(
 
 
 async def test_another_version_of_the_model_stays(make_core: MakeCore, add_model: AddModel) -> None:
-    """Both were asked for: neither makes room for the other."""
+    """Both versions were requested: neither is evicted for the other."""
     core = make_core(capacity_bytes=150, evict=True)
     add_model("a", {1: 1}, {"version_policy": {"all": {}}})
     await core.control.load("a")

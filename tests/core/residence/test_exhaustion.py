@@ -1,4 +1,4 @@
-"""A load that fails for want of space, or of open files."""
+"""Loads that fail because disk space or file descriptors ran out."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""A failed load leaves a reason for others to read only where the model is at fault."""
+"""A failed load records a reason for clients only if the model is at fault."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,11 @@ OF_THE_MODEL = {
     *(errors.OutOfMemory, errors.OutOfMappings, errors.OutOfSpace, errors.OutOfFiles),
     *(value for value in vars(code).values() if isinstance(value, type)),
 } - {XlaserveError}
-"""Errors that are kept as the reason of a model; a new one is not, until it is named here."""
+"""Errors that are recorded as a model's failure; a new kind is not recorded until listed here."""
 
 
 def every_error(of: type[XlaserveError] = XlaserveError) -> Iterator[type[XlaserveError]]:
-    # Errors that other tests define are none of the server's.
+    # Skip errors that other tests define.
     for kind in of.__subclasses__():
         if kind.__module__.startswith("xlaserve."):
             yield kind
@@ -27,7 +27,7 @@ def every_error(of: type[XlaserveError] = XlaserveError) -> Iterator[type[Xlaser
 
 @pytest.mark.parametrize("kind", sorted(every_error(), key=str), ids=lambda kind: kind.__name__)
 async def test_a_failure_is_kept_if_it_is_of_the_model(kind: type[XlaserveError]) -> None:
-    """What a load failed by before stays, unless the model is gone."""
+    """Other errors leave the earlier reason in place, unless the model is gone."""
     failed = FailedLoads()
     failed.note("m", "before")
 

@@ -1,4 +1,4 @@
-"""What is compiled behind a load, with a model that needs no JAX."""
+"""Compilation that continues after a load, with a model that needs no JAX."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from xlaserve.runtime.loaded import ModelMemory, Stage
 
 
 class Rest:
-    """Stands for what is left to compile: two steps, held by the test."""
+    """Stands for the rest of a compilation: two steps, controlled by the test."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -78,7 +78,7 @@ async def test_a_model_answers_before_the_rest_is_compiled(
 async def test_what_the_rest_took_is_reserved_behind_it(
     make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
 ) -> None:
-    """The prediction stands no longer than the load, and what a bucket may take while it runs."""
+    """The prediction is reserved during the load only, and each bucket while it compiles."""
     world.predicted_bytes = 150
     world.next_bucket_bytes = {"cpu:0": 30}
     core = await loaded(make_core, add_model)
@@ -96,8 +96,8 @@ async def test_what_the_rest_took_is_reserved_behind_it(
 async def test_a_bucket_waits_for_memory_that_others_hold(
     make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
 ) -> None:
-    """The model goes on as it is; nothing is compiled that does not fit, and nothing evicted."""
-    # Not even one of them has room for so much, so that none begins before both are there.
+    """The model keeps serving; a bucket that does not fit is not compiled and evicts nothing."""
+    # Too large to fit even beside one model, so that compiling starts only after both are loaded.
     world.next_bucket_bytes = {"cpu:0": 126}
     rest.size_bytes = 130
     rest.may_end.set()
@@ -162,7 +162,7 @@ async def test_an_unload_gives_back_everything_in_the_middle_of_it(
 async def test_an_unload_does_not_wait_for_what_is_compiled_for_others(
     make_core: MakeCore, add_model: AddModel, rest: Rest
 ) -> None:
-    """The thread that compiles may wait for the load that wants this memory: a deadlock."""
+    """The compiling thread may wait for the load that wants this memory: a deadlock."""
     core = await loaded(make_core, add_model)
     await until(rest.begun)
     add_model("queued", {1: 1})

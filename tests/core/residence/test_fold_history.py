@@ -1,4 +1,4 @@
-"""The hours of several workers, folded: compared with that of one that has seen it all."""
+"""Histories of several workers, merged and compared with that of a single worker."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 
 class Worker:
-    """A worker that started at a moment."""
+    """A worker that started at a given time."""
 
     def __init__(self, started: float = 0.0, held: int = 0) -> None:
         self.now = started
@@ -49,7 +49,7 @@ class Worker:
 
 
 def shown(samples: Iterable[Sample]) -> list[tuple[object, ...]]:
-    """What a client can see of samples, whatever the order of models."""
+    """Return the samples as a client sees them, ignoring the order of models."""
     return [
         (one.at, one.success, one.buckets, one.failures, sorted(m[:5] for m in one.models), one.lag)
         for one in samples
@@ -57,7 +57,7 @@ def shown(samples: Iterable[Sample]) -> list[tuple[object, ...]]:
 
 
 def test_requests_of_two_workers_are_those_that_one_would_have_had() -> None:
-    """They are sampled at different times; what came in between belongs to the next sample."""
+    """The workers are sampled at different times; requests in between belong to the next sample."""
     whole, first, second = Worker(), Worker(), Worker()
     for second_of_hour in range(300):
         model = f"m{second_of_hour % 3}"
@@ -87,7 +87,7 @@ def test_memory_adds_up_by_device() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_worker_that_started_later_adds_its_requests_from_then_on(reverse: bool) -> None:
-    """Times are those of the one that runs longest, whichever was asked."""
+    """Times are relative to the start of the oldest worker, whichever worker was asked."""
     first, replaced = Worker(), Worker(started=100.0)
     for second in range(200):
         first.ask("m", 1)
@@ -101,13 +101,13 @@ def test_a_worker_that_started_later_adds_its_requests_from_then_on(reverse: boo
 
     assert 200.0 == folded.seconds
     assert 81 == counts[0]
-    # The first sample of one that has only begun is of what it has answered since.
+    # The first sample of a worker counts all that it has answered since it started.
     assert [1] * 19 + [3] * 100 == [b - a for a, b in pairwise(counts)]
     assert 3 * 100 + 100 == counts[-1]
 
 
 def test_samples_from_before_those_that_are_kept_make_no_rate() -> None:
-    """A worker that ran before has counted much by its first sample: nobody knows when."""
+    """When an old worker answered the requests in its first kept sample is unknown."""
     first, second = Worker(), Worker()
     second.ask("m", 1000)
     for moment in range(RECENT_SAMPLES + 1):
@@ -120,7 +120,7 @@ def test_samples_from_before_those_that_are_kept_make_no_rate() -> None:
 
 
 def test_a_model_that_a_worker_left_out_of_a_sample_keeps_its_count() -> None:
-    """Each has the busiest models of a moment alone, and those of two are not the same."""
+    """Each sample holds only the busiest models, which differ between workers."""
     first, second = Worker(), Worker()
     for worker, others in ((first, "f"), (second, "s")):
         worker.ask("shared", 500)
@@ -151,7 +151,7 @@ def test_the_last_failures_are_those_of_all_the_newest_first() -> None:
 
 
 def test_a_model_that_a_worker_samples_for_the_first_time_is_not_all_new() -> None:
-    """It had been asked before; of when, the first sample that has it says nothing."""
+    """Earlier requests appear in its first sample, which does not say when they came."""
     first, second = Worker(), Worker()
     for number in range(20):
         second.ask(f"m{number:02}", 2000)

@@ -1,4 +1,4 @@
-"""What several workers say of models, folded: compared with one that has seen it all."""
+"""Model reports of several workers, merged and compared with that of a single worker."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ REQUESTS = st.lists(
 def test_workers_together_counted_what_one_would_have(
     requests: list[tuple[int, int, list[int]]],
 ) -> None:
-    """Each request goes to a worker; those of no rows fail."""
+    """Each request goes to one worker; requests with zero rows fail."""
     whole, parts = VersionStatistics(), [VersionStatistics() for _ in range(3)]
     for number, (worker, rows, gaps) in enumerate(requests):
         times = (0, gaps[0], gaps[0] + gaps[1], sum(gaps[:3]), sum(gaps))
@@ -110,7 +110,7 @@ def test_an_index_names_the_worker_that_lacks_a_version() -> None:
 
 
 def test_a_model_is_listed_without_a_version_only_where_no_worker_has_one() -> None:
-    """The worker that has none says why."""
+    """The worker without a version says why it has none."""
     never, loaded = IndexEntry("m", "", *UNAVAILABLE), IndexEntry("m", "1", *READY)
 
     assert [IndexEntry("m", "1", "UNAVAILABLE", "worker 1: cancelled")] == fold_index(

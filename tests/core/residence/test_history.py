@@ -1,4 +1,4 @@
-"""The history: what an hour holds, and that it does not grow."""
+"""The history of the last hour: its contents, and its bounded size."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ LOOKS = 99
 
 
 class World:
-    """A history over a registry, with a clock that is set."""
+    """A history over a registry, with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -137,7 +137,7 @@ async def test_sums_of_some_models_do_not_jump_as_busier_ones_take_their_place()
 
 
 async def test_requests_before_the_first_look_at_a_model_count() -> None:
-    """Nobody asks it anything afterwards, and it still has a rate: by the second, in the hour."""
+    """The model gets no later request, and still has a rate per second and in the hour."""
     world = World()
     world.take(0)
     world.ask("new", 20)
@@ -153,7 +153,7 @@ async def test_requests_before_the_first_look_at_a_model_count() -> None:
 
 
 async def test_who_asks_for_the_history_has_it_to_that_moment() -> None:
-    """Of very many models samples are seldom: a page that is opened has what came since, too."""
+    """With very many models samples are rare, yet a page sees requests since the last one."""
     world = World()
     world.take(0)
     world.ask("m", 5)
@@ -167,7 +167,7 @@ async def test_who_asks_for_the_history_has_it_to_that_moment() -> None:
 
 
 async def test_a_sample_has_the_counts_that_the_next_one_is_compared_with() -> None:
-    """A model that was among the many before is among the few now."""
+    """A model absent from the previous sample's busiest models may be in this one."""
     world = World()
     for number in range(3 * MAX_MODELS):
         world.ask(f"m{number:02}", 7)
@@ -260,7 +260,7 @@ async def test_intervals_have_the_lag_of_the_event_loop_between_their_ends() -> 
 
 
 async def test_executions_that_wait_are_added_up_with_the_longest_wait() -> None:
-    """Those of all versions, at the moment of the sample."""
+    """The sums cover all versions at the time of the sample."""
     world = World()
     now = 5_000 * MS
     world.history = History(

@@ -1,4 +1,4 @@
-"""What is said of the models that a platform has loaded."""
+"""Reports about models that a platform has loaded."""
 
 import asyncio
 import json
@@ -34,12 +34,12 @@ async def shown(board: HostingBoard, others: Others = NOBODY) -> dict[str, Any]:
 
 
 def mesh(told: dict[str, int]) -> Any:
-    """A mesh that counts models with these sizes."""
+    """A fake mesh that counts models with these sizes."""
     return SimpleNamespace(limits=LIMITS, untold_bytes=5, told_bytes=told.get)
 
 
 async def test_a_mesh_counts_models_with_what_it_was_told(core: Core, add_model: AddModel) -> None:
-    """The largest comes first; one that is not loaded is not there."""
+    """The largest model comes first; models that are not loaded are left out."""
     for name in ("a", "b", "c"):
         add_model(name, {1: 1})
         await core.control.load(name)

@@ -1,4 +1,4 @@
-"""Labels of a model: what all of its outputs name together is limited, and read once."""
+"""Labels of a model: their total size is limited, and each file is read once."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def labelled(folder: Path, names: Sequence[str]) -> ModelConfig:
 def test_a_file_of_many_outputs_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And counts once: a hundred outputs have no more labels than one."""
+    """The file also counts once towards the limit, however many outputs name it."""
     monkeypatch.setattr(directory_reader, "MAX_LABELS", 3)
     (tmp_path / "labels.txt").write_text("one\ntwo")
 

@@ -17,7 +17,7 @@ def _in(state: State) -> Lifecycle:
 
 @pytest.mark.parametrize(("state", "event"), PAIRS)
 def test_an_event_moves_along_the_table_or_is_forbidden(state: State, event: Event) -> None:
-    """Over all pairs: what the table has no row for changes nothing."""
+    """Checked over all pairs: an event without a row in the table changes nothing."""
     lifecycle = _in(state)
     if (state, event) in TRANSITIONS:
         lifecycle.apply(event, "because")
@@ -31,12 +31,12 @@ def test_an_event_moves_along_the_table_or_is_forbidden(state: State, event: Eve
 
 
 def test_every_state_can_be_left() -> None:
-    """No state is a dead end: a model can always be brought back."""
+    """There are no dead ends: a model can always be loaded again."""
     assert set(State) == {state for state, _ in TRANSITIONS}
 
 
 def test_a_failed_reload_keeps_answering() -> None:
-    """A reload serves the old version until the new one is ready, and keeps it if that fails."""
+    """During a reload the old version serves; if the reload fails, it continues to serve."""
     lifecycle = _in(State.READY)
     lifecycle.apply(Event.LOAD)
 
@@ -48,5 +48,5 @@ def test_a_failed_reload_keeps_answering() -> None:
 
 
 def test_the_index_knows_four_states() -> None:
-    """Model repository extension, Index: a version that is being reloaded is READY."""
+    """Model repository extension, Index: a version that is reloading is READY."""
     assert {"READY", "LOADING", "UNLOADING", "UNAVAILABLE"} == {state.public for state in State}

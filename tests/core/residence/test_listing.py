@@ -1,4 +1,4 @@
-"""Entries of a directory: which are models, and which one an archive holds."""
+"""Entries of a directory: which ones are models, and which model an archive holds."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_the_listing_of_a_root_leaves_out_what_is_hidden_and_says_what_is_no_mod
 
 
 def test_models_past_the_limit_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    """The first ones by name stay."""
+    """The first models by name are kept."""
     put(tmp_path, "c/x", "a/x", "d/x", "b/x")
     found = list_root(tmp_path, max_models=2)
 

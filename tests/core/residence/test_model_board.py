@@ -1,4 +1,4 @@
-"""The page of a model is told of one process and of several, and what its client may do."""
+"""The status page of a model, with one process or several, and the actions it permits."""
 
 import json
 from dataclasses import replace

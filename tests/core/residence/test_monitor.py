@@ -1,4 +1,4 @@
-"""What is told of the models: reports for clients, rows for a status page."""
+"""Model reports for clients, and rows for the status page."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Models by url, under names that mean nothing."""
+"""SageMaker multi-model containers: models loaded by URL under opaque names."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ from xlaserve.residence.repository.repository import Repository
 from xlaserve.settings.choices import ModelControlMode
 
 Unpack = Callable[..., str]
-"""Writes a version directory below the directory of all archives and returns the url."""
+"""Writes a version directory below the archive directory, and returns its URL."""
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ async def test_a_load_that_its_caller_gives_up_is_undone(
 async def test_memory_is_asked_of_the_books_before_the_device(
     make_core: MakeCore, archives: Path, unpack: Unpack, world: World
 ) -> None:
-    """Too little is left: the second model is not even opened, until the first one is gone."""
+    """The second model is not even opened before the first one is unloaded."""
     core = make_core(model_root=(archives,), capacity_bytes=150)
     container = contain(core)
     await container.load("m", unpack("a/model"))
@@ -189,7 +189,7 @@ async def test_only_the_explicit_mode_lets_clients_decide(
         await container.unload("m")
 
 
-# --- what a url may be -------------------------------------------------------------------------
+# # --- valid urls --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def test_what_lies_beside_the_only_model_of_an_archive_does_not_matter(
 
 
 async def test_a_version_may_have_a_folder(container: MultiModelContainer, unpack: Unpack) -> None:
-    """What has files of its own stands for itself."""
+    """A directory that holds model files is itself the version."""
     url = unpack("a/model")
     Path(url, "assets").mkdir()
     await container.load("m", url)
@@ -310,7 +310,7 @@ async def test_an_unload_returns_when_the_memory_is_free(
 async def test_a_model_on_its_way_out_is_waited_for_and_leaves_its_name(
     container: MultiModelContainer, served: Core, unpack: Unpack, world: World
 ) -> None:
-    """Both unloads return when the memory is free; a load in between comes after them."""
+    """Both unloads return once the memory is free; a load sent in between runs after them."""
     await container.load("m", unpack("a/model"))
     _, instance = served.registry.resolve("m")
     url = unpack("b/model", 2)
@@ -333,7 +333,7 @@ async def test_a_model_on_its_way_out_is_waited_for_and_leaves_its_name(
 async def test_what_is_not_loaded_is_not_found(
     container: MultiModelContainer, add_model: AddModel, name: str
 ) -> None:
-    """Whether the repository has it or not."""
+    """This holds whether or not the repository has such a model."""
     add_model("a", {1: 1})
     with pytest.raises(ModelNotFound):
         container.get(name)
@@ -484,7 +484,7 @@ async def test_a_container_without_models_is_healthy_once_it_is_started(
     assert not container.healthy
 
 
-# --- one model in the place of a repository -----------------------------------------------------
+# # --- a single model as the repository ----------------------------------------------------------
 
 
 def bare(root: Path) -> Repository:
@@ -518,7 +518,7 @@ def test_a_repository_may_be_the_only_model(
 
 
 def test_an_empty_repository_is_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """So that a container without its model does not become ready."""
+    """A container without its model must not become ready."""
     (source,) = bare(tmp_path).find("model").versions
 
     assert (["model"], tmp_path) == (bare(tmp_path).names(), source.directory)

@@ -1,4 +1,4 @@
-"""Names that may become part of a path."""
+"""Validation of names that become part of a path."""
 
 import pytest
 

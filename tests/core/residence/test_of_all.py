@@ -1,4 +1,4 @@
-"""What is asked of one worker and answered for all of them."""
+"""Requests that one worker answers on behalf of all workers."""
 
 import pytest
 from support.calls import NotedCall
@@ -17,7 +17,7 @@ SILENT = {"2": "no answer within 2 s"}
 
 
 class Sight:
-    """The sight of a caller that may see one model."""
+    """The visibility of a caller that may see one model."""
 
     def permits(self, model: str) -> bool:
         return model == "a"
@@ -60,7 +60,7 @@ async def test_statistics_of_one_model_ask_for_that_alone(core: Core, add_model:
 
 
 async def test_another_worker_is_told_what_this_one_has(core: Core, add_model: AddModel) -> None:
-    """A model that it does not have has answered nothing there."""
+    """A worker without the model reports no requests for it."""
     await loaded(core, add_model, "a")
     others = PlayedOthers({})
     OfAll(core.control.catalog, others)
@@ -89,7 +89,7 @@ async def test_the_index_is_of_all_workers(core: Core, add_model: AddModel) -> N
 async def test_no_answer_is_better_than_one_of_some_workers(
     core: Core, add_model: AddModel
 ) -> None:
-    """Who reads counts takes differences of them; the error names the worker."""
+    """Readers compute differences of counts; the error names the worker that did not answer."""
     await loaded(core, add_model, "a")
     of_all = OfAll(core.control.catalog, PlayedOthers({"1": []}, SILENT))
 

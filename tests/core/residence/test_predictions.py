@@ -1,4 +1,4 @@
-"""What loads needed, and what is predicted from it."""
+"""Measured sizes of loads, and the predictions derived from them."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_what_is_remembered_is_bounded_and_the_least_used_goes_first() -> None:
 def test_nine_of_ten_models_need_no_more_than_what_is_typical(
     loads: list[tuple[int, int]],
 ) -> None:
-    """Each model counts once, with its last load; those that are forgotten do not count."""
+    """Each model counts once, with its last load; forgotten models do not count."""
     predictions = Predictions(5)
     kept: dict[int, int] = {}
     for model, size in loads:
@@ -58,7 +58,7 @@ def test_nine_of_ten_models_need_no_more_than_what_is_typical(
 
 
 def test_what_was_refused_says_nothing_of_others() -> None:
-    """Or one model that is larger than all there is would keep every new one from being loaded."""
+    """Otherwise one model larger than the device would keep every new model from loading."""
     predictions = Predictions(10)
     predictions.remember("giant", 1000, "files", refused=True)
 
@@ -91,7 +91,7 @@ def test_any_name_is_remembered(name: str) -> None:
 
 @pytest.mark.parametrize("error", [OSError("gone"), InvalidModel("no"), RuntimeError("a fault")])
 async def test_files_that_cannot_be_looked_at_are_as_good_as_not_there(error: Exception) -> None:
-    """Whatever goes wrong: a load goes on without it, and the next look is made."""
+    """Whatever the error, the load continues without a prediction, and the next look is made."""
 
     def fail() -> FilesSeen:
         raise error

@@ -19,7 +19,7 @@ def put(root: Path, *paths: str) -> None:
 
 
 def test_one_of_several_models_may_have_the_name_of_the_only_one(tmp_path: Path) -> None:
-    """It is the one in its directory, not the root."""
+    """The name means the model in that directory, not the root."""
     put(tmp_path, "model/1/model.json", "other/1/model.json")
     repository = bare(tmp_path)
     (version,) = repository.find("model").versions

@@ -1,4 +1,4 @@
-"""What a mesh is told of the memory for models."""
+"""The model memory reported to a mesh."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ TOLD: dict[str, tuple[dict[str, Any], int, int]] = {
     "as set": ({"mesh_slack_bytes": 7}, 500 * MIB, GIB - 7),
     "none": ({"mesh_slack_bytes": 0}, 500 * MIB, GIB),
 }
-"""Why -> settings, the largest model that was seen, and what a mesh is told of 1 GiB."""
+"""Case -> settings, largest model seen so far, and the bytes reported to a mesh out of 1 GiB."""
 
 
 @pytest.mark.parametrize("why", TOLD)

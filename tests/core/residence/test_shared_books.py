@@ -1,4 +1,4 @@
-"""The books of models that share programs: what is reserved is what is held, whatever happens."""
+"""Memory accounting of models that share programs, as a Hypothesis state machine."""
 
 import asyncio
 import shutil
@@ -55,7 +55,7 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 
 
 class Shelf:
-    """Fine-tunes of three computations on disk, and what one of each holds alone."""
+    """Fine-tunes of three computations on disk, and the memory that one of each holds alone."""
 
     def __init__(self, root: Path) -> None:
         jax_runtime.start("cpu")
@@ -75,7 +75,7 @@ class Shelf:
         self._root = root
 
     def put(self, kind: int, factor: int, place: Path) -> None:
-        """Have a model be this one, with its next load."""
+        """Have the next load from this directory yield this model."""
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self._root / f"{kind}-{factor}", place)
 
@@ -86,7 +86,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 
 class Failing:
-    """Lets executions of a warm-up fail."""
+    """Makes the executions of a warm-up fail."""
 
     is_on = False
 
@@ -102,7 +102,7 @@ class Failing:
 
 
 class Books(RuleBasedStateMachine):
-    """Loads, reloads, unloads, failures and evictions, one after the other and side by side."""
+    """Loads, reloads, unloads, failures and evictions, sequential and concurrent."""
 
     def __init__(self, shelf: Shelf, failing: Failing) -> None:
         super().__init__()
@@ -111,13 +111,13 @@ class Books(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.root = Path(self.folder.name)
         self.wanted: dict[str, tuple[int, int]] = {}
-        """Kind and factor of what is on disk under a name."""
+        """Kind and factor of the model on disk, by name."""
         self.serving: dict[str, tuple[int, int]] = {}
-        """Those of what answers, where it is there."""
+        """Kind and factor of the serving model, by name."""
 
     @initialize(fits=st.sampled_from([1.3, 2.2, 4.0]))
     def begin(self, fits: float) -> None:
-        """Build a core with memory for so many computations."""
+        """Build a core with memory for this many computations."""
         repository, scratch = self.root / "repository", self.root / "scratch"
         repository.mkdir()
         scratch.mkdir()
@@ -163,7 +163,7 @@ class Books(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """Unload everything: nothing is held then, and nothing is shared."""
+        """Unload everything, and check that nothing is held or shared afterwards."""
         if hasattr(self, "control"):
             for name in list(self.wanted):
                 self.runner.run(self._unload(name))
@@ -209,12 +209,12 @@ class Books(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        """Unload what may be there."""
+        """Unload the model if it is loaded."""
         self.runner.run(self._unload(name))
 
     @rule(kinds=st.lists(KINDS, min_size=2, max_size=2), leaving=NAMES)
     def together(self, kinds: list[int], leaving: str) -> None:
-        """Load two side by side while another one leaves."""
+        """Load two models concurrently while another one unloads."""
         names = [name for name in ("a", "b", "c") if name != leaving][:2]
         for name, kind in zip(names, kinds, strict=True):
             self._put(name, kind, 3)
@@ -229,7 +229,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def books_are_what_is_held(self) -> None:
-        """Each computation once, and each model's parameters and scratch memory."""
+        """Memory is reserved once per computation, plus parameters and scratch memory per model."""
         if not hasattr(self, "control"):
             return
         loaded = self._loaded()
@@ -245,7 +245,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def programs_have_owners_that_are_loaded(self) -> None:
-        """None is dropped that is in use, and each answers with its own parameters."""
+        """No program in use is dropped, and each model answers with its own parameters."""
         if not hasattr(self, "control"):
             return
         leases = set()

@@ -1,4 +1,4 @@
-"""What a status page is told, second by second."""
+"""Readings for a status page that refreshes every second."""
 
 import asyncio
 from dataclasses import replace
@@ -54,7 +54,7 @@ async def test_models_that_are_loaded_and_models_that_could_be_are_shown(
 async def test_a_reading_is_that_of_all_who_ask_within_a_tick(
     core: Core, board: StatusBoard, add_model: AddModel, clock: HandClock
 ) -> None:
-    """Until a model changes its state: who loads one looks at once."""
+    """A state change of a model ends the sharing: a client that loads one looks immediately."""
     add_model("m", {1: 1})
     first = await board.read()
     statistics = core.registry.version("m", "1").statistics
@@ -74,7 +74,7 @@ async def test_a_reading_is_that_of_all_who_ask_within_a_tick(
 async def test_a_reading_of_many_models_is_taken_in_turns_with_requests(
     core: Core, board: StatusBoard
 ) -> None:
-    """Of those that were loaded once, of those in the repository, and of a search."""
+    """This covers loaded models, models of the repository, and a search."""
     for number in range(MANY):
         core.registry.version(f"known-{number}", "1")
         (core.root / f"other-{number}").mkdir()
@@ -94,7 +94,8 @@ async def test_a_reading_of_many_models_is_taken_in_turns_with_requests(
     beside.cancel()
 
     assert (2 * MANY, MANY) == (len(reading.rows), len(found.rows))
-    # The list of the repository, what is not known of it, what is known, and the rows of both.
+    # Four passes over the models: the repository, unknown models, known models and the rows of
+    # both.
     assert taken >= 5 * MANY // AT_A_TIME - 5
     assert searched >= 3 * MANY // AT_A_TIME - 3
 
@@ -111,7 +112,7 @@ async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: H
 async def test_the_disk_is_asked_once_in_a_while(
     board: StatusBoard, add_model: AddModel, clock: HandClock
 ) -> None:
-    """Many pages may be open, and each asks every second."""
+    """Many pages may be open, and each refreshes every second."""
     await board.read()
     add_model("late", {1: 1})
     early = await board.read()
@@ -205,7 +206,7 @@ async def test_a_search_among_some_models_changes_no_sum_and_none_is_cut_for_oth
 async def test_what_all_read_is_read_for_no_caller(
     core: Core, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reasons are written for the current caller, and a reading is that of all."""
+    """Reasons are worded for the current caller, but all callers share a reading."""
     asking: list[Call | None] = []
     names = core.control.catalog.names
 

@@ -1,4 +1,4 @@
-"""What a mesh counts is never less than what its models hold, whatever leaves first."""
+"""A mesh never counts less than its models hold, whatever the order of evictions."""
 
 from collections import Counter
 
@@ -12,12 +12,13 @@ from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
 OWN, SHARED = 10, 100
 
 MODELS = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b", "c1": ""}
-"""Models by their computation: the first of one that is loaded carries what they share. The last
-one shares nothing."""
+"""Computation of each model: the first loaded model of a computation carries the shared memory.
+`c1` shares nothing.
+"""
 
 
 class Books:
-    """Models that come and go, and what each of them holds."""
+    """Models that are loaded and unloaded, and the memory that each holds."""
 
     def __init__(self, *, room: int = 0) -> None:
         self.loaded: list[str] = []
@@ -44,7 +45,7 @@ class Books:
 @pytest.mark.parametrize("room", [0, SHARED - 1, SHARED, 2 * SHARED, 3 * SHARED])
 @given(st.lists(st.sampled_from(sorted(MODELS)), max_size=30))
 def test_the_mesh_counts_what_is_held_after_each_step(room: int, changes: list[str]) -> None:
-    """But for the room; and no less after any eviction, of which nobody tells it anything."""
+    """The difference is at most `room`, also after evictions, which tell the mesh nothing new."""
     books, counted = Books(room=room), Counter[str]()
     told = books.told()
     for model in changes:
@@ -81,7 +82,7 @@ def sizes_of(told: ToldSizes, books: Books, *models: str) -> list[int]:
 def test_a_model_is_told_with_what_another_carries_unless_there_is_room(
     room: int, second_a: int, second_b: int
 ) -> None:
-    """The room is taken once for a computation."""
+    """The shared memory is taken from `room` once per computation."""
     books = Books(room=room)
     sizes = sizes_of(books.told(), books, "a1", "a2", "a3", "b1", "b2")
 
@@ -101,7 +102,7 @@ def test_room_is_free_when_the_last_has_left_that_was_told_with_less() -> None:
 
 
 def test_growth_is_told_with_the_next_load() -> None:
-    """Whatever it is that grew behind its load, with no room for it."""
+    """A model grew after its load, and there is no room to absorb it."""
     books = Books()
     told = books.told()
     sizes_of(told, books, "c1")
@@ -113,7 +114,7 @@ def test_growth_is_told_with_the_next_load() -> None:
 
 
 def test_question_for_one_that_grew_is_answered_with_that() -> None:
-    """Then the mesh knows, and the next load brings nothing besides itself."""
+    """The mesh then knows the growth, and the next load reports only its own size."""
     books = Books()
     told = books.told()
     sizes_of(told, books, "c1")

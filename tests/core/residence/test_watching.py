@@ -1,4 +1,4 @@
-"""What a polled repository may look like, and what is taken for the removal of a model."""
+"""Polling of a repository: what it may contain, and when a model counts as deleted."""
 
 import errno
 import json
@@ -68,7 +68,7 @@ def ready(core: Core) -> list[str]:
 
 
 async def test_odd_entries_are_skipped_with_a_reason(core: Core, log: LogCapture) -> None:
-    """At the start, while it is polled, and in the log once."""
+    """They are skipped at startup and while polling, and logged once."""
     await core.control.follower.start()
     add_odd_entries(core.root)
     await core.control.follower.poll()
@@ -131,12 +131,12 @@ async def test_models_beyond_the_limit_are_named(
 
 
 def vanish(core: Core) -> None:
-    """As a directory that cannot be listed."""
+    """Have the root fail to list."""
     core.root.rename(core.root.with_name("elsewhere"))
 
 
 def unmount(core: Core) -> None:
-    """As a volume that is taken away from above an empty directory."""
+    """Replace the root by an empty directory, as unmounting its volume does."""
     vanish(core)
     core.root.mkdir()
 
@@ -150,7 +150,7 @@ def replace_by_file(core: Core) -> None:
 async def test_a_volume_that_vanished_changes_nothing(
     core: Core, world: World, log: LogCapture, take_away: Any
 ) -> None:
-    """The models stay, it is logged once, and nothing is loaded again when it is back."""
+    """The models stay loaded; the loss is logged once, and nothing is reloaded afterwards."""
     await core.control.follower.start()
     take_away(core)
     await core.control.follower.poll()
@@ -170,7 +170,7 @@ async def test_a_volume_that_vanished_changes_nothing(
 
 
 async def test_what_the_operator_deletes_is_unloaded(core: Core) -> None:
-    """Also the last one, which leaves the same directory empty."""
+    """This includes the last model, whose removal leaves an empty root."""
     await core.control.follower.start()
     shutil.rmtree(core.root / "a")
     await core.control.follower.poll()
@@ -194,7 +194,7 @@ async def test_where_many_models_are_gone_a_second_look_decides(
     fraction: float,
     removed: int,
 ) -> None:
-    """A store that answers with an empty listing once unloads nothing, and is told of loudly."""
+    """A store that returns one empty listing unloads nothing, but the log warns."""
     core = make_core(model_control_mode=ModelControlMode.POLL, poll_unload_fraction=fraction)
     names = [add_model(name, {1: 1}).name for name in "abcd"]
     await core.control.follower.start()
@@ -323,7 +323,7 @@ async def test_a_name_that_is_still_there_keeps_what_it_serves(
 async def test_a_model_that_cannot_be_read_keeps_what_it_serves(
     core: Core, monkeypatch: pytest.MonkeyPatch, log: LogCapture
 ) -> None:
-    """A part of a model that cannot be listed is not a part that is gone."""
+    """A part of a model that cannot be listed does not count as deleted."""
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
@@ -345,7 +345,7 @@ async def test_a_model_that_cannot_be_read_keeps_what_it_serves(
 async def test_a_model_that_is_being_written_is_loaded_when_it_is_whole(
     core: Core, log: LogCapture
 ) -> None:
-    """Until then the version before it answers, and each state of the files is told once."""
+    """The previous version answers until then, and each state of the files is reported once."""
     await core.control.follower.start()
     (core.root / "a/2").mkdir()
     (core.root / "a/2/amount.json").write_text("{")
@@ -384,7 +384,7 @@ async def test_a_version_whose_link_leads_nowhere_keeps_what_it_serves(
 async def test_a_start_waits_for_a_root_that_cannot_be_read(
     make_core: MakeCore, add_model: AddModel, readiness: Readiness
 ) -> None:
-    """A polling server is ready once it has seen what there is to serve."""
+    """A polling server becomes ready once it has seen its repository."""
     core = make_core(model_control_mode=ModelControlMode.POLL, readiness=readiness)
     add_model("a", {1: 1})
     vanish(core)
@@ -405,7 +405,7 @@ async def test_a_start_waits_for_a_root_that_cannot_be_read(
 async def test_what_vanishes_beside_a_root_that_is_away_is_unloaded(
     make_core: MakeCore, add_model: AddModel, tmp_path: Path
 ) -> None:
-    """The part that can be read is followed from the first look on."""
+    """Readable parts are followed from the first scan on."""
     core = make_core(
         model_control_mode=ModelControlMode.POLL, model_repository=(tmp_path / "away",)
     )

@@ -1,4 +1,4 @@
-"""Lines of the access log: the quick way writes what the general one does, whatever is in it."""
+"""Lines of the access log: the fast path writes the same bytes as the general path."""
 
 import itertools
 import json
@@ -93,7 +93,7 @@ def test_a_line_has_its_members_in_their_order() -> None:
 
 
 def test_many_lines_are_those_of_the_general_way() -> None:
-    """Connections, models, principals, ids and seconds that take turns are not mistaken."""
+    """Alternating connections, models, principals, ids and seconds are not confused."""
     callers = None, Principal('al"ice%'), Principal("b\u00f6b")
     moments = (0, 999, 1000, 1_000_000, 999_999_999, 3_600_000_000_000)
     entries = [

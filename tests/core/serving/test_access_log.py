@@ -1,4 +1,4 @@
-"""The access log: which calls it has, what a line may hold, and that nobody waits for it."""
+"""The access log: which calls it records, the bounds of a line, and that writing never blocks."""
 
 import asyncio
 import errno
@@ -50,7 +50,7 @@ async def in_thread(work: Callable[[], bool]) -> bool:
 
 
 class World:
-    """An access log of a gate, in a file, with a clock that stands still."""
+    """An access log behind a gate, writing to a file, with a clock that stands still."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ async def test_a_call_has_one_record(tmp_path: Path) -> None:
 
 
 async def test_failed_and_slow_calls_are_always_there(tmp_path: Path) -> None:
-    # One is left out before the first that is drawn, and many before the next.
+    # The numbers drawn: one call is skipped before the first sampled one, and many before the next.
     world = World(tmp_path / "access", [0.5, 0.9], rate=0.5, slow_ns=SECOND)
     for name in ("left out", "drawn", "failed", "slow", "refused"):
         call = world.admit(NotedCall(model=name))
@@ -145,7 +145,7 @@ async def test_failed_and_slow_calls_are_always_there(tmp_path: Path) -> None:
 
 
 async def test_a_part_of_the_calls_is_drawn(tmp_path: Path) -> None:
-    """As if each was drawn by itself, with a random number for each record alone."""
+    """As if each call were sampled independently, but with one random number per recorded call."""
     draws = random.Random(7)
     numbers = [draws.random() for _ in range(1000)]
     left = list(numbers)
@@ -159,7 +159,7 @@ async def test_a_part_of_the_calls_is_drawn(tmp_path: Path) -> None:
     gaps = [after - before for before, after in itertools.pairwise(drawn)]
     assert 330 < len(drawn) < 470
     assert len(numbers) - len(left) <= len(drawn) + 1
-    # Not every tenth: clients that take turns must not be left out for ever.
+    # Not simply every tenth call: with alternating clients some would never be logged.
     assert len(set(gaps)) > 15
     assert min(gaps) == 1
 
@@ -192,7 +192,7 @@ async def test_executed_calls_are_drawn_too(tmp_path: Path) -> None:
 async def test_lines_of_a_burst_are_made_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And are handed over together: the thread is not woken for each batch."""
+    """They are handed over together: the thread is not woken for each batch."""
     monkeypatch.setattr("xlaserve.serving.observability.access_log._FLUSH_SECONDS", 3600)
     world = World(tmp_path / "access", max_pending=1000)
     version = SimpleNamespace(model="m", number="3")
@@ -213,7 +213,7 @@ async def test_lines_of_a_burst_are_made_before_it_ends(
 
     assert made >= 127
     assert 300 == made + waiting
-    # One waits for its answer.
+    # One call is still waiting for its answer.
     numbers = [int(line["id"]) for line in lines]
     assert numbers[:7] == list(range(7))
     assert sorted(numbers) == list(range(300))
@@ -231,7 +231,7 @@ async def test_parts_of_a_call_have_no_record_of_their_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 async def test_no_text_of_a_client_forges_a_record(tmp_path: Path, text: str) -> None:
-    """A record is one line of printable ASCII of 8 KB at most, whatever is in it (S5)."""
+    """A record is one line of printable ASCII, at most 8 KB long."""
     world = World(tmp_path / "access")
     call = InferCall()
     call.id = call.model = call.version = text
@@ -251,7 +251,7 @@ async def test_no_text_of_a_client_forges_a_record(tmp_path: Path, text: str) ->
 
 
 async def test_nobody_waits_for_a_file_that_takes_nothing(tmp_path: Path) -> None:
-    """With a pipe that nobody reads calls end at once, and what has no room is counted."""
+    """Calls complete although nobody reads the pipe; lines that do not fit are counted."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
@@ -310,7 +310,7 @@ async def test_a_file_that_was_rotated_is_opened_anew(tmp_path: Path, way: str) 
 
 
 async def test_a_rotated_log_goes_on(tmp_path: Path) -> None:
-    """`AccessLog.reopen` is what SIGHUP calls."""
+    """SIGHUP calls `AccessLog.reopen`."""
     world = World(tmp_path / "access")
     before = world.admit(NotedCall(model="before"))
     before.end()
@@ -325,7 +325,7 @@ async def test_a_rotated_log_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_pipe_takes_many_lines_at_once() -> None:
-    """Whole ones, and no more than it takes without waiting: a writer beside it tears no line."""
+    """Only whole lines, at most PIPE_BUF bytes per write: another writer cannot split a line."""
     reader, writer = os.pipe()
     file = AccessFile(f"fd:{writer}")
     lines = b"".join(b"%d" % number * 50 + b"\n" for number in range(300))
@@ -367,7 +367,7 @@ def test_half_a_line_is_not_completed_by_the_next(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """`os.write` on a disk that has room for so many bytes."""
+    """`os.write` on a disk with room for a limited number of bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 20
@@ -386,7 +386,7 @@ class FullDisk:
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What did not fit is taken back: the first line that does is as whole as the last before."""
+    """A partial line is truncated, so that the next line starts on its own."""
     path = tmp_path / "access"
     file, disk = AccessFile(str(path)), FullDisk(monkeypatch)
 
@@ -404,7 +404,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 def test_half_a_line_becomes_no_part_of_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where another process has written behind it, it cannot be taken back; it stays a line."""
+    """Once another process has appended, it cannot be truncated; a newline ends it."""
     path = tmp_path / "access"
     file, disk = AccessFile(str(path)), FullDisk(monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Answers by callback: at once, in a batch, from a thread, from steps, and not at all."""
+"""Answers by callback: immediate, from a batch, from a thread, from steps, or none."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ ENSEMBLE = {
 }
 
 WAYS = {"batch": ("m", 4, 1e-3), "thread": ("m", 0, 1.0), "steps": ("e", 0, 1.0)}
-"""Where a request goes that is not answered at once: its model, batch limit, and seconds."""
+"""How a request that is not answered immediately runs: its model, batch limit, and seconds."""
 
 
 def request(model: str = "m", value: float = 0, rows: int = 1, **more: Any) -> InferRequest:
@@ -117,7 +117,7 @@ async def test_everything_else_answers_later_and_once(loaded: Core, world: World
 async def test_nobody_is_told_what_was_cancelled(
     loaded: Core, world: World, way: str, passes: int
 ) -> None:
-    """However far it has come: it is counted as cancelled, and nothing stays in use."""
+    """At any stage it counts as cancelled, and nothing stays in use."""
     model, told = choose(loaded, world, way), list[Answer]()
     world.seconds = 1.0
     world.may_execute.clear()
@@ -280,7 +280,7 @@ async def test_requests_of_one_batch_may_ask_for_different_outputs(
 async def test_steps_run_in_a_batch_with_requests_to_their_model(
     loaded: Core, world: World
 ) -> None:
-    """An ensemble whose tensors are on the host waits with others that ask for the same model."""
+    """A step of an ensemble on the host shares a batch with other requests to its model."""
     choose(loaded, world, "batch")
     told: list[Answer] = []
     for _ in range(2):

@@ -46,7 +46,7 @@ def admitted(*observers: NotingObserver, **attributes: Any) -> NotedCall:
 
 
 def told(call: NotedCall) -> list[Any]:
-    """Return what the client was told, errors of their own making by their class."""
+    """Return what the client was sent, with deadline errors replaced by their class."""
     return [
         (type(told) if isinstance(told, DeadlineExceeded) else told, last)
         for told, last in call.told
@@ -56,7 +56,7 @@ def told(call: NotedCall) -> list[Any]:
 @pytest.mark.parametrize("second", ENDS)
 @pytest.mark.parametrize("first", ENDS)
 def test_a_call_ends_once(first: str, second: str) -> None:
-    """However it ends, and whatever comes behind that."""
+    """However it ends, and whatever follows."""
     observer = NotingObserver()
     call = admitted(observer)
     ENDS[first](call)
@@ -72,7 +72,7 @@ def test_a_call_ends_once(first: str, second: str) -> None:
 
 @pytest.mark.parametrize("way", ENDS)
 def test_an_end_releases_everything_before_anybody_is_told(way: str) -> None:
-    """As the client may ask again at once; observers are told of an answer what became of it."""
+    """The client may send its next request immediately; observers learn whether it was answered."""
     observer = NotingObserver()
     call = admitted(observer)
     released: list[tuple[str, int]] = []
@@ -104,7 +104,7 @@ def test_what_is_held_behind_the_end_is_released_at_once() -> None:
 
 @pytest.mark.parametrize("way", ENDS)
 def test_a_call_that_has_not_begun_may_end(way: str) -> None:
-    """Its connection may be lost before its message is there; nobody saw it begin."""
+    """Its connection may be lost before its message arrives; observers never see it begin."""
     call = NotedCall()
     ENDS[way](call)
 
@@ -113,7 +113,7 @@ def test_a_call_that_has_not_begun_may_end(way: str) -> None:
 
 
 def test_a_call_is_answered_any_number_of_times() -> None:
-    """The last one is marked, and ends it."""
+    """The last answer is marked as such and ends the call."""
     observer = NotingObserver()
     call = admitted(observer)
     for number in range(3):
@@ -145,7 +145,7 @@ async def test_who_answers_waits_for_a_stream_that_takes_no_more() -> None:
     call = admitted(takes_more=False)
     waiting = asyncio.ensure_future(call.writable())
     await asyncio.sleep(0)
-    call.resume()  # for another reason: it takes no more yet
+    call.resume()  # woken for another reason: the stream is not writable yet
     await asyncio.sleep(0)
     early = waiting.done()
     call.takes_more = True
@@ -185,7 +185,7 @@ async def test_who_stops_waiting_for_the_stream_is_not_woken() -> None:
 async def test_a_call_expires_at_its_deadline() -> None:
     now = asyncio.get_running_loop().time()
     call = admitted()
-    call.deadline = now + 0.001  # not before: it may have passed by the time that it is admitted
+    call.deadline = now + 0.001  # must not have passed when the call is admitted
     call.expire_in_time()
     while not call.has_ended:
         await asyncio.sleep(0)
@@ -215,11 +215,11 @@ async def test_a_call_without_a_deadline_has_no_timer() -> None:
     assert call._timer is None
 
 
-# --- together ----------------------------------------------------------------------------------
+# # --- batches -----------------------------------------------------------------------------------
 
 
 def test_calls_of_one_batch_end_before_any_of_them_is_told() -> None:
-    """One that is told may cancel another, which then is written nothing."""
+    """Answering one call may cancel another, which then gets no answer."""
     observer, gates = NotingObserver(), list[bool]()
     calls = [admitted(observer) for _ in range(2)]
     for call in calls:
@@ -235,7 +235,7 @@ def test_calls_of_one_batch_end_before_any_of_them_is_told() -> None:
 async def test_a_call_that_is_cancelled_keeps_its_inputs_for_the_thread_that_has_its_batch() -> (
     None
 ):
-    """Without them the whole batch would fail: it may be put together after that."""
+    """The thread may assemble the batch only later, and a missing input would fail all of it."""
     call, inputs = AwaitedInfer(), {"x": np.zeros(1, np.float32)}
     call.inputs = inputs
     waiting = asyncio.ensure_future(call.answered())
@@ -248,7 +248,7 @@ async def test_a_call_that_is_cancelled_keeps_its_inputs_for_the_thread_that_has
 
 
 async def test_a_deadline_keeps_no_call_that_has_ended() -> None:
-    """A timer that is cancelled keeps its context until it is due: without `current_call`."""
+    """A cancelled timer keeps its context until it is due; the context must not hold the call."""
     call = Call()
     call.deadline = asyncio.get_running_loop().time() + 60
     reference = weakref.ref(call)

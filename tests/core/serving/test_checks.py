@@ -1,4 +1,4 @@
-"""Requests that fit their model, and those that do not: as strict as Triton."""
+"""Validation of requests against their model, as strict as Triton's."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_first_dimension_that_is_no_batch_takes_any_size() -> None:
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(bad: InferRequest, text: str) -> None:
-    """The text names the model, the tensor, what was expected and what came."""
+    """The error names the model, the tensor, what was expected and what was received."""
     with pytest.raises(InvalidRequest, match=text):
         check_inputs("m", INFO, bad)
     assert QuickCheck(INFO).inputs(bad) is None
@@ -85,7 +85,7 @@ def test_inputs_that_do_not_fit_are_refused(bad: InferRequest, text: str) -> Non
     ],
 )
 def test_ordinary_inputs_are_known_at_a_glance(ordinary: InferRequest) -> None:
-    """Once the log has named what has no effect."""
+    """Once the log has reported the parameters without effect, no further check is needed."""
     check_inputs("m", INFO, ordinary)
     quick = QuickCheck(INFO)
     quick.parameters.note(ordinary)
@@ -109,7 +109,7 @@ def of_form(form: Form, rows: int) -> InferRequest:
 
 
 def test_a_form_is_checked_once() -> None:
-    """Requests of one form have the same rows, so a check that looked would find other ones."""
+    """Requests of one form have the same rows; this request would fail a second check."""
     quick, form = QuickCheck(INFO), Form()
     found = [quick.inputs(of_form(form, rows)) for rows in (2, 3)]
 
@@ -118,7 +118,7 @@ def test_a_form_is_checked_once() -> None:
 
 
 def test_a_form_that_another_model_accepts_is_checked() -> None:
-    """As after a reload, when the same bytes come for a model with other inputs."""
+    """As after a reload, when the same bytes arrive for a model with other inputs."""
     form, other = Form(), ModelInfo("fake", INFO.inputs[:1], (), max_batch_size=4)
     assert QuickCheck(INFO).inputs(of_form(form, 2)) is not None
 
@@ -132,7 +132,7 @@ def test_a_form_that_was_refused_is_checked_again() -> None:
 
 
 def test_a_form_with_parameters_is_checked_each_time() -> None:
-    """Whether they are ordinary depends on what the log has named."""
+    """Whether parameters are ordinary depends on what the log has reported."""
     quick, form = QuickCheck(INFO), Form()
     named = InferRequest("m", inputs=(a(), b()), parameters={"binary_data_output": True}, form=form)
     quick.parameters.note(named)

@@ -1,4 +1,4 @@
-"""CUDA memory of other processes, with a driver of no device: errors, limits, what is closed."""
+"""CUDA memory of other processes, with a fake driver: errors, limits, and closing."""
 
 import gc
 

@@ -42,7 +42,7 @@ async def test_a_response_echoes_the_id_and_names_the_version(
 async def test_a_quick_model_runs_on_the_event_loop(
     core: Core, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the warm-up measured decides: a hop to a thread costs more than a small model."""
+    """The duration measured in the warm-up decides: a thread hop costs more than a small model."""
     threads: list[threading.Thread] = []
     await loaded(core, add_model)
     model = world.open[0]
@@ -90,7 +90,7 @@ async def test_a_stopping_engine_takes_no_requests(core: Core, add_model: AddMod
 
 
 async def test_a_handler_that_infers_has_one_call(core: Core, add_model: AddModel) -> None:
-    """That of the request which it answers; what else it asks for is part of that."""
+    """It uses the call of its own request; its other inferences are part of that call."""
     await loaded(core, add_model)
     observer = NotingObserver()
     gates = Gates(observers=[observer])
@@ -103,7 +103,7 @@ async def test_a_handler_that_infers_has_one_call(core: Core, add_model: AddMode
 
     assert call is first
     assert call is second.parent
-    # The gates know what the handler makes of its answer.
+    # The gates observe the answer that the handler makes.
     assert [(second,), (call,)] == [calls for calls, _ in observer.ended_with]
 
 
@@ -170,7 +170,7 @@ async def test_an_ensemble_without_its_step_is_not_ready(core: Core, add_model: 
 async def test_unload_dependents_takes_the_ensembles_that_use_the_model(
     core: Core, add_model: AddModel
 ) -> None:
-    """Model repository extension, Unload: what was loaded along with the ensemble goes too."""
+    """Model repository extension, Unload: models loaded with the ensemble are unloaded too."""
     await add_steps(core, add_model, TWO_STEPS)
     await core.control.load("e")
     await core.control.unload("a", {"unload_dependents": True})

@@ -1,4 +1,4 @@
-"""A trace file on a disk that is full: what was whole stays whole, for whoever reads it."""
+"""A trace file on a full disk: complete records stay readable."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ LONG = [[{"id": 2, "model_name": "long" * 100}]]
 
 
 class Disk:
-    """Takes so many bytes of a file, whoever writes them."""
+    """A disk that accepts a limited number of bytes per file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = 1 << 20

@@ -1,4 +1,4 @@
-"""Every call passes every gate, in order, every time; observers see it begin and end."""
+"""Every call passes every gate in order, and observers see it begin and end."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from xlaserve.serving.gates import REFUSED_WHILE_DRAINING, Gates
 
 
 def by_token(call: Call) -> None:
-    """Refuse whoever sends no token."""
+    """Refuse callers without a token."""
     if call.headers.get("authorization") != "Bearer right":
         raise Unsupported("a call without a token")
 
@@ -26,7 +26,7 @@ def test_the_table_has_an_order() -> None:
 
 
 def test_a_permission_is_asked_for_every_call() -> None:
-    """However alike they are; nothing of a refusal is remembered, and nothing of a pass."""
+    """Neither refusals nor grants are cached, however alike the calls are."""
     gates = Gates(permission=by_token)
     right = CountedHeaders({"authorization": "Bearer right"})
     wrong = CountedHeaders({"authorization": "Bearer wrong"})
@@ -71,7 +71,7 @@ async def test_a_call_whose_time_is_over_is_refused() -> None:
 
 
 async def test_the_gates_refuse_in_order() -> None:
-    """Who has no permission is told so, whatever else is wrong, unless the server drains."""
+    """A caller without permission gets that error first, unless the server drains."""
     late = asyncio.get_running_loop().time() - 1
     gates = Gates(permission=by_token)
     with pytest.raises(Unsupported):
@@ -136,7 +136,7 @@ def end_with(raised: BaseException | None) -> None:
     ids=["returns", "refuses", "breaks", "is cancelled", "is closed"],
 )
 async def test_a_call_ends_with_its_handler(raised: Any, outcome: type) -> None:
-    """Who writes its answer, or its error, is the transport: the call only ends."""
+    """The transport writes the answer or the error: here the call only ends."""
     observer = NotingObserver()
     gates, call = Gates(observers=[observer]), NotedCall()
     found: list[object] = []

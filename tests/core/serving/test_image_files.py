@@ -1,4 +1,4 @@
-"""What is decoded, and what is refused before it costs anything."""
+"""Decoding of images, and refusals before any expensive work."""
 
 import io
 import resource
@@ -57,7 +57,7 @@ def grey_png(width: int, height: int) -> bytes:
 
 
 def with_chunks(*chunks: bytes) -> bytes:
-    """A PNG of one pixel, with further chunks before and after it."""
+    """Build a PNG of one pixel, with further chunks before and after it."""
     extra = b"".join(chunks)
     return PNG + header(1, 1) + extra + chunk(b"IDAT", zlib.compress(b"\0\7")) + extra
 
@@ -68,13 +68,13 @@ def decoded(data: bytes, mode: str = "RGB", size: tuple[int, int] | None = None)
 
 
 def shortly(value: object) -> str:
-    """Name a file of a test by how it begins."""
+    """Return a short test id: the first bytes of a file, or the text of a value."""
     return (ascii(value[:12]) if isinstance(value, bytes) else str(value))[:40]
 
 
 @contextmanager
 def allowing(more_bytes: int) -> Iterator[None]:
-    """Let the process allocate so much more; beyond it there is MemoryError."""
+    """Limit the process to this many more bytes; allocations beyond them raise MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + more_bytes, hard))
     try:
@@ -125,7 +125,7 @@ def test_every_kind_becomes_eight_bits_of_the_mode(
 
 @pytest.mark.parametrize("transparency", [(), (0, 255), (10, 20)])
 def test_a_palette_becomes_its_colours(transparency: tuple[int, ...]) -> None:
-    """Transparency changes them only where the mode has it, and is no reason for a warning."""
+    """Transparency counts only in modes that have it, and raises no warning."""
     data = palette(*transparency)
     alpha = transparency or (255, 255)
 
@@ -164,7 +164,7 @@ def test_an_image_is_resized() -> None:
 def test_a_large_jpeg_that_is_decoded_smaller_looks_the_same(
     size: tuple[int, int], options: dict[str, bool]
 ) -> None:
-    """Pillow's draft mode saves most of the time; it must not be seen in the result."""
+    """Pillow's draft mode saves most of the time, and must not change the result."""
     data = encoded(waves(643, 481), "JPEG", quality=95, **options)
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(image.resize(size, Image.Resampling.BILINEAR), int)
@@ -176,7 +176,7 @@ def test_a_large_jpeg_that_is_decoded_smaller_looks_the_same(
 
 
 def test_the_order_of_resizing_is_not_seen() -> None:
-    """Columns first where that takes less memory."""
+    """Columns are resized first where that takes less memory."""
     narrow = gradient(10, 400)
     expected = np.asarray(narrow.resize((50, 40), Image.Resampling.BILINEAR), int)
 
@@ -232,7 +232,7 @@ def test_what_is_no_image_is_refused(data: bytes, text: str) -> None:
 
 
 def test_limits_count_bytes_and_pixels() -> None:
-    """The limits themselves are allowed."""
+    """An image exactly at a limit is accepted."""
     size = len(PNG_DATA)
     open_image(PNG_DATA, ImageLimits(size, 1200))
 
@@ -273,14 +273,14 @@ def test_metadata_is_not_unpacked(bomb: bytes) -> None:
 
 
 def test_a_narrow_image_is_not_made_wide_first() -> None:
-    """4096x40000 pixels between two steps would take 160 MB, four times that in colour."""
+    """4096x40000 pixels between two steps would take 160 MB, or four times that in color."""
     data = grey_png(400, 40_000)
     with allowing(128 * MEGABYTE):
         assert (8, 4096) == decoded(data, "L", (4096, 8)).shape
 
 
 def test_a_jpeg_of_many_scans_is_refused() -> None:
-    """Each costs a pass over the image, for thirty bytes."""
+    """Each scan costs a pass over the image, for thirty bytes of input."""
     scan = PROGRESSIVE[PROGRESSIVE.rindex(b"\xff\xda") : -2]
     decoded(PROGRESSIVE[:-2] + scan * 50 + b"\xff\xd9")
 
@@ -302,7 +302,7 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
     ids=shortly,
 )
 def test_broken_metadata_is_passed_over(data: bytes) -> None:
-    """Without a warning, which would be an error here."""
+    """No warning is raised, which would be an error here."""
     assert decoded(data).shape in {(1, 1, 3), (30, 40, 3)}
 
 

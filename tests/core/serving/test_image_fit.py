@@ -1,4 +1,4 @@
-"""Images that are cut, framed and turned until they are as large as a model wants them."""
+"""Images that are cropped, padded and rotated to the size that a model expects."""
 
 import io
 import struct
@@ -24,14 +24,14 @@ def picture(image: Image.Image, format: str = "PNG", **options: object) -> Pictu
 
 
 def noise(width: int, height: int) -> Image.Image:
-    """Smooth noise, which every kind of sampling changes a little."""
+    """Make smooth noise, which every sampling filter changes a little."""
     random = np.random.default_rng(width * height)
     small = random.integers(0, 256, (9, 11, 3), np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def torchvision(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """Resize the shorter side and cut the middle out, as torchvision's transforms do."""
+    """Resize the shorter side and crop the center, as torchvision's transforms do."""
     width, height = image.size
     if width <= height:
         size = (shorter, int(shorter * height / width))
@@ -45,7 +45,7 @@ def torchvision(image: Image.Image, shorter: int, side: int) -> Image.Image:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shorter", [224, 256])
 def test_a_crop_is_that_of_torchvision(size: tuple[int, int], shorter: int) -> None:
-    """But for single levels: what is cut away is not calculated."""
+    """Results differ by single levels at most: pixels outside the crop are never computed."""
     random = np.random.default_rng(7)
     image = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), np.uint8))
     found = picture(image).decode("RGB", 224, 224, Fit(Resize.CROP, shorter))
@@ -77,7 +77,7 @@ def test_sampling_is_as_asked() -> None:
 
 
 def test_a_long_image_is_not_made_whole_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ribbon whose shorter side becomes 224 would have 200 million pixels."""
+    """Resizing its shorter side to 224 would make 200 million pixels."""
     made: list[tuple[int, int]] = []
     resize = Image.Image.resize
 
@@ -99,7 +99,7 @@ def test_a_long_image_is_not_made_whole_before_it_is_cut(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_a_jpeg_is_turned_as_its_exif_says(orientation: int, order: str) -> None:
-    """As Pillow turns it (EXIF 4.6.4); width and height are those that one sees."""
+    """As Pillow rotates it (EXIF 4.6.4); width and height are those of the rotated image."""
     image = noise(64, 32)
     data = io.BytesIO()
     image.save(data, "JPEG", quality=95, exif=_exif(orientation, order))

@@ -1,4 +1,4 @@
-"""Images in place of tensors: what a model gets of them, and what it is spared."""
+"""Encoded images as inputs: the tensor that a model gets, and what is refused early."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ def file(pixels: object, format: str = "PNG") -> bytes:
 
 
 def plain(size: int, level: int = 7) -> bytes:
-    """A square of one grey."""
+    """Make a square of one gray level."""
     return file(np.full((size, size), level))
 
 
@@ -105,7 +105,7 @@ def test_every_element_is_one_image(
     asked: tuple[int, ...] | None,
     expected: tuple[int, ...],
 ) -> None:
-    """[N,H,W,C] and [D,N,H,W,C] as in OVMS, and grey ones for [N,H,W]; open sizes stay."""
+    """[N,H,W,C] and [D,N,H,W,C] as in OVMS, and gray images for [N,H,W]; variable sizes stay."""
     data = elements(*(plain(5, level) for level in range(files)), shape=asked)
     found = decoded(info(shape), data)
     levels = found.reshape(files, -1)
@@ -115,7 +115,7 @@ def test_every_element_is_one_image(
 
 
 def test_what_is_promised_is_what_is_decoded() -> None:
-    """The promise takes no memory, so that it can be checked first."""
+    """The predicted shape takes no memory, so that it can be checked first."""
     asked = request(elements(plain(5), plain(5)))
     images = find_images(asked, info((-1, 3, 3, 3), "FP16"), ModelConfig(), DEFAULT_LIMITS)
     assert images is not None
@@ -276,7 +276,7 @@ def test_a_refusal_names_model_and_input_and_element(
 
 
 def configured(format: str, **parameters: str) -> ModelConfig:
-    """A configuration as a client writes it."""
+    """Build a configuration as a client writes it."""
     tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [3, 3, 3], "format": format}
     said = {name: {"string_value": value} for name, value in parameters.items()}
     return parse_json(json.dumps({"input": [tensor], "parameters": said}))
@@ -297,7 +297,7 @@ def configured(format: str, **parameters: str) -> ModelConfig:
 def test_channels_are_where_the_configuration_or_the_shape_says(
     shape: tuple[int, ...], config: ModelConfig, channels_first: bool
 ) -> None:
-    """Three rows of three pixels, or three channels? Last, unless it is said or cannot be."""
+    """A 3x3x3 shape is ambiguous: channels come last unless the configuration says otherwise."""
     sizes = shape[-3:]
     channels = sizes[0] if channels_first else sizes[2]
     small = np.arange(12).reshape(2, 2, 3)
@@ -325,7 +325,7 @@ def test_channels_that_are_said_to_be_last_are_not_looked_for_elsewhere() -> Non
 
 
 def test_a_mean_and_a_deviation_are_of_each_channel() -> None:
-    """As torchvision writes them: of values from 0 to 1, red first."""
+    """As in torchvision: for values from 0 to 1, red first."""
     numbers = {
         "image_scale": "0.00392156862745098",
         "image_mean": "0.485,0.456,0.406",
@@ -340,7 +340,7 @@ def test_a_mean_and_a_deviation_are_of_each_channel() -> None:
     np.testing.assert_allclose(last[0], expected, rtol=1e-5)
     np.testing.assert_array_equal(np.moveaxis(first[0], 0, -1), last[0])
     means, deviations = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    for channel in range(3):  # the numbers are those of the model's channels
+    for channel in range(3):  # the order of means and deviations is that of the model's channels
         wanted = (np.asarray(RGB)[..., 2 - channel] / 255 - means[channel]) / deviations[channel]
         np.testing.assert_allclose(blue[0][channel], wanted, rtol=1e-5)
 
@@ -384,7 +384,7 @@ def test_other_inputs_are_checked_before_an_image_is_opened() -> None:
 def test_a_tensor_that_the_model_does_not_bound_is_bounded(
     shape: tuple[int, ...], rows: int, refused: bool
 ) -> None:
-    """Two images of 8x8 pixels, where 127 are allowed."""
+    """The default limits apply: here 127 images of 8x8 pixels."""
     try:
         found = decoded(info(shape, rows=rows), elements(plain(8), plain(8)), ImageLimits(999, 127))
     except InvalidTensor as error:
@@ -436,7 +436,7 @@ def test_nothing_else_goes_without_a_length(shape: list[int], data: bytes) -> No
 
 
 async def loaded(core: Core, add_model: AddModel, world: World) -> None:
-    """Load a model that adds 1 to its [N,2,2], whatever it gets."""
+    """Load a model that adds 1 to its input [N,2,2]."""
     add_model("m", {1: 1})
     await core.control.load("m")
     world.open[0].info = ModelInfo(
@@ -515,7 +515,7 @@ async def test_what_nobody_waits_for_is_not_decoded_to_its_end(
         await asyncio.sleep(0)
     call.cancel()
     may_decode.set()
-    # The thread takes one after the other: it has ended with those before.
+    # The pool has a single thread: it has completed the earlier work.
     await core.workers.host.run(lambda: None)
     while core.registry.resolve("m")[1].users:
         await asyncio.sleep(0)
@@ -524,7 +524,7 @@ async def test_what_nobody_waits_for_is_not_decoded_to_its_end(
 
 
 async def infer_as(core: Core, account: Account, *files: bytes) -> Tensor:
-    """Ask as a client whose connection has the account."""
+    """Infer as a client whose connection has this account."""
     call = AwaitedInfer(peer=Peer(account=account))
     core.engine.begin(call, request(elements(*files)))
     return (await call.answered()).outputs[0].data
@@ -533,7 +533,7 @@ async def infer_as(core: Core, account: Account, *files: bytes) -> Tensor:
 async def test_an_image_counts_for_what_it_becomes(
     core: Core, add_model: AddModel, world: World
 ) -> None:
-    """A file of 3 KB becomes a megapixel, which Pillow keeps three times."""
+    """A file of 3 KB decodes to a megapixel, of which Pillow keeps three copies."""
     await loaded(core, add_model, world)
     ledger = Ledger(32 << 20)
     account, other = ledger.open(), ledger.open()

@@ -1,4 +1,4 @@
-"""Sums that always agree, shares that leave something for others, and a queue that moves."""
+"""The memory ledger: consistent sums, fair shares, and a queue that always advances."""
 
 from functools import partial
 
@@ -15,11 +15,11 @@ kinds = st.sampled_from(Kind)
 
 
 def nothing() -> None:
-    """Do nothing once memory is there."""
+    """Do nothing when memory becomes available."""
 
 
 class Charges(RuleBasedStateMachine):
-    """Connections that come, charge, wait, release and go, in any order."""
+    """Connections that open, reserve, wait, release and close, in any order."""
 
     accounts: Bundle[Account] = Bundle("accounts")
 
@@ -29,7 +29,7 @@ class Charges(RuleBasedStateMachine):
         self.held: dict[Account, dict[Kind, int]] = {}
         self.waits: list[Wait] = []
         self.forced = 0
-        """Bytes that came without being asked for: they may exceed the limit."""
+        """Bytes received without a reservation: they may exceed the limit."""
 
     @rule(target=accounts)
     def open(self) -> Account:
@@ -81,7 +81,7 @@ class Charges(RuleBasedStateMachine):
 
     @rule(account=consumes(accounts), late=st.booleans())
     def close(self, account: Account, late: bool) -> None:
-        """What it still waits for is cancelled, as its transport does."""
+        """Close the account; its pending request is cancelled, as its transport does."""
         for wait in self.waits:
             if wait.account is account:
                 wait.cancel()
@@ -127,7 +127,7 @@ def ledger() -> Ledger:
 
 
 def most(account: Account) -> int:
-    """Take all that an account gets, and return how much that is."""
+    """Take all that an account is granted, and return the number of bytes."""
     got = next(count for count in range(LIMIT, -1, -1) if account.admits(count))
     account.hold(got)
     return got
@@ -147,7 +147,7 @@ def test_the_larger_a_holder_is_the_earlier_it_is_refused(ledger: Ledger) -> Non
 
 @given(st.integers(1, 60))
 def test_something_is_left_for_one_more(holders: int) -> None:
-    """However many have taken all that they get: a part of the limit that is known."""
+    """However many holders have taken their maximum, a known part of the limit remains."""
     ledger = Ledger(1 << 20)
     for _ in range(holders):
         account = ledger.open()
@@ -158,7 +158,7 @@ def test_something_is_left_for_one_more(holders: int) -> None:
 
 
 def test_equals_get_about_the_same(ledger: Ledger) -> None:
-    """As soon as each has released what it had, and asks again."""
+    """Once each account has released its bytes and asks again."""
     accounts = [ledger.open() for _ in range(8)]
     for _ in range(60):
         for account in accounts:
@@ -218,7 +218,7 @@ def test_more_than_anybody_gets_is_refused_at_once(ledger: Ledger) -> None:
 
 
 def test_who_holds_much_may_not_wait(ledger: Ledger) -> None:
-    """Or those who wait could hold what they wait for."""
+    """Otherwise waiting accounts could hold the memory that they wait for."""
     account = ledger.open()
     account.hold(LIMIT // 8 + 1)
 
@@ -227,7 +227,7 @@ def test_who_holds_much_may_not_wait(ledger: Ledger) -> None:
 
 @given(st.lists(st.integers(0, LIMIT // 8), min_size=1, max_size=20), st.integers(1, LIMIT))
 def test_those_who_wait_never_wait_for_one_another(ahead: list[int], count: int) -> None:
-    """Once all others have released what they hold, everyone is served in the end."""
+    """Once all others have released their memory, every waiting account is served."""
     ledger = Ledger(LIMIT)
     holder = ledger.open()
     holder.hold(LIMIT)

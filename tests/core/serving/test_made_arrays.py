@@ -1,4 +1,4 @@
-"""Arrays that a request makes beside its message are counted, and views of it are not."""
+"""Arrays that a request allocates in addition to its message are counted; views of it are not."""
 
 import numpy as np
 import pytest

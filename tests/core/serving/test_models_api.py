@@ -41,7 +41,7 @@ async def test_errors_are_those_of_every_client(models: Models) -> None:
 
 
 async def test_a_service_asks_for_its_client(core: Core, models: Models) -> None:
-    """What it asks for passes the gates as its client does, also while the server drains."""
+    """Its inferences pass the gates as its client does, even while the server drains."""
     array = np.zeros((1, 2), np.float32)
     seen: list[tuple[Operation, str | None]] = []
 

@@ -1,4 +1,4 @@
-"""Parameters of requests: refused where they cannot be, named where they have no effect."""
+"""Request parameters: invalid ones are refused, and those without effect are logged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Clients behind proxies: who is believed, and what of a chain."""
+"""Clients behind proxies: which addresses are trusted, and which of a chain counts."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_forwarded_is_read_as_its_grammar_says(text: str, client: str, scheme: s
 
 
 def test_one_chain_is_believed_where_there_are_two() -> None:
-    """A proxy that writes one of them may pass on the other as its client wrote it."""
+    """A proxy that writes one of the headers may pass on the other as its client sent it."""
     peer = found(x_forwarded_for=CLIENT, forwarded="for=198.51.100.1;proto=https")
 
     assert (CLIENT, "") == (peer.address, peer.scheme)
@@ -129,7 +129,7 @@ def test_only_a_trusted_socket_is_believed() -> None:
 
 
 def test_a_client_is_the_same_one_each_time_and_no_other() -> None:
-    """What is remembered of it, as its permissions are, is of it alone."""
+    """Cached data, such as permissions, must never apply to another client."""
     proxies, peer = Proxies(TRUSTED), Peer("http_endpoint", f"{PROXY}:1")
     clients = [proxies.client_of(peer, {FOR: f"203.0.113.{n % 100}"}) for n in range(200)]
     again = proxies.client_of(peer, {FOR: "203.0.113.99"})

@@ -1,4 +1,4 @@
-"""Requests of the same bytes: answered as they were before, and counted and refused like others."""
+"""Byte-identical requests: replayed from the cache, but still counted and checked."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -22,7 +22,7 @@ OUTPUTS = (InferOutput("y", DATATYPES["FP32"], np.zeros((2, 1), np.float32)),)
 
 
 class Version:
-    """A version that answers, and its instance."""
+    """A model version that answers, and its instance."""
 
     model, number = "m", "3"
 
@@ -32,7 +32,7 @@ class Version:
 
 
 class Residents:
-    """One model, whose instance is replaced when it is loaded again."""
+    """A registry with one model, whose instance is replaced on reload."""
 
     def __init__(self) -> None:
         self.version = Version()
@@ -45,7 +45,7 @@ class Residents:
 
 
 class World:
-    """A cache with one answer, and what gives it again."""
+    """A cache with one answer, and the replay that serves it."""
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.residents = Residents()
@@ -170,7 +170,7 @@ def test_an_answer_that_is_given_again_is_not_evicted_as_one_that_nobody_asks_fo
 
 
 def test_an_answer_is_kept_for_a_few_messages_at_most() -> None:
-    """A client that words one request in many ways fills nothing."""
+    """A client that encodes one request in many ways fills nothing."""
     world = World()
     for number in range(100):
         world.learn(b"%d" % number)

@@ -1,4 +1,4 @@
-"""The answers that are kept: what tells them apart, how many there are, and when they go."""
+"""Cached responses: their keys, their limits, and their eviction."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -99,7 +99,7 @@ def test_requests_that_differ_have_keys_that_do(one: Key, other: Key) -> None:
 
 
 def test_requests_that_are_equal_have_equal_keys() -> None:
-    """Also a NaN, whatever the order of the inputs, and where a parameter changes no answer."""
+    """Equality covers NaN, any order of inputs, and parameters that do not affect the answer."""
     one = keyed({"x": NAN, "z": LONG}, {"a": 1, "b": "2", "priority": 1, "timeout": 5})
     other = keyed({"z": LONG.copy(), "x": NAN.copy()}, {"b": "2", "a": 1, "priority": 2})
 
@@ -117,7 +117,7 @@ def test_keys_of_texts_are_equal_only_where_the_texts_are(
     assert (one == other) == (keyed({"x": texts(*one)}) == keyed({"x": texts(*other)}))
 
 
-# --- what is kept ---
+# # --- stored answers ---
 
 
 def answer(size: int = 1, value: float = 1.0) -> tuple[InferOutput, ...]:
@@ -162,7 +162,7 @@ def test_an_answer_that_does_not_fit_is_not_kept_and_evicts_nothing(limit: int) 
 
 
 def test_what_is_kept_is_a_copy_that_nobody_changes() -> None:
-    """The tensor of an answer is a view of a batch, or of a message: both are used again."""
+    """The output is a view of a batch or message, whose buffer is reused."""
     section = ResponseCache(1 << 20, Ledger(1 << 20)).section()
     batch = np.ones((4, 1), np.float32)
     section.keep(("a",), (InferOutput("y", FP32, batch[:1]),))

@@ -1,4 +1,4 @@
-"""When the heap is trimmed, and what the log says of pressure; with a clock that the test turns."""
+"""When the heap is trimmed, and memory pressure is logged, with a fake clock."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ IDLE = 300 * MIB
 
 
 class Process:
-    """A process with so much memory, of which a trim gives back what is free."""
+    """A process of a given memory size; a trim returns its free memory to the system."""
 
     def __init__(self, kept_bytes: int = 0) -> None:
         self.ledger = Ledger(256 * MIB)
@@ -58,7 +58,7 @@ async def test_what_clients_left_behind_is_given_back(process: Process) -> None:
 
 
 async def test_what_the_allocator_keeps_is_given_back_every_ten_seconds() -> None:
-    """Executions find it there meanwhile; what is more than that is given back at once."""
+    """Until then executions reuse it; a large amount is returned immediately."""
     process = Process(kept_bytes=100 * MIB)
     await process.look()
     process.free = 100 * MIB
@@ -91,7 +91,7 @@ async def test_what_is_held_is_not_left_behind(process: Process) -> None:
 
 
 async def test_what_does_not_come_back_is_not_asked_for_again(process: Process) -> None:
-    """Models take memory too."""
+    """Memory that a trim does not return belongs to models."""
     await process.look()
     process.used += 200 * MIB
     await process.look(30)

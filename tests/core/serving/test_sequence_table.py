@@ -1,4 +1,4 @@
-"""The table of sequences: order, slots, and what is left where a request is not executed."""
+"""The table of sequences: order, slots, and the state after a request that was not executed."""
 
 from collections import defaultdict
 
@@ -17,7 +17,7 @@ def table(slots: int = 2, replicas: int = 1) -> SequenceTable:
 
 
 def turn(id: int | str = 1, flags: str = "") -> Turn:
-    """Make a turn; `s` in its flags starts a sequence and `e` ends it."""
+    """Make a turn; `s` in `flags` starts a sequence and `e` ends it."""
     return Turn(None, id, "s" in flags, "e" in flags)
 
 
@@ -27,7 +27,7 @@ def slot_of(made: Turn) -> tuple[int, int]:
 
 
 def test_an_unknown_sequence_may_be_in_another_process() -> None:
-    """Clients see one server, and would look for their mistake in vain."""
+    """Clients see a single server; the error saves them from looking for a mistake of their own."""
     of_two = SequenceTable("m", 1, 2, IDLE_NS, processes=2)
     with pytest.raises(SequenceNotStarted, match="another of the server's 2 processes"):
         of_two.add(turn())
@@ -213,11 +213,12 @@ def test_only_sequences_of_the_replica_that_lost_them_end() -> None:
     assert sequences.executed([restarts], 0) == Changed()
 
 
-# --- all of it, in any order ---------------------------------------------------------------------
+# # --- random operations
+# ---------------------------------------------------------------------------
 
 
 class Trial:
-    """A table, and what may be expected of it whatever its order of work is."""
+    """A table, and a model of the invariants that hold for any order of operations."""
 
     def __init__(self, slots: int, replicas: int) -> None:
         self.table = table(slots, replicas)
@@ -228,14 +229,14 @@ class Trial:
         self.in_flight: list[Turn] = []
         self.waiting: list[Turn] = []
         self.gone: set[int] = set()
-        """Turns that were not executed, by identity."""
+        """`id()` of the turns that were not executed."""
         self.now = self.losses = 0
 
     # --- operations ---
 
     def add(self, id: int, flags: str) -> None:
         one = turn(id, flags)
-        one.call = self.losses  # what its client may know of
+        one.call = self.losses  # the losses that its client may know of
         try:
             changed = self.table.add(one)
         except SequenceNotStarted:
@@ -280,10 +281,10 @@ class Trial:
         self.losses += 1
         self.take(self.table.lost(replica % self.replicas, self.now))
 
-    # --- what is expected ---
+    # # --- invariants ---
 
     def check(self, one: Turn) -> None:
-        """A turn follows the one before it, or one that was known to be gone when it was sent."""
+        """A turn follows its predecessor, or one that was known to be lost when it was sent."""
         done, asked = self.executed[one.id], self.accepted[one.id]
         if not one.is_start:
             before = asked[asked.index(one) - 1]
@@ -336,7 +337,7 @@ class Trial:
 def test_nothing_is_executed_on_another_state_than_its_sequence_has(
     operations: list[tuple[object, ...]], slots: int, replicas: int
 ) -> None:
-    """In any order of messages, completions, failures, cancellations, losses and expiries."""
+    """For any order of messages, completions, failures, cancellations, losses and expiries."""
     trial = Trial(slots, replicas)
     for name, *arguments in operations:
         trial.now += 1

@@ -1,4 +1,4 @@
-"""Every span that comes to no collector is counted, whoever loses it."""
+"""Every span that reaches no collector is counted, whichever component dropped it."""
 
 import threading
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ CALL = CallSpan(
     trace_id=7,
 )
 EACH = 5
-"""The span of a call, and its four phases."""
+"""Spans per call: its own and four phases."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def _with_the_sdk() -> None:
 
 
 class Exporter:
-    """Takes spans once it may, as its `outcome` says."""
+    """An exporter that waits for the test, then behaves as its `outcome` says."""
 
     def __init__(self, outcome: str, *, may: bool = True) -> None:
         self._outcome = outcome
@@ -88,7 +88,7 @@ def test_what_our_own_queue_has_no_room_for_is_lost() -> None:
 def test_what_the_queue_of_the_sdk_has_no_room_for_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would drop the oldest without a word."""
+    """Otherwise the SDK would silently drop the oldest spans."""
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2"}
     for name, value in sizes.items():
         monkeypatch.setenv(name, value)
@@ -101,7 +101,7 @@ def test_what_the_queue_of_the_sdk_has_no_room_for_is_lost(
 
     assert spans.close(SECONDS)
     assert 3 * EACH == spans.dropped + exporter.sent
-    # Two that are being sent, and two that wait.
+    # At most two spans are being sent, and two are queued.
     assert spans.dropped >= 3 * EACH - 4
 
 

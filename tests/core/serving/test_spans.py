@@ -1,4 +1,4 @@
-"""W3C Trace Context: what names a span of a client, and what is ignored."""
+"""W3C Trace Context: how a client names its span, and which headers are ignored."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_later_version_may_say_more() -> None:
     ],
 )
 def test_what_is_malformed_is_ignored(text: str) -> None:
-    """A new trace begins (W3C Trace Context, 3.2.2)."""
+    """A new trace begins instead (W3C Trace Context, 3.2.2)."""
     assert trace_parent({"traceparent": text}) is None
 
 

@@ -42,7 +42,7 @@ REQUESTS = st.lists(
 
 @given(REQUESTS)
 def test_every_sum_is_that_of_the_requests(requests: list[tuple[int, int, int, int, int]]) -> None:
-    """The histogram and the batches hold each request once, and no time is lost between parts."""
+    """The histogram and the batch sizes count each request once, and the phases add up."""
     statistics = VersionStatistics()
     for rows, before, queue, infer, after in requests:
         begun = before + queue
@@ -138,7 +138,7 @@ def test_every_failure_has_a_reason(error: BaseException, reason: FailureReason)
     assert [reason] == [known for known, count in totals.failures.items() if count]
 
 
-# --- what the engine counts ---
+# # --- counts of the engine ---
 
 
 def request(model: str = "m", rows: int = 1, version: str = "") -> InferRequest:
@@ -147,7 +147,7 @@ def request(model: str = "m", rows: int = 1, version: str = "") -> InferRequest:
 
 
 def ticking(core: Core, *, inline_seconds: float) -> Engine:
-    """An engine whose clock goes on by 10 ns whenever it is looked at."""
+    """Make an engine whose clock advances by 10 ns with every reading."""
     ticks: Iterator[int] = itertools.count(1000, 10)
     clock = ticks.__next__
     gates = Gates(observers=[Counting(clock, lambda: 1_700_000_000_123_456_789)])
@@ -221,7 +221,7 @@ async def test_what_a_transport_cannot_read_is_a_failure_too(
 
 
 async def test_unknown_models_and_versions_leave_no_trace(core: Core, add_model: AddModel) -> None:
-    """A client cannot make the statistics grow."""
+    """Otherwise a client could make the statistics grow."""
     add_model("m", {1: 1})
     await core.control.load("m")
     for unknown in (request("nope"), request("m", version="9"), request("nope", version="1")):
@@ -254,7 +254,7 @@ async def test_a_request_over_the_limit_is_rejected(
 async def test_a_cancelled_request_is_counted_and_what_waits_is_pending(
     core: Core, add_model: AddModel, world: World
 ) -> None:
-    """Two threads execute; the third request waits, until its client goes away."""
+    """Two threads execute; the third request waits until its client disconnects."""
     add_model("m", {1: 1})
     await core.control.load("m")
     instance = core.registry.resolve("m")[1]
@@ -315,7 +315,7 @@ async def add_ensemble(core: Core, add_model: AddModel) -> None:
 async def test_an_ensemble_counts_for_itself_and_for_its_steps(
     core: Core, add_model: AddModel
 ) -> None:
-    """What its steps waited and computed is what the ensemble did."""
+    """Queue and compute times of its steps count as compute time of the ensemble."""
     await add_ensemble(core, add_model)
     await ticking(core, inline_seconds=0).infer(request("e", rows=2))
     first, second, whole = (totals(core, name) for name in "abe")
@@ -350,7 +350,7 @@ async def test_a_step_that_fails_fails_its_ensemble(
 
 
 async def test_loads_failures_and_unloads_are_counted(core: Core, add_model: AddModel) -> None:
-    """A reload that fails is a failure; the statistics go on over reloads and unloads."""
+    """A failed reload counts as a failure; statistics survive reloads and unloads."""
     add_model("m", {1: 1})
     await core.control.load("m")
     await core.engine.infer(request())

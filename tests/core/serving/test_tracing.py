@@ -1,4 +1,4 @@
-"""Spans: which calls have them is decided when they begin, and of the others nothing is noted."""
+"""Spans: sampling is decided when a call begins, and unsampled calls record nothing."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 
 
 class Spans:
-    """Keeps spans in the place of the SDK."""
+    """Collects spans in place of the SDK."""
 
     def __init__(self) -> None:
         self.kept: list[CallSpan] = []
@@ -40,7 +40,7 @@ async def at_once(work: Callable[[], Any]) -> Any:
 
 
 class World:
-    """The tracer of a gate, and calls that are answered at once."""
+    """The tracer behind a gate, and calls that are answered immediately."""
 
     def __init__(self, rate: int, count: int = -1, file: Path | None = None) -> None:
         self.spans = Spans()
@@ -80,7 +80,7 @@ async def test_one_of_so_many_is_traced_and_of_the_others_nothing_is_noted() -> 
 
 
 async def test_a_client_that_says_so_decides_alone() -> None:
-    """What it decides does not count (trace_rate is of the others)."""
+    """Its decision does not use up the sampling (trace_rate applies to other calls)."""
     world = World(2)
     world.ask("first")
     for number in range(4):
@@ -101,7 +101,7 @@ async def test_a_malformed_parent_is_none() -> None:
 
 
 async def test_a_setting_of_a_model_is_obeyed() -> None:
-    """The model of a call is known when it ends: until then each may be traced."""
+    """The model is known only when the call ends: until then each call may be traced."""
     world = World(2)
     world.tracing.update("every", {"trace_rate": ["1"]})
     for _ in range(3):
@@ -115,7 +115,7 @@ async def test_a_count_ends() -> None:
     world = World(1, count=2)
     for number in range(5):
         world.ask(str(number))
-    # The gates are told behind the call that was the last one.
+    # The gates are notified in the next loop iteration, after the last traced call.
     await asyncio.sleep(0)
 
     assert not world.gates.are_watched
@@ -126,7 +126,7 @@ async def test_a_count_ends() -> None:
 async def test_traces_that_are_lost_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Once: nothing is, as long as as many wait to be written as may."""
+    """Logged once: nothing is lost until the queue to be written is full."""
     monkeypatch.setattr("xlaserve.serving.observability.tracing._MOST_PENDING", 3)
     world = World(1, file=tmp_path / "traces")
     for _ in range(3 + lost):

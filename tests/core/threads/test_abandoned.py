@@ -1,4 +1,4 @@
-"""Loads and compilations that do not end: given up, counted, and let go of when they do end."""
+"""Loads and compilations that hang: abandoned, counted, and released once they end."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ async def infer(core: Core, model: str = "m", rows: int = 1) -> Any:
 
 
 class Gates:
-    """Loads of some models that do not end before they are let; the others have a minute."""
+    """Loads of some models that block until released; other models have a minute."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stuck = {"stuck"}
@@ -75,7 +75,7 @@ def core(gates: Gates, make_core: MakeCore, add_model: AddModel) -> Core:
 
 
 async def test_a_load_that_does_not_end_fails_by_its_limit(core: Core, world: World) -> None:
-    """It says how far it came, and what is kept; its memory stays reserved."""
+    """The error gives the stage it reached and what stays reserved; its memory stays reserved."""
     with capture_logs() as logs, pytest.raises(LoadTimedOut, match=r"'stuck'.* warming 1 of 2"):
         await core.control.load("stuck")
     await core.control.load("m")
@@ -143,7 +143,7 @@ async def test_so_many_may_be_abandoned_and_no_more(
 
 
 async def test_a_cancelled_load_that_does_not_end_is_abandoned(core: Core, gates: Gates) -> None:
-    """Though its own time is not over; another load has its slot."""
+    """Its own time limit has not passed; another load gets its slot."""
     loading = asyncio.ensure_future(core.control.load("stuck"))
     version = core.registry.version("stuck", "1")
     await until(lambda: version.lifecycle.reason.startswith("warming"))
@@ -180,14 +180,14 @@ async def test_the_end_waits_for_a_load_in_progress_for_so_long(
     assert not ended
 
 
-# --- behind the load ---------------------------------------------------------------------------
+# # --- after the load ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("gates")
 async def test_a_bucket_that_does_not_end_holds_neither_its_model_nor_another(
     make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers; its unload is answered, and its memory is free once the thread has ended."""
+    """The model answers and unloads, and its memory is freed once the thread has ended."""
     may_end, finished = threading.Event(), list[float]()
 
     def compile_rest(
@@ -219,7 +219,7 @@ async def test_a_bucket_that_does_not_end_holds_neither_its_model_nor_another(
 
 
 class StuckShapes:
-    """Needs a program for more than one row, and never compiles it."""
+    """Needs a program for more than one row, whose compilation never ends."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -258,7 +258,7 @@ async def test_a_shape_that_does_not_end_is_told_to_whoever_asked(
     assert [] == world.open
 
 
-# --- the threads -------------------------------------------------------------------------------
+# # --- threads -----------------------------------------------------------------------------------
 
 
 async def test_an_abandoned_call_leaves_its_slot_to_another() -> None:

@@ -1,4 +1,4 @@
-"""The threads that compute: what they tell, and what they let go of."""
+"""Compute threads: what they report, and which references they drop."""
 
 import asyncio
 import threading
@@ -21,15 +21,15 @@ from xlaserve.serving.stations.station import Served
 
 
 class Lingering(ThreadPoolExecutor):
-    """A thread that has told of its end and is kept from ending, as by others that compute."""
+    """A thread that has reported completion but is kept from finishing, as by other threads."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.may_end = threading.Event()
 
-    # As Executor has it, whose parameters have no names.
+    # The signature of Executor, whose parameters are positional-only.
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Run a call, and hold what it returned for as long as the thread lingers."""
+        """Run a call, and keep its result for as long as the thread lingers."""
         told: Future[Any] = Future()
 
         def run() -> None:
@@ -42,36 +42,36 @@ class Lingering(ThreadPoolExecutor):
 
 
 class Outputs:
-    """What a model computed, and whether anybody still has it."""
+    """The output of a model, with a weak reference that tells whether anybody holds it."""
 
     def __init__(self) -> None:
         self._arrays: list[weakref.ref[np.ndarray[Any, Any]]] = []
         self.heard: list[type[object]] = []
 
     def compute(self) -> Executed:
-        """Make an array that nobody else has."""
+        """Make an array to which nobody else has a reference."""
         array = np.zeros(4)
         self._arrays.append(weakref.ref(array))
         return Executed({"y": array}, 0, 0)
 
     def hear(self, result: object) -> None:
-        """Be told of it, and keep nothing."""
+        """Receive a result without keeping it."""
         self.heard.append(type(result))
 
     @property
     def held(self) -> list[bool]:
-        """Tell for each whether it is still there."""
+        """Tell for each output whether it is still referenced."""
         return [array() is not None for array in self._arrays]
 
 
 class Program:
-    """What a thread executes, once it may."""
+    """A program that a thread executes once the test permits."""
 
     def __init__(self) -> None:
         self.may_begin = threading.Event()
 
     def execute(self) -> None:
-        """Leave nothing."""
+        """Return nothing."""
         self.may_begin.wait()
 
 
@@ -87,7 +87,7 @@ def lingering(no_collection: None) -> Iterator[Lingering]:
 async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An unload may be answered by then, and the memory has to be free."""
+    """The unload may be answered by then, and the memory must be free."""
     threads, outputs, may_end = HostThreads(1), Outputs(), threading.Event()
     loop = asyncio.get_running_loop()
     call_soon = loop.call_soon_threadsafe
@@ -112,7 +112,7 @@ async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(
 async def test_a_thread_of_the_host_holds_nothing_of_what_it_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor may the program that it executed be there after the unload of its model."""
+    """The executed program must not outlive the unload of its model."""
     threads, program, may_end, heard = HostThreads(1), Program(), threading.Event(), list[object]()
     loop = asyncio.get_running_loop()
     call_soon = loop.call_soon_threadsafe
@@ -138,7 +138,7 @@ async def test_a_thread_of_the_host_holds_nothing_of_what_it_called(
 
 @pytest.mark.usefixtures("no_collection")
 async def test_what_is_over_leaves_no_garbage() -> None:
-    """Inputs can be large, and nobody may have the time to collect them."""
+    """Inputs can be large, and a reference cycle keeps them until the next collection."""
 
     class Input:
         pass
@@ -156,7 +156,7 @@ async def test_what_is_over_leaves_no_garbage() -> None:
 
 
 class Instance:
-    """A model that counts its users."""
+    """A model instance that counts its users."""
 
     model = "m"
     users = 0
@@ -170,7 +170,7 @@ class Instance:
 
 @pytest.mark.usefixtures("no_collection")
 async def test_work_that_is_over_leaves_no_garbage() -> None:
-    """Nor does the job that its call may still know: it knows what is called at its end."""
+    """A job whose call still references it holds nothing either."""
 
     class Input:
         pass
@@ -217,7 +217,7 @@ async def test_a_thread_of_a_device_holds_nothing_of_what_it_called(lingering: L
     assert left() is None
 
 
-# --- the line before the threads of the host ---------------------------------------------------
+# # --- the queue of the host threads -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -237,13 +237,13 @@ async def test_jobs_end_in_their_order(threads: HostThreads) -> None:
 
 
 def idle(threads: HostThreads) -> None:
-    """Return once a thread waits; the event loop has no pass meanwhile."""
+    """Block, without running the event loop, until a thread is idle."""
     while not threads._idle:
         time.sleep(0.001)
 
 
 async def test_threads_do_not_run_ahead_of_a_busy_event_loop(threads: HostThreads) -> None:
-    """Or there would be no limit to the outputs that wait for it."""
+    """Otherwise completed outputs that wait for the loop would be unbounded."""
     heard, begun = list[object](), list[int]()
     for number in range(9):
         threads.start(partial(begun.append, number), heard.append)
@@ -342,7 +342,7 @@ async def test_where_there_is_no_second_thread_the_first_does_it_all(
 
 
 class Slow:
-    """Executions of one model that do not end by themselves."""
+    """Executions of one model that block until released."""
 
     def __init__(self, threads: HostThreads, model: str) -> None:
         self._threads = threads
@@ -352,7 +352,7 @@ class Slow:
         self.heard: list[object] = []
 
     def start(self, count: int) -> list[HostJob]:
-        """Ask for so many."""
+        """Submit this many executions."""
         start = partial(self._threads.start, self._compute, self.heard.append, self._model)
         return [start() for _ in range(count)]
 
@@ -369,7 +369,7 @@ def shared() -> Iterator[HostThreads]:
 
 
 async def test_a_slow_model_does_not_hold_another(shared: HostThreads) -> None:
-    """Though it fills every thread that it may have, and more of it waits."""
+    """Though it fills every thread that it may use, with more requests queued."""
     slow, heard = Slow(shared, "slow"), list[object]()
     slow.start(9)
     await until(lambda: len(slow.begun) == 2)
@@ -404,7 +404,7 @@ async def test_as_many_slow_models_as_there_are_spare_threads_hold_no_other(
 
 
 async def test_cancelled_work_of_a_slow_model_holds_nothing(shared: HostThreads) -> None:
-    """What has begun goes on for nobody; what waits is not begun, and others have their turns."""
+    """Running executions continue for nobody, queued ones are dropped, and other models run."""
     slow, heard = Slow(shared, "slow"), list[object]()
     jobs = slow.start(9)
     await until(lambda: len(slow.begun) == 2)
@@ -421,7 +421,7 @@ async def test_cancelled_work_of_a_slow_model_holds_nothing(shared: HostThreads)
 
 
 async def test_models_have_their_turns_one_after_the_other(threads: HostThreads) -> None:
-    """One that asked for much does not hold another for as long as all of it takes."""
+    """A model with many requests does not delay another until all of them are done."""
     gate, begun, heard = Slow(threads, "gate"), list[str](), list[object]()
     gate.start(1)
     for model in ("a", "a", "a", "b", "a", "b"):
@@ -466,7 +466,7 @@ async def test_a_call_that_nobody_waits_for_is_not_begun(threads: HostThreads) -
 
 
 async def test_no_more_threads_are_started_than_have_work() -> None:
-    """Requests that come all at once start no spare threads; each would keep memory of its own."""
+    """A burst of requests starts no spare threads, each of which would cost memory."""
     threads = HostThreads(2, spare=8)
     before = set(threading.enumerate())
     slow = Slow(threads, "slow")

@@ -1,4 +1,4 @@
-"""A process that compiles nothing, and misbehaves as the model of a job says."""
+"""A fake compiler process that misbehaves as the model name of a job says."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ _MB = 1 << 20
 
 
 def main(notes: Path) -> None:  # noqa: C901, PLR0912, a case for each misbehaviour
-    """Do jobs as `compilers.child` does."""
+    """Process jobs as `compilers.child` does."""
     kept: list[bytearray] = []
     out = sys.stdout.buffer
     out.write(b"ready\n")
@@ -65,9 +65,9 @@ def main(notes: Path) -> None:  # noqa: C901, PLR0912, a case for each misbehavi
 
 
 def _noted(notes: Path, model: str, artifact: int) -> int:
-    """Note a job, and return how many were."""
+    """Record a job, and return the number of jobs so far."""
     line = json.dumps({"pid": os.getpid(), "model": model, "artifact": artifact})
-    # One write: two processes do so at once.
+    # A single write: two processes may write concurrently.
     descriptor = os.open(notes, _FLAGS)
     os.write(descriptor, line.encode() + b"\n")
     os.close(descriptor)

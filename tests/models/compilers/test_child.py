@@ -1,4 +1,4 @@
-"""What is compiled for a load elsewhere is what the server would have compiled, or is refused."""
+"""Compilation in another process gives the same programs as in the server, or is refused."""
 
 import errno
 import hashlib
@@ -34,14 +34,14 @@ Change = Callable[[Job], Job]
 
 
 class Elsewhere:
-    """Compiles and proves as a process does, in this one."""
+    """Compiles and proves like a compiler process, but within this one."""
 
     count = 0
-    """There is no process until it is asked."""
+    """No process is started before it is asked."""
 
     def __init__(self, change: Change = lambda job: job) -> None:
         self.jobs: list[Job] = []
-        """Those that asked for a program."""
+        """Jobs that compile a program."""
         self.proofs: list[Proof] = []
         self.answers: list[Answer] = []
         self._child = Child()
@@ -71,7 +71,7 @@ class Elsewhere:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export a model with a packed parameter, one that is not, and an open dimension."""
+    """Export a model with a packed parameter, an unpacked one, and a variable dimension."""
     return xlaserve.export_model(
         lambda p, x: {"y": x * p["v"].sum() + p["b"], "n": x > p["b"]},
         {"v": np.full(1000, 0.003, np.float32), "b": np.float32(1)},
@@ -93,7 +93,7 @@ def loaded(
 
 @pytest.fixture
 def in_server(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Note what the server itself lowers."""
+    """Record what the server itself lowers."""
     lower = Executables.lowered
     lowered: list[object] = []
 
@@ -108,7 +108,7 @@ def in_server(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_a_program_gives_the_same_bits_and_the_server_lowers_nothing(
     directory: Path, in_server: list[object]
 ) -> None:
-    """Programs of the load, and one that a request asks for."""
+    """This covers programs of the load, and one compiled for a request."""
     elsewhere = Elsewhere()
     here, there = loaded(directory, None), loaded(directory, elsewhere)
     by_server = len(in_server)
@@ -147,7 +147,7 @@ def test_a_process_proves_what_the_server_would(
     shape: list[int],
     follows: bool,
 ) -> None:
-    """Of the loops alone where no dimension is open."""
+    """Without a variable dimension only loops are analyzed."""
     one = np.float32(1)
     directory = xlaserve.export_model(
         function, one, {"x": ("FP32", shape)}, tmp_path / "m" / "1", max_batch_size=0
@@ -282,7 +282,7 @@ def test_what_xla_says_elsewhere_means_what_it_means_here(
 
 @pytest.mark.slow
 def test_a_compilation_is_niced_once_another_model_has_programs(directory: Path) -> None:
-    """The first model of a server disturbs nobody. All of its own programs are like that."""
+    """The first model of a server competes with no other, so its programs compile unniced."""
     elsewhere, programs = Elsewhere(), SharedPrograms()
     compilation = Compilation(processes=elsewhere)  # type: ignore[arg-type]
     context = LoadContext("m", "1", CONFIG, compilation=compilation, programs=programs)
@@ -298,7 +298,7 @@ def test_a_compilation_is_niced_once_another_model_has_programs(directory: Path)
 
 @pytest.mark.slow
 def test_a_process_is_niced_by_the_first_job_that_asks_for_it() -> None:
-    """All of its threads, and once: those of XLA began before, and compile too."""
+    """All of its threads, once: XLA's threads started earlier, and compile too."""
     script = textwrap.dedent("""
         import io, os, threading
         from dataclasses import replace
@@ -346,7 +346,7 @@ def test_what_jax_raises_elsewhere_is_repeated(
 def test_what_is_compiled_elsewhere_is_kept_in_the_cache_as_it_came(
     directory: Path, tmp_path: Path, in_server: list[object]
 ) -> None:
-    """The next load compiles nothing, here or elsewhere."""
+    """The next load compiles nothing, in this process or another."""
     cache = CompilationCache(tmp_path / "cache", 1 << 30)
     cache.prepare("cpu")
     elsewhere = Elsewhere()

@@ -1,5 +1,8 @@
-"""Processes that compile, from the server's side: what becomes of a load whose process ends, hangs,
-is cancelled, takes too much memory, or sends something else."""
+"""Compiler processes as seen by the server.
+
+What happens to a load whose process exits, hangs, is cancelled, exceeds its memory limit, or sends
+invalid data.
+"""
 
 import hashlib
 import json
@@ -44,7 +47,7 @@ def job(model: str = "good", computation: str = "c") -> Job:
 
 @pytest.fixture
 def made() -> Iterator[list[CompilerProcesses]]:
-    """Close what a test has made; no thread and no process is left."""
+    """Close the pools that a test has made, and check that no thread or process is left."""
     pools: list[CompilerProcesses] = []
     yield pools
     for one in pools:
@@ -65,7 +68,7 @@ def processes(made: list[CompilerProcesses], tmp_path: Path) -> Callable[..., Co
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """What the processes noted: their ids, the jobs they got, and the length of the artifact."""
+    """Return the records of the processes: their pids, their jobs, and the artifact lengths."""
 
     def read() -> list[dict[str, Any]]:
         with suppress(FileNotFoundError):
@@ -109,7 +112,7 @@ def test_a_process_is_kept_and_given_an_artifact_once(
 def test_a_proof_takes_the_artifact_with_its_own_lines(
     processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """Programs do not: models of one computation share them."""
+    """Compile jobs do not: models that share a computation share its programs."""
     one = processes()
     for module in ("", "m", "m", "", "n", ""):
         proof = Proof(module, 0, (), {}, ()) if module else None
@@ -121,7 +124,7 @@ def test_a_proof_takes_the_artifact_with_its_own_lines(
 def test_a_process_that_is_started_ahead_serves_the_first_job(
     processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """It is one of those that there may be, and started once, however often it is asked for."""
+    """It counts towards the limit, and repeated requests start it only once."""
     one = processes(processes=2)
     one.start_ahead(SECONDS)
     one.start_ahead(SECONDS)
@@ -136,7 +139,7 @@ def test_a_process_that_is_started_ahead_serves_the_first_job(
 def test_an_idle_process_that_is_stopped_is_replaced_ahead_of_a_load(
     processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """The load need not find out, nor wait for another one."""
+    """The load neither detects the dead process nor waits for a new one."""
     one = processes()
     compiled(one)
     victim = notes()[0]["pid"]
@@ -156,7 +159,7 @@ def test_an_idle_process_that_is_stopped_is_replaced_ahead_of_a_load(
 def test_a_process_that_is_started_ahead_ends_with_the_server(
     processes: Callable[..., CompilerProcesses],
 ) -> None:
-    """The fixture sees that neither a thread nor a process is left, also where it just starts."""
+    """The fixture checks that no thread or process is left, even if one is still starting."""
     one = processes()
     one.start_ahead(0)
     one.close()
@@ -176,7 +179,7 @@ def test_what_takes_long_is_logged_with_what_it_waited_for(
     ends: float,
     expected: list[tuple[str, float, float, float]],
 ) -> None:
-    """The clock is looked at where it is asked for, where its process begins, and at its end."""
+    """The time is taken when the job is queued, when its process begins, and at its end."""
     now = iter([100.0, ends - 2.0, ends])
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with capture_logs() as logs:
@@ -190,7 +193,7 @@ def test_what_takes_long_is_logged_with_what_it_waited_for(
 def test_there_are_as_many_processes_as_allowed_and_no_more(
     processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """Two wait for one another in their processes; the third takes the first that is free."""
+    """The first two wait for each other in their processes; the third takes the first free one."""
     one = processes(processes=2)
     threads = [
         threading.Thread(target=compiled, args=(one, job("pair"))),
@@ -270,7 +273,7 @@ def test_a_process_whose_killer_returns_late_is_late_all_the_same(
     notes: Callable[[], list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The end of a process is seen before the thread that kills it goes on."""
+    """The exit of a process is noticed before the thread that kills it continues."""
     kill = subprocess.Popen.kill
 
     def killed(process: subprocess.Popen[bytes]) -> None:
@@ -327,7 +330,7 @@ def test_a_cancelled_compilation_is_killed_and_the_next_one_goes_on(
 def test_a_process_that_is_killed_as_it_starts_is_started_once(
     why: str, made: list[CompilerProcesses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It did not end for no reason: another one would be killed too."""
+    """It was killed for a reason: a second process would be killed too."""
     commands: list[Any] = []
 
     def note(command: Any, given: Any) -> CompilerProcess:

@@ -1,4 +1,4 @@
-"""Generators are compiled once for all processes of a run of the tests."""
+"""Share the compiled programs of generators between all processes of a test run."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Loads a generator on one device and split over two, and prints what it did as JSON.
+"""Loads a generator on one device and split over two, and prints the results as JSON.
 
-Run as a process of its own: how many devices the CPU plays is decided when JAX starts.
+Runs as a separate process: JAX fixes the number of CPU devices when it starts.
 """
 
 import json
@@ -36,37 +36,37 @@ ASKED: list[dict[str, Any]] = [
 
 
 class Seen(TypedDict):
-    """What a placement did."""
+    """The results of a placement."""
 
     tokens: list[list[int]]
     step_sizes: list[int]
-    """Rows of the steps that there are besides those of all slots."""
+    """Step sizes smaller than the number of slots."""
     alone: bool
-    """Whether steps of one row were computed."""
+    """Whether steps of one row were executed."""
     parameters_bytes: int
     states_bytes: int
     total_bytes: int
     per_device: dict[str, int]
     predicted: dict[str, int]
     cache: list[list[int]]
-    """The shape of a part of each array of the cache."""
+    """The shape of one shard of each array of the cache."""
 
 
 def config_of(rules: dict[str, list[str | None]] | None) -> ModelConfig:
-    """Return the configuration of one device, or of two by rules."""
+    """Return the configuration for one device, or for two with sharding rules."""
     split = {"devices": "all", "placement": "shard", "partition": json.dumps(rules)}
     return ModelConfig(parameters=CONFIG | (split if rules else {}))
 
 
 def load(directory: Path, rules: dict[str, list[str | None]] | None) -> GeneratorModel:
-    """Load by rules, or on the first device."""
+    """Load with sharding rules, or on the first device."""
     model = loaders.load(directory, LoadContext("story", "1", config_of(rules)))
     assert isinstance(model, GeneratorModel)
     return model
 
 
 def look(directory: Path, rules: dict[str, list[str | None]] | None) -> Seen:
-    """Ask two requests at once, and let the model go."""
+    """Run two requests concurrently, then close the model."""
     model = load(directory, rules)
     loaded = Loaded(model)
     asked = [loaded.ask(prompt_of(9, 9), **one) for one in ASKED]
@@ -94,7 +94,7 @@ def look(directory: Path, rules: dict[str, list[str | None]] | None) -> Seen:
 
 
 def refusal(directory: Path, rules: dict[str, list[str | None]]) -> str:
-    """Return why a load by these rules was refused."""
+    """Return why a load with these rules was refused."""
     try:
         load(directory, rules).close()
     except InvalidModel as error:
@@ -103,7 +103,7 @@ def refusal(directory: Path, rules: dict[str, list[str | None]]) -> str:
 
 
 def main(directory: Path) -> None:
-    """Print what each placement did, by name."""
+    """Print the results of each placement by name."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     jax_runtime.start("cpu")
     found = {

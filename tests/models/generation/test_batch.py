@@ -1,4 +1,4 @@
-"""Turns of a batch: whatever comes, leaves and pauses, each has its tokens, and none waits long."""
+"""Scheduling of a generation batch: every request gets its tokens, and none waits long."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ INFO = GenerationInfo(
 
 
 class Turns(RuleBasedStateMachine):
-    """A batch as its thread turns it, with requests of all kinds."""
+    """Random requests on a batch, stepped as its thread does it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Turns(RuleBasedStateMachine):
         self.asked: list[tuple[Asking, Running, int]] = []
         self.freed: list[Running] = []
         self.idle: dict[Running, int] = {}
-        """Chunks of others since each prompt with a slot had its last one."""
+        """For each prompt with a slot, the number of other prompts' chunks since its last one."""
 
     def _pause(self, running: Running) -> None:
         running.request.when_writable(lambda: setattr(running, "is_paused", False))
@@ -66,7 +66,7 @@ class Turns(RuleBasedStateMachine):
 
     @rule(count=st.integers(2, 8))
     def add_short_ones(self, count: int) -> None:
-        """They have less left than any other, and a better priority."""
+        """Add requests with less work left than any other, and a better priority."""
         for _ in range(count):
             self._add(2, 1, 0, 5)
 
@@ -127,7 +127,7 @@ class Turns(RuleBasedStateMachine):
         assert self.batch.may_begin(self.waiting) or not (has_waiting and self.batch.has_free)
 
     def teardown(self) -> None:
-        """Each is given what it is given alone, once all read on; or a part, and its end."""
+        """Let all clients read: each gets the tokens that it gets alone, or fewer and the end."""
         for _ in range(40 * (len(self.asked) + 1)):
             for request, running, _ in self.asked:
                 request.is_writable = True
@@ -147,7 +147,7 @@ TestTurns.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 
 
 def test_a_request_is_chosen_though_better_ones_keep_coming() -> None:
-    """Within the bound, whatever its level and cost."""
+    """Within the bound, whatever its priority level and cost."""
 
     def made(level: int, length: int) -> Running:
         request = Asking([1] * length, {})
@@ -164,7 +164,7 @@ def test_a_request_is_chosen_though_better_ones_keep_coming() -> None:
 
 
 def test_the_better_priority_has_the_first_slot() -> None:
-    """And of the same one the first that came."""
+    """Within a priority level, the first request comes first."""
     requests = [Asking([1, 2], {}) for _ in range(3)]
     levels = (2, 1, 1)
     waiting = [
@@ -176,7 +176,7 @@ def test_the_better_priority_has_the_first_slot() -> None:
 
 
 class Gathering(Asking):
-    """A request that notes how many answers are given before they are handed over."""
+    """A request that records how many answers are given before they are delivered."""
 
     handed: ClassVar[list[int]] = []
     given: ClassVar[list[Any]] = []
@@ -195,7 +195,7 @@ class Gathering(Asking):
 def test_a_step_has_the_smallest_size_that_holds_those_who_take_part(
     active: int, size: int
 ) -> None:
-    """And of those who left, or do not read, it has none."""
+    """Cancelled requests and paused ones take no row."""
     info = replace(INFO, slots=6, step_sizes=(1, 2, 4))
     counts, programs = GenerationCounts(6, 6 * LENGTH), FakePrograms(6)
     batch = Batch(info, programs, counts, lambda running: None)
@@ -213,7 +213,7 @@ def test_a_step_has_the_smallest_size_that_holds_those_who_take_part(
 
 
 def test_answers_of_a_step_are_handed_over_together() -> None:
-    """A client that is woken between them would take Python's lock from the step."""
+    """A client woken in between would take the GIL from the step."""
     counts = GenerationCounts(SLOTS, SLOTS * LENGTH)
     batch = Batch(INFO, FakePrograms(SLOTS), counts, print)
     for _ in range(SLOTS):

@@ -1,4 +1,4 @@
-"""The counters of a generator follow its requests, whatever becomes of them."""
+"""The counters of a generator follow its requests, however they end."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
 
 
 def test_a_request_is_counted_while_it_runs_and_after(model: GeneratorModel) -> None:
-    """Ten positions of the prompt and the token that was given; nothing is in use at the end."""
+    """Ten prompt positions and the generated token are counted; nothing is in use at the end."""
     loaded, counts = Loaded(model), model.counts
     before = counts.prompt_tokens, counts.output_tokens, sum(counts.token.buckets)
     held = Asking(prompt_of(11), {"max_tokens": 4, "ignore_eos": True})
@@ -26,7 +26,7 @@ def test_a_request_is_counted_while_it_runs_and_after(model: GeneratorModel) -> 
     model.handle(0, [held], lambda: None)
     assert held.some.wait(60)
 
-    # Another one makes the thread go once more around, which has counted the first by then.
+    # A second request makes the thread loop once more, after it has counted the first.
     assert loaded.ask(prompt_of(3), max_tokens=1).tokens
     loaded.wait_until_idle()
     assert (1, 11) == (counts.running, counts.positions_used)

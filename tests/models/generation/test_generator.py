@@ -1,4 +1,4 @@
-"""Generators: exported, loaded, and generating in their slots."""
+"""Generators: export, load, and generation in slots."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -46,7 +46,7 @@ def model(directory: Path) -> Iterator[GeneratorModel]:
 
 @pytest.fixture
 def loaded(model: GeneratorModel) -> Iterator[Loaded]:
-    """Every request gives its slot back, whatever becomes of it."""
+    """Checks that every request returns its slot, however it ends."""
     found = Loaded(model)
     yield found
     found.wait_until_idle()
@@ -54,7 +54,7 @@ def loaded(model: GeneratorModel) -> Iterator[Loaded]:
 
 @pytest.mark.parametrize("length", [1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 15, 17, 33, LENGTH - 3])
 def test_greedy_tokens_are_those_of_the_model_without_a_cache(loaded: Loaded, length: int) -> None:
-    """Over the bounds of chunks and windows, and at the end of the positions."""
+    """Across the bounds of chunks and windows, and up to the last position."""
     prompt = prompt_of(length, length)
     count = min(6, LENGTH - length + 1)
 
@@ -64,7 +64,7 @@ def test_greedy_tokens_are_those_of_the_model_without_a_cache(loaded: Loaded, le
 
 
 def test_a_request_ends_with_the_last_position(loaded: Loaded) -> None:
-    """The token of the last position is given; nothing of other rows is overwritten for it."""
+    """The token at the last position is generated, and no row of another slot is overwritten."""
     request = loaded.ask(prompt_of(LENGTH - 2), ignore_eos=True)
     full = loaded.ask(prompt_of(LENGTH), ignore_eos=True)
 
@@ -82,7 +82,7 @@ def test_more_requests_than_slots_give_what_each_gives_alone(loaded: Loaded) -> 
 
 
 def test_the_first_position_behind_a_window_takes_the_next_one(loaded: Loaded) -> None:
-    """Attention would not see its own row in a window that ends before the position."""
+    """In a window that ends before the position, attention would miss its own row."""
     prompts = [prompt_of(17, index) for index in range(24)]
 
     asked = [loaded.ask(prompt, max_tokens=1) for prompt in prompts]
@@ -91,8 +91,8 @@ def test_the_first_position_behind_a_window_takes_the_next_one(loaded: Loaded) -
 
 
 def test_limits_of_a_neighbour_leave_a_row_as_it_is() -> None:
-    """The sum of its likeliest tokens may round to 1: those behind them can still be drawn."""
-    with jax.enable_x64(False):  # as an export has it
+    """The probabilities of its likeliest tokens may round to 1, yet later tokens can be drawn."""
+    with jax.enable_x64(False):  # as in an export
         logits = jnp.asarray([[100.0, 0.0, 1.0], [100.0, 0.0, 1.0]])
         ones, none = jnp.ones((2, 1)), jnp.zeros((2, 1))
 
@@ -104,7 +104,7 @@ def test_limits_of_a_neighbour_leave_a_row_as_it_is() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_beside_any_neighbour(loaded: Loaded) -> None:
-    """Neighbours with limits too: those are computed for all, and must leave others alone."""
+    """Also with neighbors that have limits: those are computed for all rows."""
     prompts = [prompt_of(4 + index, index) for index in range(6)]
     alone = [loaded.ask(p, seed=i, **SAMPLED).tokens for i, p in enumerate(prompts)]
     loaded.wait_until_idle()
@@ -139,7 +139,7 @@ def test_the_narrowest_limit_leaves_the_likeliest_token(
 
 
 def test_top_k_draws_from_as_many_tokens(loaded: Loaded) -> None:
-    """And from each of them, where the temperature makes them as likely."""
+    """Each of them is drawn if the temperature makes them equally likely."""
     asked = [
         loaded.ask([9, 8], temperature=100.0, top_k=2, max_tokens=1, seed=seed, logprobs=2)
         for seed in range(24)
@@ -157,7 +157,7 @@ def test_a_bias_chooses_the_token_and_a_stop_ends_it(loaded: Loaded) -> None:
 
 
 def test_a_frequency_penalty_counts_what_was_given(loaded: Loaded) -> None:
-    """The larger bias wins until the penalty has used it up."""
+    """The larger bias wins until the penalties exceed it."""
     biased: dict[str, Any] = {"logit_bias": "11:100,12:20", "max_tokens": 3, "ignore_eos": True}
 
     free = loaded.ask([9, 8], **biased)
@@ -170,7 +170,7 @@ def test_a_frequency_penalty_counts_what_was_given(loaded: Loaded) -> None:
 
 
 def test_a_penalty_for_repetition_is_of_the_prompt_too(loaded: Loaded) -> None:
-    """Logits with a bias below theirs lose to those that were not seen."""
+    """Tokens of the prompt lose to unseen tokens, despite their larger logits."""
     prompt = prompt_of(5)
     (likeliest,) = loaded.ask(prompt, max_tokens=1).tokens
 
@@ -183,7 +183,7 @@ def test_a_penalty_for_repetition_is_of_the_prompt_too(loaded: Loaded) -> None:
 
 
 def test_fewer_tokens_than_asked_for_do_not_stop(loaded: Loaded) -> None:
-    """The stop token is the likeliest at once, and may not be drawn before."""
+    """The stop token is the likeliest from the start, but must not be drawn earlier."""
     biased = {"logit_bias": f"{STOP}:100", "max_tokens": 9}
 
     assert [STOP] == loaded.ask([9, 8], **biased).tokens
@@ -208,7 +208,7 @@ def test_the_likeliest_tokens_are_told_where_they_are_asked_for(loaded: Loaded) 
 
 
 def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
-    """Within a step: those that wait for a slot are answered though it never reads."""
+    """Within one step, so that queued requests are answered although its client never reads."""
     endless = [loaded.begin(Asking(prompt_of(4, index), ENDLESS, 1)) for index in range(SLOTS)]
     for request in endless:
         assert request.some.wait(60)
@@ -219,7 +219,7 @@ def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
 
 
 def test_a_cancelled_request_that_waits_leaves_at_once(loaded: Loaded) -> None:
-    """Though no slot is given back, and the thread sleeps: nobody in a slot reads."""
+    """Although no slot is released and the thread sleeps, because no client reads."""
     held = [loaded.begin(Asking(prompt_of(4, index), ENDLESS, 1)) for index in range(SLOTS)]
     for request in held:
         assert request.paused.wait(60)
@@ -252,7 +252,7 @@ def test_a_client_that_does_not_read_holds_up_itself_alone(loaded: Loaded) -> No
 def test_a_step_that_fails_fails_its_requests_alone(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The donated cache may be gone with it: the next requests find one of zeros."""
+    """The donated cache may be lost too: later requests start with a zeroed cache."""
     programs: Any = loaded.model._programs
     assert greedy(prompt_of(20), 4) == loaded.ask(prompt_of(20), max_tokens=4).tokens
     with monkeypatch.context() as patch:
@@ -349,7 +349,7 @@ def test_a_configuration_of_another_model_is_refused(
 
 
 def test_its_memory_is_predicted_and_said(directory: Path, model: GeneratorModel) -> None:
-    """That of the slots by the configuration, before anything is compiled."""
+    """The memory of the slots follows from the configuration, before anything is compiled."""
     memory = model.info.memory
     config = ModelConfig(parameters=CONFIG)
     twice = ModelConfig(parameters=CONFIG | {"slots": str(2 * SLOTS)})
@@ -367,7 +367,7 @@ def test_its_memory_is_predicted_and_said(directory: Path, model: GeneratorModel
 
 
 def test_a_ring_that_is_shorter_than_the_length_is_refused(tmp_path: Path) -> None:
-    """One that is as long is none; the directory is not left behind."""
+    """A ring of full length is accepted; the directory of a refused export is removed."""
 
     def ring(params: Any, slots: int, length: int) -> Any:
         return tiny_language.init_cache(params, slots, min(length, 48))
@@ -380,7 +380,7 @@ def test_a_ring_that_is_shorter_than_the_length_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_cache_that_is_copied_is_refused(tmp_path: Path) -> None:
-    """Here because each step moves every row."""
+    """This model is copied because each step moves every row."""
 
     def moving(params: Any, cache: Any, *arguments: Any) -> Any:
         logits, cache = tiny_language.decode(params, cache, *arguments)

@@ -1,4 +1,4 @@
-"""Answers that follow a grammar, and the neighbours that follow none."""
+"""Answers constrained by a grammar, next to unconstrained ones."""
 
 # pyright: reportPrivateUsage=false
 
@@ -25,7 +25,7 @@ from xlaserve.model_config.config import DynamicBatching, ModelConfig
 from xlaserve.runtime.generator import configured
 
 ALPHABET = [*"abcde", "<eos>", *'{}":,', *"0123456789", *"fghij", "x", "y", "a1", "tr", '":', "Ġ"]
-"""Tokens by their id: one of two characters crosses what a grammar thinks of as one step."""
+"""Tokens by id: some have two characters, and cross a step of the grammar."""
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x"]}},
@@ -37,7 +37,7 @@ HOT: dict[str, Any] = {"temperature": 5.0, "max_tokens": 40}
 
 
 def tokenizer() -> str:
-    """Return a tokenizer.json of byte level."""
+    """Return a byte-level tokenizer.json."""
     vocab = {text: index for index, text in enumerate(ALPHABET)}
     level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     eos = {"id": STOP, "content": "<eos>", "special": True, "normalized": False}
@@ -77,7 +77,7 @@ def model(directory: Path) -> Iterator[GeneratorModel]:
 
 @pytest.fixture
 def loaded(model: GeneratorModel) -> Iterator[Loaded]:
-    """Every request gives its slot back, whatever becomes of it."""
+    """Checks that every request returns its slot, however it ends."""
     found = Loaded(model)
     yield found
     found.wait_until_idle()
@@ -96,7 +96,7 @@ def test_an_answer_is_json_of_its_schema(loaded: Loaded, seed: int) -> None:
 
 
 def test_an_answer_ends_where_nothing_may_follow(loaded: Loaded) -> None:
-    """Without a token that stops it: the grammar leaves no other end."""
+    """No stop token is needed: the grammar permits no continuation."""
     request = loaded.ask(prompt_of(4), regex="[ab]{3}c", seed=1, **HOT)
 
     assert re.fullmatch("[ab]{3}c", text_of(request.tokens))
@@ -118,7 +118,7 @@ def test_a_grammar_of_lark_is_followed(loaded: Loaded) -> None:
 
 
 def test_neighbours_are_given_what_they_get_alone(loaded: Loaded) -> None:
-    """And those that come after it into its slot."""
+    """So do requests that later use the same slot."""
     schema = json.dumps(SCHEMA)
     prompts = [prompt_of(3 + index, index) for index in range(6)]
 
@@ -164,7 +164,7 @@ def test_the_same_seed_gives_the_same_answer_beside_others(loaded: Loaded) -> No
 def test_what_cannot_be_followed_is_refused(
     loaded: Loaded, parameters: dict[str, Any], error: str
 ) -> None:
-    """At once or at the step that it fails in, and its neighbour goes on."""
+    """Immediately or at the failing step; its neighbor continues."""
     neighbour = loaded.ask(prompt_of(5), max_tokens=6)
     refused = loaded.ask(prompt_of(4), **parameters)
 
@@ -192,12 +192,12 @@ def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded)
     )
     assert greedy(prompt_of(5), 6) == neighbour.tokens
     assert re.fullmatch("[ab]{3}c", text_of(behind.tokens))
-    # What was forked has ended: another one is there at once.
+    # The forked process has exited, and another has replaced it immediately.
     assert process is trial._process._process
 
 
 def test_what_was_tried_is_remembered(loaded: Loaded) -> None:
-    """Whatever came of it: nothing is computed for it again."""
+    """Both successes and failures are cached."""
     good, bad, hard = ("regex", "[cd]{2}"), ("regex", "[cd"), HARD["multiples together"](77)
     asked: list[Mapping[str, str]] = []
     trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
@@ -251,7 +251,7 @@ def test_a_process_that_tries_grammars_is_started_again(loaded: Loaded) -> None:
 def test_steps_that_take_long_end_their_answer(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here any step does; what a step may take on average is let go."""
+    """The limit is so low that every step exceeds it; the limit on the average is off."""
     monkeypatch.setattr(grammars, "_STEP_NS", 0)
     monkeypatch.setattr(grammars, "_MOST_STEPS_NS", 0)
     neighbour = loaded.ask(prompt_of(5), max_tokens=6)
@@ -330,7 +330,7 @@ def test_the_parameter_is_true_or_false(directory: Path, written: str) -> None:
 
 @pytest.mark.slow
 def test_memory_of_a_tokenizer_is_counted(directory: Path) -> None:
-    """And predicted before the load, unless the configuration wants no text."""
+    """It is predicted before the load, unless the configuration disables text."""
     configs = [ModelConfig(parameters=CONFIG | {"text": wanted}) for wanted in ("false", "true")]
     predicted = [configured.predict_slots(directory, config) for config in configs]
     found = []
@@ -368,7 +368,7 @@ def test_a_grammar_needs_an_end() -> None:
 
 
 def test_tokens_beyond_the_tokenizer_are_never_allowed() -> None:
-    """Vocabularies are often rounded up, with rows that mean nothing."""
+    """Vocabularies are often padded with rows that have no token."""
     words = np.full(2, -1, np.int32)
 
     Grammars("story", tokenizer(), 64, [STOP]).compile("regex", "a*").fill(words)
@@ -383,9 +383,9 @@ assert len(ALPHABET) == VOCAB
 def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
     loaded: Loaded,
 ) -> None:
-    """Two answers are in the middle of a number, and of a stop string, when they lose their slots.
+    """Two requests lose their slots in the middle of a number and of a stop string.
 
-    Rows are computed anew, by a chunk instead of by steps: log-probabilities may differ a little.
+    A chunk recomputes their rows instead of single steps: log-probabilities may differ a bit.
     """
     plain: dict[str, Any] = {"temperature": 2.0, "max_tokens": 12, "ignore_eos": True, "seed": 3}
     prompts = [prompt_of(6 + index, 40 + index) for index in range(SLOTS)]
@@ -406,7 +406,7 @@ def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
         loaded.model.handle(0, [request], lambda: None)
     for request in slow:
         assert request.paused.wait(60)
-    # Side by side, each in a slot of its own: none of them ends before all have begun.
+    # Concurrently, each in its own slot: none ends before all have begun.
     short = {"priority": 1, "max_tokens": 2}
     better = [loaded.begin(Asking(prompt_of(9, index), short, 1)) for index in range(SLOTS)]
     for request in better:

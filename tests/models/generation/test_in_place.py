@@ -1,4 +1,4 @@
-"""What a compiled program says of the memory it takes. Lines are those of XLA for an H100."""
+"""Memory that a compiled program reports, with lines that XLA writes for an H100."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Generators whose programs are in the compilation cache: nothing is compiled, and all is alike."""
+"""Generators with cached programs: nothing is compiled, and the results are equal."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -21,7 +21,7 @@ from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry
 
 
 class Bed:
-    """A model, and a cache that a first load of it has filled."""
+    """A model, and a cache that its first load has filled."""
 
     def __init__(self, folder: Path) -> None:
         self.path = tiny_language.export(folder / "story" / "1")
@@ -30,7 +30,7 @@ class Bed:
         self.kept = self.cache.prepare(self.target)
 
     def load(self) -> tuple[ModelInfo, list[list[int]], int]:
-        """Return the description, the tokens of some requests, and what was compiled."""
+        """Return the model info, the tokens of some requests, and the number of compilations."""
         context = LoadContext("story", "1", ModelConfig(parameters=CONFIG))
         with noted_compilations() as compiled:
             model = loaders.load(self.path, replace(context, compilation=Compilation(self.cache)))
@@ -57,7 +57,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bed, list[list[int]]]
 
 
 def test_second_load_compiles_nothing_and_answers_alike(bed: tuple[Bed, list[list[int]]]) -> None:
-    """Not for its cache of zeros, nor for the tables of a request."""
+    """Neither the zeroed cache nor the tables of a request are compiled again."""
     made, tokens = bed
     info, found, compiled = made.load()
 
@@ -68,14 +68,14 @@ def test_second_load_compiles_nothing_and_answers_alike(bed: tuple[Bed, list[lis
 
 @pytest.mark.slow
 def test_programs_that_fail_are_compiled_anew(bed: tuple[Bed, list[list[int]]]) -> None:
-    """Two have changed places whose arguments differ: they are loaded, and cannot be executed."""
+    """Two programs with different arguments are swapped: they load, but cannot be executed."""
     made, tokens = bed
     entries: dict[str, Entry] = {}
     for name in sorted(path.stem for path in made.kept.glob("*.json")):
         entry = made.cache.read(made.target, name)
         assert isinstance(entry, Entry)
         entries[name] = entry
-    # As many arguments, and a window of another length among them: two of decode, or of chunk.
+    # Two with as many arguments but different windows: both of decode, or both of chunk.
     one, other = next(
         pair
         for pair in combinations(entries, 2)

@@ -1,4 +1,4 @@
-"""Rows that are kept for prompts that begin with the same tokens, of a compiled model."""
+"""Prefix caching with a compiled model: prompts with the same beginning reuse rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +17,12 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.generator import configured
 
 LENGTH = 62
-"""No multiple of a chunk: the padding of the last one is behind the end."""
+"""Not a multiple of the chunk: the padding of the last chunk exceeds the end."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
-    """A model whose windows are of 16 and 62 positions."""
+    """A model with windows of 16 and 62 positions."""
     path = tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
     loaded = load(path, length=str(LENGTH))
     yield loaded
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
 
 
 def test_tokens_are_those_without_kept_rows(model: GeneratorModel) -> None:
-    """Prompts that go on, that turn off, that shrink into a smaller window, all at once."""
+    """Prompts that extend, branch off, or shrink into a smaller window, all concurrently."""
     loaded, chance = Loaded(model), np.random.default_rng(3)
     trunk = prompt_of(LENGTH - 4, 1)
     prompts = [
@@ -50,7 +50,7 @@ def test_tokens_are_those_without_kept_rows(model: GeneratorModel) -> None:
 
 
 def test_a_seed_draws_the_same_behind_rows_of_others(model: GeneratorModel) -> None:
-    """The position counts for it, and not what was computed."""
+    """The draw depends on the position, not on which rows were computed."""
     loaded, sampled = Loaded(model), {"temperature": 1.5, "seed": 7, "ignore_eos": True}
     prompt = prompt_of(33, 77)
     first = loaded.ask(prompt, max_tokens=20, repetition_penalty=1.2, **sampled).tokens
@@ -63,7 +63,7 @@ def test_a_seed_draws_the_same_behind_rows_of_others(model: GeneratorModel) -> N
 
 
 def test_a_cache_with_a_state_keeps_nothing(model: GeneratorModel) -> None:
-    """It is that of all tokens so far, and can be had for no part of them."""
+    """Such a state covers all tokens so far, and cannot be had for a prefix."""
     arrays = [record.Array("float32", [record.SLOTS, record.LENGTH])]
     arrays += [record.Array("float32", [record.SLOTS, 8])]
     found: Any = record.Record(

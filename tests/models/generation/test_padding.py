@@ -1,4 +1,4 @@
-"""Padding of chunks: what is computed behind the last token of a prompt is seen by nobody."""
+"""Chunk padding: values computed after the last prompt token affect nothing."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -13,14 +13,14 @@ from support.tiny_language import VOCAB, greedy
 from xlaserve.generation.loading import GeneratorModel
 
 LENGTH = 62
-"""No multiple of a chunk: the padding of the last one is behind the end."""
+"""Not a multiple of the chunk: the padding of the last chunk exceeds the end."""
 LENGTHS = (*range(2, CHUNK + 4), *range(15, 20), *range(LENGTH - CHUNK - 2, LENGTH + 1))
-"""Every rest of a chunk, around the bound of the windows, and up to the last position."""
+"""Every remainder of a chunk, around the window bounds, and up to the last position."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
-    """A model whose windows are of 8, 16 and 62 positions."""
+    """A model with windows of 8, 16 and 62 positions."""
     path = tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
     loaded = load(path, windows="8,16", length=str(LENGTH))
     yield loaded
@@ -30,10 +30,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
 def asked(
     model: GeneratorModel, monkeypatch: pytest.MonkeyPatch, pad: int | None = None
 ) -> tuple[list[Asking], list[tuple[int, int]]]:
-    """Ask with prompts of all lengths, side by side; the answers grow out of their windows.
+    """Ask with prompts of all lengths concurrently; the answers outgrow their windows.
 
-    Return the tokens and the end of each chunk too. The first one waits until all have asked, so
-    that the same are computed together however busy the machine is: windows follow from that.
+    Also return the tokens at the end of each chunk. The first request waits until all are sent, so
+    that steps have the same members, and thus the same windows, however busy the machine is.
     """
     programs: Any = model._programs
     prefill, chunks, have_asked = programs.prefill, [], Event()
@@ -59,7 +59,7 @@ def asked(
 def test_tokens_of_padding_change_nothing(
     model: GeneratorModel, pad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one bit of a log-probability, in any window, nor at the end of the positions."""
+    """Not one bit of a log-probability, in any window, nor at the last position."""
     plain, chunks = asked(model, monkeypatch)
     found, padded = asked(model, monkeypatch, pad)
 

@@ -1,4 +1,4 @@
-"""Steps of fewer rows than slots: the same tokens, and nothing of the other slots is touched."""
+"""Steps with fewer rows than slots: equal tokens, and other slots stay untouched."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -46,7 +46,7 @@ def model(directory: Path, request: pytest.FixtureRequest) -> Iterator[Generator
 
 @pytest.fixture
 def sizes(model: GeneratorModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that has the rows of each step as it is computed."""
+    """Return a list that receives the row count of each step."""
     programs: Any = model._programs
     step, found = programs.step, []
 
@@ -59,15 +59,15 @@ def sizes(model: GeneratorModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def state_of(model: GeneratorModel) -> list[Any]:
-    """Return copies of the cache, and of the tables."""
+    """Return copies of the cache and of the tables."""
     programs: Any = model._programs
     return [np.array(array) for array in (*programs._cache, *programs._tables)]
 
 
 def fill(model: GeneratorModel) -> None:
-    """Have something else in every position of every slot."""
+    """Fill every position of every slot with other values."""
     programs, slots = (getattr(model, name) for name in ("_programs", "_slots"))
-    slots._batch.take_all()  # it knows of no rows that this overwrites
+    slots._batch.take_all()  # forget the cached rows, which this overwrites
     programs.reset()
     for slot in range(SLOTS):
         programs.begin(
@@ -95,7 +95,7 @@ def rows_of(slots: list[int], size: int, position: int = 7) -> tuple[Any, Any, A
 def test_tokens_are_those_of_a_request_alone(
     model: GeneratorModel, sizes: list[int], count: int
 ) -> None:
-    """Greedy ones are those of NumPy; with a seed they are those of steps of another size."""
+    """Greedy tokens equal those of NumPy; seeded ones equal those of steps of another size."""
     loaded = Loaded(model)
     prompts = [prompt_of(3 + 4 * index, index) for index in range(count)]
     alone = [loaded.ask(p, seed=i, max_tokens=9, **SAMPLED).tokens for i, p in enumerate(prompts)]
@@ -114,7 +114,7 @@ def test_tokens_are_those_of_a_request_alone(
 def test_requests_that_come_and_leave_at_random_change_no_token_of_others(
     model: GeneratorModel, sizes: list[int], seed: int
 ) -> None:
-    """Nor that steps change their size and window with them."""
+    """Nor do the changing step sizes and windows."""
     random_, loaded = random.Random(seed), Loaded(model)
     plans = [
         (prompt_of(random_.randint(1, 30), 50 * seed + index), random_.randint(4, 20))
@@ -147,7 +147,7 @@ def test_requests_that_come_and_leave_at_random_change_no_token_of_others(
 def test_a_step_changes_the_row_of_its_position_alone(
     model: GeneratorModel, size: int, window: int
 ) -> None:
-    """Every other bit of the cache and of the counts is as it was: of its own slot too."""
+    """Every other bit of the cache and the counts stays, even in its own slot."""
     slots = [5, 0, 3, 2][:size]
     fill(model)
     before = state_of(model)
@@ -168,7 +168,7 @@ def test_a_step_changes_the_row_of_its_position_alone(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_padding_is_dropped(model: GeneratorModel, size: int) -> None:
-    """Though it had a position that there is, and said that it were active."""
+    """Although it has a valid position, and is marked as active."""
     fill(model)
     before = state_of(model)
     integers, reals, _ = rows_of([], size)
@@ -183,7 +183,7 @@ def test_padding_is_dropped(model: GeneratorModel, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_step_gives_what_one_of_all_slots_gives(model: GeneratorModel, size: int) -> None:
-    """With the counts, prompt and bias of its own slots, and with their masks."""
+    """With the counts, prompts, biases and masks of its own slots."""
     slots = [4, 1, 5, 2][:size]
     programs: Any = model._programs
     found = []
@@ -212,7 +212,7 @@ def test_a_step_gives_what_one_of_all_slots_gives(model: GeneratorModel, size: i
 
 
 def test_a_state_without_positions_is_that_of_its_slot(tmp_path: Path) -> None:
-    """The whole row of a slot is gathered and written back; others keep theirs."""
+    """The whole row of a slot is gathered and written back; other slots keep theirs."""
 
     def init_cache(params: Any, slots: int, length: int) -> Any:
         return {"sum": jnp.zeros((slots, 3)), "rows": jnp.zeros((slots, length))}
@@ -261,7 +261,7 @@ def _ring(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> 
 
 @pytest.mark.slow
 def test_a_model_that_writes_elsewhere_has_its_window_written(tmp_path: Path) -> None:
-    """A ring in arrays that have all positions needs `prefix_cache` false, and no more."""
+    """A ring buffer in full-length arrays only needs `prefix_cache` set to false."""
     path = tiny_language.export(tmp_path / "ring" / "1", decode=_ring)
     found = []
     for steps in ("1,2,4", str(SLOTS)):
@@ -275,7 +275,7 @@ def test_a_model_that_writes_elsewhere_has_its_window_written(tmp_path: Path) ->
 
 
 def _by_length(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> Any:
-    """Turn the logits around where the cache is long, as frequencies for long caches do."""
+    """Reverse the logits if the cache is long, as models with scaled frequencies do."""
     logits, following = tiny_language.decode(params, cache, window, tokens, positions)
     is_long = jnp.asarray(cache[0]["k"].shape[2], jnp.int32) > 32
     return jnp.where(is_long, logits[:, ::-1], logits), following
@@ -285,7 +285,7 @@ def _by_length(params: Any, cache: Any, window: Any, tokens: Any, positions: Any
 def test_arithmetic_that_depends_on_the_length_of_the_cache_has_steps_of_all(
     tmp_path: Path,
 ) -> None:
-    """A trial at the load finds it; a configuration that asks for others is refused."""
+    """A trial during the load detects it; a configuration with other step sizes is refused."""
     path = tiny_language.export(tmp_path / "long" / "1", decode=_by_length)
 
     with capture_logs() as logs:
@@ -308,7 +308,7 @@ def test_arithmetic_that_depends_on_the_length_of_the_cache_has_steps_of_all(
 def test_sizes_that_pay_are_the_default(
     directory: Path, slots: int, expected: tuple[int, ...]
 ) -> None:
-    """At most a quarter of the slots, or one."""
+    """They have at most a quarter of the slots, or one row."""
     found = configured.read(
         record.read(directory), directory, ModelConfig(parameters={"slots": str(slots)})
     )
@@ -336,7 +336,7 @@ def test_every_step_has_all_slots_where_that_is_asked_for(directory: Path) -> No
 
 
 def test_rows_and_memory_are_counted(model: GeneratorModel, directory: Path) -> None:
-    """Each size has a program for each window; what is gathered is predicted with the slots."""
+    """Each size has a program per window; gathered rows are part of the predicted memory."""
     steps, rows = model.counts.steps, model.counts.step_rows
     loaded = Loaded(model)
     assert loaded.ask(prompt_of(4), max_tokens=3, ignore_eos=True).tokens
@@ -364,7 +364,7 @@ def test_a_step_that_copies_the_cache_is_not_taken(memory: Memory) -> None:
 def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is XLA that chose to copy: no author can help it, so that is no reason to refuse."""
+    """XLA chose to copy, which no author can change, so the load succeeds."""
     monkeypatch.setattr("xlaserve.generation.in_place._SLACK_BYTES", -(1 << 30))
     monkeypatch.setattr("xlaserve.generation.lowering.check_aliasing", lambda *given: None)
 
@@ -378,7 +378,7 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
 
 
 def test_a_step_of_a_long_cache_copies_nothing_of_it(tmp_path: Path) -> None:
-    """The first of its writes comes behind the last of its reads, or XLA copies what is read."""
+    """If the first write came before the last read, XLA would copy the array."""
     path = tiny_language.export(tmp_path / "long" / "1", max_length=1 << 14)
 
     model = load(path, slots="4", step_sizes="2", windows="16")
@@ -388,7 +388,7 @@ def test_a_step_of_a_long_cache_copies_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_a_cache_in_place_is_the_same_memory(model: GeneratorModel) -> None:
-    """Steps of every size leave each array of the cache where it is."""
+    """Steps of every size leave each cache array at its address."""
     programs: Any = model._programs
     fill(model)
     places = [array.unsafe_buffer_pointer() for array in programs._cache]

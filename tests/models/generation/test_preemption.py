@@ -1,4 +1,4 @@
-"""Requests that give up their slots to better ones, and go on as if nothing had happened."""
+"""Preempted requests: they lose their slot to better ones, and later continue unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ class Bed:
             self.batch.step()
 
     def ended(self, *asked: Running) -> bool:
-        """Tell whether each was given what it is given alone, once."""
+        """Tell whether each request got exactly the tokens that it gets alone, once."""
         self.turn(60)
         return all(
             alone(one.prompt.tolist(), one.asked.max_tokens) == one.request.tokens  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ class Bed:
 
 
 def test_the_worst_request_that_came_last_gives_up_its_slot() -> None:
-    """And is the first of its level to have one again."""
+    """It is also the first of its level to get a slot again."""
     bed = Bed()
     bad, worst = bed.add(2, 1), bed.add(3, 2)
     bed.turn(5)
@@ -95,7 +95,7 @@ def test_the_same_priority_takes_no_slot() -> None:
 
 
 def test_a_request_loses_its_slot_no_more_often_than_the_bound() -> None:
-    """Behind it stands one that is as good: it may be preempted in its place, and is not better."""
+    """The last request has priority 1 too, but `worst` can no longer be preempted."""
     bed = Bed()
     held, worst = bed.add(0, count=16), bed.add(9, 2)
     bed.turn(4)
@@ -116,7 +116,7 @@ def test_a_request_loses_its_slot_no_more_often_than_the_bound() -> None:
 
 
 def test_one_that_does_not_read_has_no_slot_again_until_it_does() -> None:
-    """It would keep it from others, and use it for nothing."""
+    """It would block a slot without using it."""
     bed = Bed()
     slow, other = bed.add(2, 1), bed.add(2, 2)
     slow.request.is_writable = False  # type: ignore[misc]
@@ -131,7 +131,7 @@ def test_one_that_does_not_read_has_no_slot_again_until_it_does() -> None:
 
 
 def test_a_cancelled_request_does_not_give_up_its_slot() -> None:
-    """It leaves it in any case: nothing of it may be put where others wait."""
+    """It releases the slot anyway, and must not be queued again."""
     bed = Bed()
     requests = [bed.add(2, 1), bed.add(2, 2)]
     bed.turn(5)
@@ -156,7 +156,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
 
 
 def test_a_preempted_request_is_given_what_it_is_given_alone(model: GeneratorModel) -> None:
-    """Its seed and what its penalties count go on; a cancelled one leaves nothing."""
+    """Its seed and penalty counts continue; a cancelled request leaves nothing behind."""
     loaded, counts = Loaded(model), model.counts
     sampled: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "max_tokens": 12}
     sampled |= {"repetition_penalty": 1.4, "frequency_penalty": 2.0}

@@ -1,4 +1,4 @@
-"""Rows of prompts that are kept, taken over and copied, by a batch of plain Python."""
+"""Prefix caching in a batch with fake programs: kept rows are reused or copied."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ PROMPT = list(range(20, 33))
 
 
 class Copied(FakePrograms):
-    """Programs whose copies are counted."""
+    """Fake programs that count their copies."""
 
     copies = 0
 
@@ -35,7 +35,7 @@ class Copied(FakePrograms):
 
 
 class Bed:
-    """A batch, and requests that are turned until they end."""
+    """A batch, and requests that are stepped until they end."""
 
     def __init__(self, **changed: Any) -> None:
         self.programs = Copied(SLOTS)
@@ -58,7 +58,7 @@ class Bed:
             self.batch.step()
 
     def ask(self, prompt: list[int], count: int = 2, owner: str = "") -> int:
-        """Return the tokens that were cached; those of the answer are as they are alone."""
+        """Return the number of cached tokens; check that the answer equals the uncached one."""
         return self.ended(self.begin(prompt, count, owner), count)
 
     def ended(self, request: Asking, count: int = 2) -> int:
@@ -69,7 +69,7 @@ class Bed:
 
 
 def test_a_prompt_takes_over_the_slot_that_has_its_beginning() -> None:
-    """The answer too, but for its last token, whose row nobody has computed."""
+    """Rows of the answer are reused too, except its last token, whose row was never computed."""
     bed = Bed()
     first = bed.ask(PROMPT, 4)
     others = [bed.ask([90 + index] * 9) for index in range(2)]
@@ -93,7 +93,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 
 
 def test_fewer_tokens_than_the_least_take_the_oldest_slot() -> None:
-    """The slot of a prompt that is worth keeping is not spent on them."""
+    """The slot of a prompt worth keeping is not used for them."""
     bed = Bed()
     bed.ask(PROMPT)
 
@@ -103,7 +103,7 @@ def test_fewer_tokens_than_the_least_take_the_oldest_slot() -> None:
 
 
 def test_principals_do_not_have_rows_of_one_another() -> None:
-    """Neither kept ones nor those of a slot in use."""
+    """Neither cached ones nor those of a slot in use."""
     bed = Bed()
     bed.ask(PROMPT, owner="one")
     running = bed.begin(PROMPT, 9, owner="one")
@@ -116,7 +116,7 @@ def test_principals_do_not_have_rows_of_one_another() -> None:
 
 
 def test_rows_of_a_slot_in_use_are_copied() -> None:
-    """For prompts that came together too: the first computes for all."""
+    """Also for prompts that arrived together: the first one computes the rows for all."""
     bed = Bed()
     requests = [bed.begin([*PROMPT, last], 6) for last in (1, 2, 3)]
 
@@ -133,9 +133,9 @@ def test_rows_of_a_slot_in_use_are_copied() -> None:
 def test_the_first_of_two_that_came_together_has_no_rows_of_the_other(
     level: int, found: int
 ) -> None:
-    """Not where the other one is in a slot before it either, or was further for its priority.
+    """Neither if the other has a lower slot, nor if it advanced further due to its priority.
 
-    The fewest that the choices of a prompt were told are those that were there before all of them.
+    The reported number counts rows that existed before any of the request's choices.
     """
     bed = Bed()
     before = [bed.begin([90 + index] * 9) for index in range(2)]
@@ -150,7 +150,7 @@ def test_the_first_of_two_that_came_together_has_no_rows_of_the_other(
 
 
 def test_rows_that_others_may_want_are_copied_out_of_a_kept_slot() -> None:
-    """The longer prompt that is kept stays: its slot is not spent on one that shares a part."""
+    """The longer kept prompt stays: its slot is not used for a prompt that shares a part."""
     bed = Bed()
     long = [*PROMPT, *range(40, 46)]
     bed.ask(long)
@@ -161,7 +161,7 @@ def test_rows_that_others_may_want_are_copied_out_of_a_kept_slot() -> None:
 
 
 def test_a_copy_that_saves_no_chunk_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 18 rows it would bring 16, and a chunk of 20 is computed for the others all the same."""
+    """It would bring 16 of 18 rows, but the rest needs a chunk of 20 in any case."""
     monkeypatch.setattr(fake_programs, "CHUNK", 20)
     bed = Bed(chunk=20, windows=(LENGTH,))
     bed.begin(list(range(18)), 6)
@@ -192,7 +192,7 @@ def test_a_prompt_that_was_cancelled_leaves_the_rows_that_it_had() -> None:
 
 
 def test_a_trial_tells_rows_that_are_of_more_than_their_tokens() -> None:
-    """A model may keep the length of its prompt, and answer wrongly behind rows of another one."""
+    """A model may store the length of its prompt, and answer wrongly after reused rows."""
 
     class Counting(FakePrograms):
         end = 0

@@ -1,4 +1,4 @@
-"""The choice of tokens: greedy ones, draws, and what they have of each other."""
+"""Sampling: greedy tokens, random draws, and their independence within a step."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -18,24 +18,24 @@ from xlaserve.runtime.generator.info import mask_words
 
 VOCAB, ROWS = 300, 6
 NOISE = {"random_bits", "threefry2x32"}
-"""The operations that make random numbers."""
+"""Operations that generate random numbers."""
 
 
 @jax.jit
 def _sample(logits: Any, tables: tuple[Any, ...], integers: Any, reals: Any) -> Any:
-    """Choose as steps do, compiled once for all tests of as many rows."""
+    """Sample as steps do, compiled once per number of rows."""
     return sample(logits, Tables(*tables), integers, reals, (2,))[0]
 
 
 @pytest.fixture(autouse=True)
 def _narrow() -> Iterator[None]:
-    """Have the numbers that an export has."""
+    """Use the 32-bit types of an export."""
     with jax.enable_x64(False):
         yield
 
 
 def sampled(logits: Any, **columns: Any) -> Any:
-    """Return the tokens of rows; columns are those of the integers and reals."""
+    """Return the sampled token of each row; `columns` sets integer and real parameters."""
     given, tables, integers, reals = _arguments(logits, **columns)
     parts = tuple(getattr(tables, part.name) for part in fields(tables))
     return np.asarray(_sample(given, parts, integers, reals))
@@ -59,7 +59,7 @@ def _arguments(logits: Any, **columns: Any) -> tuple[Any, ...]:
 
 
 def drawn(logits: Any, seed: int, position: int) -> int:
-    """Return what JAX draws for a seed at a position."""
+    """Return the token that JAX draws for a seed at a position."""
     words = jnp.asarray([0, seed], jnp.uint32)
     key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), position)
     return int(jax.random.categorical(key, jnp.asarray(logits)))
@@ -84,7 +84,7 @@ def test_a_row_without_a_number_has_a_token_of_the_vocabulary(logits: Any) -> No
 
 
 def test_draws_are_those_of_the_seed_at_the_position(logits: Any) -> None:
-    """In a step beside others, whatever they are."""
+    """Whatever the other rows of the step are."""
     seeds, positions = np.arange(ROWS) + 11, 7 * np.arange(ROWS)
     found = sampled(logits, seed_low=seeds, position=positions, temperature=0.5)
 
@@ -99,7 +99,7 @@ def test_draws_are_those_of_the_seed_at_the_position(logits: Any) -> None:
 def test_neither_greedy_rows_nor_others_change_beside_each_other(
     logits: Any, limit: dict[str, Any]
 ) -> None:
-    """A row of each step has the token that it has in a step of its kind alone."""
+    """In mixed steps each row has the same token as in a step of its kind alone."""
     is_drawn = np.arange(ROWS) % 2 == 1
     seeds, limits = {"seed_low": np.arange(ROWS)}, limit
     greedy = sampled(logits, **seeds)
@@ -112,7 +112,7 @@ def test_neither_greedy_rows_nor_others_change_beside_each_other(
 
 
 def test_a_step_of_greedy_rows_makes_no_noise(logits: Any) -> None:
-    """Random numbers for every token of every slot took longer than all else of the choice."""
+    """Random numbers for all tokens of all slots would dominate the cost of sampling."""
     given, tables, integers, reals = _arguments(logits)
 
     def chosen(given: jax.Array, integers: jax.Array, reals: jax.Array) -> Any:
@@ -128,7 +128,7 @@ _LIKELY = jax.jit(sampling._likely)
 
 
 def _kept(logits: Any, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Return the tokens that limits leave of a row, from the vocabulary in order."""
+    """Return the tokens of a row that pass the limits, in vocabulary order."""
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     within = order[: top_k or VOCAB]
     chances = np.exp(logits[within].astype(np.float64))
@@ -145,7 +145,7 @@ def _kept(logits: Any, top_k: int, top_p: float, min_p: float) -> set[int]:
 def test_limits_leave_the_likeliest_tokens(
     logits: Any, top_k: int, top_p: float, min_p: float
 ) -> None:
-    """Also among tokens that are equally likely, of which the first stay, and masked ones."""
+    """Of equally likely tokens the first ones stay; masked tokens are covered too."""
     logits[1] = 0.0
     logits[2, 50:] = -np.inf
     logits[3] = np.round(logits[3])
@@ -156,13 +156,13 @@ def test_limits_leave_the_likeliest_tokens(
 
     for row, left in zip(logits, np.asarray(found), strict=True):
         kept = _kept(row, top_k, top_p, min_p)
-        # What cannot be drawn anyhow may be kept.
+        # Tokens with zero probability may be kept.
         assert {i for i in kept if row[i] > -np.inf} == set(np.flatnonzero(left > -np.inf).tolist())
         assert np.isin(left[left > -np.inf], row).all()
 
 
 def _operations(jaxpr: Any, *, of_conditions: bool) -> set[str]:
-    """Return the names of operations, with or without those that a condition may leave out."""
+    """Return the names of the operations, including or excluding those within conditionals."""
     found: set[str] = set()
     for equation in jaxpr.eqns:
         found.add(equation.primitive.name)

@@ -1,4 +1,4 @@
-"""A generator that is split over devices answers as on one, and each holds its part."""
+"""A generator split over devices answers as on one device, and each device holds its part."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from support.virtual_devices import run_on_devices
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 TABLES = SLOTS * (9 * VOCAB + 4)
-"""Bytes of counts, prompts, biases and the mask of all slots, which each device has whole."""
+"""Bytes of the counts, prompts, biases and masks of all slots, replicated on each device."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_tokens_are_those_of_one_device(seen: dict[str, Any]) -> None:
-    """Greedy ones are those of the model without a cache too; both requests run at once."""
+    """Greedy tokens also equal those without a cache; both requests run concurrently."""
     one, two = seen["one"]["tokens"], seen["two"]["tokens"]
     expected = greedy(prompt_of(9, 9), 12)
 
@@ -34,7 +34,7 @@ def test_tokens_are_those_of_one_device(seen: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_steps_of_fewer_rows_are_of_a_cache_whose_slots_are_whole(seen: dict[str, Any]) -> None:
-    """Where its positions are split, every step has all slots; its tokens are the same."""
+    """If positions are split, every step covers all slots; its tokens are the same."""
     one, two, positions = seen["one"], seen["two"], seen["positions"]
 
     assert ([1], [1], []) == (one["step_sizes"], two["step_sizes"], positions["step_sizes"])

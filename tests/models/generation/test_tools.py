@@ -1,4 +1,4 @@
-"""The parameter of a generator that says how it writes calls of tools."""
+"""The generator parameter that selects the syntax of tool calls."""
 
 import pytest
 from structlog.testing import capture_logs

@@ -1,4 +1,4 @@
-"""Checkpoints are read whole: tensors that are unknown, missing or misshapen are named."""
+"""Checkpoints are read completely: unknown, missing or misshapen tensors are named."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def index(directory: Path, named: dict[str, str]) -> None:
 
 
 def shards(directory: Path, tensors: Tensors) -> dict[str, str]:
-    """Write every second tensor into the second of two files; return the file of each."""
+    """Distribute the tensors alternately over two files; return the file of each."""
     parts: tuple[Tensors, Tensors] = ({}, {})
     for number, (name, array) in enumerate(tensors.items()):
         parts[number % 2][name] = array
@@ -147,7 +147,7 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path, text: str |
 def test_experts_may_be_stored_together(
     tmp_path: Path, name: str, place: str, roles: tuple[str, ...]
 ) -> None:
-    """As transformers 5 has them in memory; it stores them one by one unless it is told not to."""
+    """As transformers 5 holds them in memory; by default it stores them one by one."""
     form, apart = configuration.read(DATA / name), tensors_of(name)
     together = {key: array for key, array in apart.items() if ".experts." not in key}
     assert form.experts is not None
@@ -213,7 +213,7 @@ def test_experts_are_refused_by_name(
 
 
 def test_gpt2_may_lack_its_prefix_and_store_masks(tmp_path: Path) -> None:
-    """As the first checkpoints of it do: no `transformer.`, and a mask in each layer."""
+    """As in its first checkpoints: no `transformer.` prefix, and a mask in each layer."""
     tensors = tensors_of("gpt2")
     bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
     bare["h.1.attn.bias"] = np.ones((1, 1, 128, 128), np.uint8)

@@ -1,4 +1,4 @@
-"""All that a config.json says is obeyed, or refused by name."""
+"""Every key of config.json is either respected or refused by name."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def config(name: str, **changes: object) -> dict[str, Any]:
 
 
 def test_scalings_are_read_as_older_transformers_wrote_them() -> None:
-    """`rope_scaling` beside `rope_theta`, its kind named `type`, is the same as before."""
+    """`rope_scaling` next to `rope_theta`, with its kind named `type`, means the same."""
     new = config("llama")
     scaling = dict(new["rope_parameters"])
     old = {key: value for key, value in new.items() if key != "rope_parameters"}
@@ -46,13 +46,13 @@ def test_windows(name: str, changes: dict[str, object], windows: object) -> None
 
 
 def longrope(**changes: object) -> dict[str, object]:
-    """Return what config.json has for the positions of longrope, with changes."""
+    """Return the config.json position settings for longrope, with changes."""
     stated = json.loads((DATA / "phi3-long/config.json").read_text())["rope_parameters"]
     return {"rope_parameters": {**stated, **changes}}
 
 
 def yarn(**changes: object) -> dict[str, object]:
-    """Return what config.json has for the positions of yarn, with changes."""
+    """Return the config.json position settings for yarn, with changes."""
     stated = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     return {"rope_parameters": {**stated, "original_max_position_embeddings": 32, **changes}}
 
@@ -75,7 +75,7 @@ def test_yarn_sharpens_attention(changes: dict[str, object], scale: float) -> No
 
 
 def test_yarn_divides_no_pair_that_turns_often_and_all_that_turn_rarely() -> None:
-    """By the ramp from beta_fast turns within the original length to beta_slow of them."""
+    """The ramp lies between beta_fast and beta_slow rotations within the original length."""
     (rope, _) = configuration.form_of(config("llama", **yarn(factor=8.0))).ropes
     (plain, _) = configuration.form_of(config("llama", rope_parameters={"rope_theta": 1e4})).ropes
     ratios = [old / new for old, new in zip(plain.frequencies, rope.frequencies, strict=True)]
@@ -86,7 +86,7 @@ def test_yarn_divides_no_pair_that_turns_often_and_all_that_turn_rarely() -> Non
 
 
 def test_longrope_is_read_as_older_checkpoints_have_it() -> None:
-    """`su`, in `rope_scaling`, with the original length beside it alone."""
+    """`su` in `rope_scaling`, with only the original length next to it."""
     new = config("phi3-long")
     scaling = dict(new["rope_parameters"])
     del scaling["rope_type"], scaling["original_max_position_embeddings"]
@@ -159,7 +159,7 @@ def test_layers_with_experts(changes: dict[str, object], sparse: tuple[bool, ...
     ],
 )
 def test_layers_without_positions(changes: dict[str, object], rotated: tuple[bool, ...]) -> None:
-    """The others of SmolLM3 rotate all alike."""
+    """SmolLM3's other layers all have the same rotation."""
     ropes = configuration.form_of(config("smollm3", **changes)).ropes
 
     assert rotated == tuple(rope.frequencies != () for rope in ropes)
@@ -190,7 +190,7 @@ def test_factors_of_granite_are_1_where_nothing_is_said() -> None:
 
 
 def test_experts_are_counted_as_older_transformers_wrote_it() -> None:
-    """`num_experts`, where transformers 5 writes `num_local_experts`; both where they agree."""
+    """`num_experts`, where transformers 5 writes `num_local_experts`; both if they agree."""
     new = config("qwen3-moe")
     old = {key: value for key, value in new.items() if key != "num_local_experts"}
     old["num_experts"] = new["num_local_experts"]

@@ -1,4 +1,4 @@
-"""Encoders give the embeddings that sentence-transformers gives, and say what they do not obey."""
+"""Encoders match the embeddings of sentence-transformers, and refuse unsupported settings."""
 
 import json
 import shutil
@@ -21,14 +21,14 @@ SLOW = {"bert-masked", "roberta", "xlm-roberta", "distilbert"}
 
 
 def checkpoint_of(name: str, directory: Path) -> Path:
-    """Write a directory as sentence-transformers has it."""
+    """Write a checkpoint directory in the layout of sentence-transformers."""
     shutil.copytree(DATA / name, directory)
     write_tensors(directory, name)
     return directory
 
 
 def batch(directory: Path, pad: int) -> tuple[Any, Any]:
-    """Return the tokens of the texts of the references, padded, and their mask."""
+    """Return the padded tokens of the reference texts, and their mask."""
     tokens = tokenizing.parse((directory / "tokenizer.json").read_bytes(), "m")
     rows = [tokens.encode(text) for text in references.TEXTS]
     ids = np.full((len(rows), max(map(len, rows)) + 3), pad, np.int32)
@@ -54,7 +54,7 @@ def test_embeddings_are_those_of_sentence_transformers_whatever_the_padding(
     program = jax.jit(partial(forward.embed, form))
     ids, mask = batch(directory, form.pad)
     got = np.asarray(program(params, ids, mask))
-    # What is behind the mask may be anything.
+    # Masked tokens may have any value.
     other = np.asarray(program(params, np.where(mask, ids, 5).astype(np.int32), mask))
 
     assert wanted.shape == got.shape == (len(references.TEXTS), form.size)

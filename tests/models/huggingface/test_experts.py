@@ -1,4 +1,4 @@
-"""Tokens are given to the experts that the router says, and no other expert is read."""
+"""Mixture of experts: tokens go to the routed experts, and no other expert is read."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -35,7 +35,7 @@ LAYER = {
 
 
 def program(form: Experts) -> Any:
-    """Return the artifact of any number of tokens."""
+    """Return the artifact for a variable number of tokens."""
     (tokens,) = jax.export.symbolic_shape("n")
 
     def mixed(layer: Any, x: jax.Array, is_real: jax.Array) -> jax.Array:
@@ -48,7 +48,7 @@ def program(form: Experts) -> Any:
 
 
 def one_by_one(form: Experts, x: Numbers) -> Numbers:
-    """Return what the definition says, for one token after the other."""
+    """Compute one token at a time, following the definition."""
     found = np.zeros_like(x)
     for token, row in enumerate(x):
         raised = np.exp(LAYER["router"] @ row)
@@ -64,7 +64,7 @@ def one_by_one(form: Experts, x: Numbers) -> Numbers:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_experts_of_each_token_are_mixed_by_its_shares(name: str) -> None:
-    """Of more tokens than an expert computes at a time; one in three is nobody's."""
+    """With more tokens than an expert computes at a time; one in three has no expert."""
     x = numbers(100, HIDDEN, seed=5)
     is_real = np.arange(100) % 3 != 1
     found = np.asarray(program(FORMS[name])(LAYER, x, is_real))
@@ -74,7 +74,7 @@ def test_the_experts_of_each_token_are_mixed_by_its_shares(name: str) -> None:
 
 
 def test_no_expert_is_read_that_no_token_was_given_to() -> None:
-    """Those are of NaN, which no share of 0 would take away."""
+    """Unused experts are NaN, which even a weight of 0 would propagate."""
     router = np.zeros((FORM.count, HIDDEN), np.float32)
     router[[0, 2], 0] = 9
     layer = {**LAYER, "router": router}
@@ -102,7 +102,7 @@ def test_a_token_that_is_nobodys_is_given_to_no_expert() -> None:
 def test_a_product_with_one_of_several_matrices_is_that_with_it_alone(
     kind: str | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by blocks of rows, of which the last is smaller."""
+    """Also in blocks of rows, of which the last is smaller."""
     monkeypatch.setattr(products, "_AT_ONCE", at_once)
     several: Any = numbers(3, 16, 32)
     x = numbers(4, 32, seed=1)

@@ -21,7 +21,7 @@ Logits = npt.NDArray[np.float32]
 
 
 QUICK = ("gemma2", "gpt2", "smollm3", "granite", "olmo2")
-"""Together they have nearly every switch; the others take their seconds with the slow tests."""
+"""Together they cover nearly every switch; the others run with the slow tests."""
 
 
 @pytest.fixture(
@@ -44,7 +44,7 @@ def on_device(form: Form, directory: Path) -> Any:
 
 
 def prefilled(form: Form, params: Any, prompt: Any) -> tuple[jax.Array, forward.Cache]:
-    """Return the logits behind a prompt that was put into the slot in pieces."""
+    """Return the logits after a prompt that was prefilled into the slot in pieces."""
     program = jax.jit(partial(forward.chunk, form))
     cache = forward.init_cache(form, jnp.float32, SLOTS, LENGTH)
     logits = jnp.zeros(0)
@@ -57,7 +57,7 @@ def prefilled(form: Form, params: Any, prompt: Any) -> tuple[jax.Array, forward.
 
 
 def continued(form: Form, params: Any, prompt: Any) -> tuple[list[int], Logits]:
-    """Return tokens and logits of a greedy continuation, beside slots with tokens of their own."""
+    """Return tokens and logits of a greedy continuation, while other slots have other tokens."""
     program = jax.jit(partial(forward.decode, form))
     logits, cache = prefilled(form, params, prompt)
     found = [np.asarray(logits)]
@@ -65,7 +65,7 @@ def continued(form: Form, params: Any, prompt: Any) -> tuple[list[int], Logits]:
     while len(tokens) < references.CONTINUED:
         step = len(tokens)
         asked = jnp.asarray([step, 9, tokens[-1], 100 - step], jnp.int32)
-        # The last slot is beyond the end: it must change nothing, of its own or of others.
+        # The position of the last slot is past the end: it must change no slot at all.
         places = jnp.asarray([step, 0, len(prompt) + step - 1, LENGTH], jnp.int32)
         rows, cache = program(params, cache, jnp.zeros(LENGTH, jnp.int8), asked, places)
         found.append(np.asarray(rows[SLOT]))
@@ -128,7 +128,7 @@ WITHOUT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("lacking", WITHOUT)
 def test_the_references_tell_what_config_json_says(lacking: str, tmp_path: Path) -> None:
-    """A reference that a decoder without the switch met as well would hold nothing."""
+    """A reference that a decoder without the switch also matched would prove nothing."""
     name, changes = WITHOUT[lacking]
     write_tensors(tmp_path, name)
     form = configuration.read(DATA / name)

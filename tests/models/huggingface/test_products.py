@@ -1,4 +1,4 @@
-"""Products in the form that is quick on a CPU are those of the plain form, and no copy is made."""
+"""Matrix products in their fast CPU form equal the plain form, without copying matrices."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -17,7 +17,7 @@ from xlaserve.importers.huggingface.form import Form, Layout, Rope
 OUT, IN, CHAINED = 1024, 1024, 4
 DTYPES = ("float32", "bfloat16", "float16")
 COPIES_BF16 = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
-"""Whether XLA has no product of BF16 of its own for the CPU: in the last one for Python 3.11."""
+"""Whether XLA lacks a native BF16 product on the CPU: true of the last jax for Python 3.11."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
@@ -28,7 +28,7 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 def test_every_form_gives_the_plain_product(
     dtype: str, few: bool, shape: tuple[int, ...], accumulate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a matrix whose rows do not divide evenly into those that are taken at a time."""
+    """Also for a matrix whose rows do not divide evenly into blocks."""
     monkeypatch.setattr(products, "_AT_ONCE", 4 * 24)
     random = np.random.default_rng(0)
     x, matrix = (jnp.asarray(random.normal(size=s), dtype) for s in ((*shape, 24), (21, 24)))
@@ -44,7 +44,7 @@ def test_every_form_gives_the_plain_product(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 16])
 def test_no_matrix_is_copied_for_a_step(dtype: str, rows: int) -> None:
-    """XLA turned each whole matrix of BF16 into FP32 for one row, and of FP16 for any."""
+    """XLA would convert each whole matrix to FP32: BF16 for one row, FP16 for any number."""
     if COPIES_BF16 and dtype == "bfloat16":
         pytest.skip("the XLA of jax 0.10 copies it in every form")
     matrices = [jnp.zeros((OUT, IN), dtype)] * CHAINED
@@ -58,14 +58,14 @@ def test_no_matrix_is_copied_for_a_step(dtype: str, rows: int) -> None:
     memory = lowered.compile().memory_analysis()
 
     assert memory is not None
-    # Of FP16 some rows are in FP32 at a time, two of them where two products overlap.
+    # For FP16 some rows are in FP32 at a time, twice if two products overlap.
     limit = 4 * OUT * IN if dtype == "float16" else OUT * IN
     assert memory.temp_size_in_bytes <= limit
 
 
 @pytest.mark.parametrize("rows", [2, 16])
 def test_a_matrix_of_fp32_is_read_as_it_lies(rows: int) -> None:
-    """With it in front: behind the rows, XLA rearranges all of it for every step."""
+    """The matrix is the first operand: as the second, XLA would transpose it in every step."""
     matrix, x = jnp.zeros((OUT, IN), jnp.float32), jnp.zeros((rows, IN), jnp.float32)
 
     program = jax.jit(partial(products.multiply, few=True)).lower(x, matrix).compile()
@@ -109,7 +109,7 @@ def _form(heads: int, kv_heads: int) -> Form:
 def test_attention_is_that_of_each_query_alone(
     dtype: str, heads: tuple[int, int], count: int
 ) -> None:
-    """Of every group of heads, for steps and for pieces of prompts."""
+    """For every number of heads per group, in steps and in pieces of prompts."""
     form, length = _form(*heads), 9
     random = np.random.default_rng(1)
     q, keys, values = (
@@ -134,7 +134,7 @@ def test_attention_is_that_of_each_query_alone(
 @pytest.mark.skipif(COPIES_BF16, reason="the XLA of jax 0.10 copies them in every form")
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
 def test_keys_and_values_of_bf16_are_not_copied_for_a_step(heads: tuple[int, int]) -> None:
-    """XLA turned all of them into FP32 where each head of keys has one query."""
+    """XLA would convert all of them to FP32 if each key head has one query head."""
     form, slots, length = _form(*heads), 4, 512
     q = jnp.zeros((slots, 1, heads[0], 16), jnp.bfloat16)
     stored = jnp.zeros((slots, heads[1], length, 16), jnp.bfloat16)

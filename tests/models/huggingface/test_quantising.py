@@ -1,4 +1,4 @@
-"""Quantised matrices are close to what they were, and multiply as their numbers say."""
+"""Quantized matrices stay close to the originals, and multiply accordingly."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ def matrix(seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def numbers_of(stored: dict[str, Tensor]) -> npt.NDArray[np.float32]:
-    """Return a quantised matrix, its columns multiplied one by one."""
+    """Return a dequantized matrix, computed column by column."""
     identity = jnp.eye(IN, dtype=jnp.float32)
     return np.asarray(products.multiply(identity, {k: jnp.asarray(a) for k, a in stored.items()})).T
 
@@ -40,20 +40,20 @@ def numbers_of(stored: dict[str, Tensor]) -> npt.NDArray[np.float32]:
 def test_every_number_is_within_half_a_step(
     kind: str, most: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a matrix is multiplied in blocks of rows, of which the last is smaller."""
+    """Also if a matrix is multiplied in blocks of rows, of which the last is smaller."""
     monkeypatch.setattr(products, "_AT_ONCE", at_once)
     plain = matrix()
     size = IN if kind == "int8" else 16
     largest = np.abs(plain.reshape(OUT, IN // size, size)).max(-1).repeat(size, -1)
     found = numbers_of(quantising.KINDS[kind](plain, "q"))
 
-    # The scale of int4 is rounded to the 8 bits of BF16, and what it no longer reaches is cut.
+    # The scale of int4 is rounded to BF16 (8 bits), and values out of its range are clipped.
     slack = 1e-6 if kind == "int8" else 1 / 256
     assert (np.abs(found - plain) <= largest * (0.5 / most + slack)).all()
 
 
 def test_no_two_matrices_are_numbers_at_a_time() -> None:
-    """XLA would turn all into numbers ahead, where a product were no loop."""
+    """Without a loop XLA would dequantize all matrices in advance."""
     matrix = {
         "int8": jnp.zeros((1024, 1024), jnp.int8),
         "scale": jnp.zeros((1024,), jnp.float32),
@@ -107,7 +107,7 @@ def test_what_cannot_be_quantised_is_refused_by_name() -> None:
     ],
 )
 def test_logits_agree(name: str, kind: str, least: float, most: float, tmp_path: Path) -> None:
-    """Those of 4 bits less than those of 8; both are others than before."""
+    """The error is larger for 4 bits than for 8, and neither is zero."""
     write_tensors(tmp_path, name)
     form = configuration.read(DATA / name)
     params = checkpoint.read(tmp_path, form)

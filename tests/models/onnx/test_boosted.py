@@ -1,4 +1,4 @@
-"""Forests as onnxmltools writes them of XGBoost and LightGBM (tools/make_boosted_models.py)."""
+"""XGBoost and LightGBM forests converted by onnxmltools (tools/make_boosted_models.py)."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_there_are_models_of_both() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_the_library_that_trained_it(name: str) -> None:
-    """Missing values and categories go the same way."""
+    """Missing values and categories take the same branches."""
     kept = np.load(DATA / f"{name}.npz")
     made = onnx.load(DATA / f"{name}.onnx")
     if name == "lightgbm-texts":
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_library_that_trained_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lightgbm-texts", "xgboost-two-classes"])
 def test_a_boosted_forest_imports_with_one_command(tmp_path: Path, name: str) -> None:
-    """It agrees with onnxruntime, and its rows are proved independent."""
+    """It matches onnxruntime, and its rows are proved independent."""
     imported = import_model(DATA / f"{name}.onnx", tmp_path / "m")
 
     assert imported.checked is not None

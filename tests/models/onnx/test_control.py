@@ -1,4 +1,4 @@
-"""Branches and loops on data, and sequences: as onnxruntime computes them, or refused by name."""
+"""Data-dependent branches and loops, and sequences: as in onnxruntime, or refused by name."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -92,7 +92,7 @@ CONDITION = {**X, "c": (BOOL, [])}
 
 @pytest.mark.parametrize("condition", [True, False])
 def test_data_choose_a_branch(condition: bool) -> None:
-    """Both branches use the same names inside, and have constants of their own."""
+    """Both branches use the same inner names, and have their own constants."""
     made = model([_if(_scaled("Relu", 2.0), _scaled("Neg", 3.0))], CONDITION, ["y"])
 
     _same(made, GIVEN | {"c": np.asarray(condition)})
@@ -106,7 +106,7 @@ def test_a_condition_may_have_one_element_in_several_dimensions() -> None:
 
 
 def test_only_outputs_that_are_read_are_computed_by_a_branch() -> None:
-    """The other may have any shape, and may be what cannot be converted."""
+    """The unread ones may have any shape, and may be impossible to convert."""
     then = _graph([node("Relu", ["x"], ["r"]), node("NonZero", ["x"], ["q"])], {}, ["r", "q"])
     otherwise = _graph([node("Neg", ["x"], ["r"]), node("Shape", ["x"], ["q"])], {}, ["r", "q"])
     made = model([_if(then, otherwise, ("y", "unread"))], CONDITION, ["y"])
@@ -138,7 +138,7 @@ def test_a_condition_with_a_value_for_each_row_is_refused() -> None:
 
 
 def test_weights_in_a_branch_are_stored_beside_the_computation() -> None:
-    """Nested ones too, and those of Constant nodes; those that are equal in name stay apart."""
+    """Including nested ones and those of Constant nodes; equal names stay distinct."""
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(WEIGHT + 1))
     deep = _graph([constant, node("MatMul", ["x", "w"], ["q"])], {}, ["q"])
     shallow = _graph([node("MatMul", ["x", "w"], ["q"])], {}, ["q"], {"w": WEIGHT + 2})
@@ -155,7 +155,7 @@ def test_weights_in_a_branch_are_stored_beside_the_computation() -> None:
 
 
 def test_a_branch_that_other_rows_choose_is_not_put_together_with_them(tmp_path: Path) -> None:
-    """Rows of a batch have one condition: it is imported with max_batch_size 0, and says why."""
+    """The rows share one condition: it is imported with max_batch_size 0, giving the reason."""
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Greater", ["sum", "zero"], ["c"]),
@@ -184,7 +184,7 @@ STEP = (
     node("Mul", ["p", "half"], ["q"]),
     node("Add", ["q", "x"], ["s_out"]),
 )
-"""A trip that reads a weight and an input from outside of the body."""
+"""A loop body that reads a weight and an input of the outer graph."""
 
 
 def _trips(count: str, outputs: Sequence[str], *, stacks: bool) -> NodeProto:
@@ -196,7 +196,7 @@ def _trips(count: str, outputs: Sequence[str], *, stacks: bool) -> NodeProto:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40])
 def test_a_loop_makes_as_many_trips_as_are_known_and_stacks_what_they_make(count: int) -> None:
-    """Few are unrolled, many are a loop of XLA; none stacks nothing."""
+    """Short loops are unrolled, long ones become loops of XLA; zero trips stack nothing."""
     made = model(
         [_trips("n", ["y", "rows"], stacks=True)],
         X,
@@ -208,7 +208,7 @@ def test_a_loop_makes_as_many_trips_as_are_known_and_stacks_what_they_make(count
 
 
 def test_a_loop_of_many_trips_is_small() -> None:
-    """What is converted does not grow with the trip count."""
+    """The converted program does not grow with the trip count."""
     constants = {"w": WEIGHT, "n": np.asarray(10**9)}
     plan = planned(model([_trips("n", ["y"], stacks=False)], X, ["y"], constants), GIVEN)
 
@@ -237,7 +237,7 @@ _NUMBERS = {"two": np.asarray(2, np.float32), "hundred": np.asarray(100, np.floa
 @pytest.mark.parametrize("count", ["", "n"])
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_loop_goes_on_while_a_condition_on_data_holds(count: str, begins: bool) -> None:
-    """With a trip count the first that ends it counts."""
+    """With a trip count, whichever limit comes first ends the loop."""
     body = _graph(_GROWN, _LOOP, ["on_out", "s_out"], _NUMBERS)
     inputs = {**X, "c": (BOOL, [])}
     made = model([_loop(body, [count, "c", "x"], ["y"])], inputs, ["y"], {"n": np.asarray(3)})
@@ -255,7 +255,7 @@ def test_a_loop_ends_before_its_trip_count_by_data_from_a_known_beginning(count:
 
 
 def test_a_loop_that_is_left_at_once_makes_one_trip() -> None:
-    """Its body says that there is no other, whatever its trip count."""
+    """Its body ends the loop, whatever its trip count is."""
     nodes = [node("Identity", ["never"], ["on_out"]), node("Exp", ["s"], ["s_out"])]
     body = _graph(nodes, _LOOP, ["on_out", "s_out", "s_out"], {"never": np.asarray(False)})
     made = model(
@@ -266,7 +266,7 @@ def test_a_loop_that_is_left_at_once_makes_one_trip() -> None:
 
 
 def test_the_number_of_the_trip_is_known_in_a_loop_that_is_unrolled() -> None:
-    """It takes one row after the other, and what it carries grows."""
+    """It processes one row per trip, and its state grows."""
     nodes = [
         ON,
         node("Gather", ["x", "i"], ["row"], axis=0),
@@ -296,7 +296,7 @@ def test_the_number_of_the_trip_chooses_a_branch_of_a_loop_that_is_unrolled() ->
 
 
 def test_what_a_loop_hands_on_as_it_is_stays_known() -> None:
-    """A shape that it carries is one in every trip."""
+    """A shape that it carries is the same in every trip."""
     nodes = [
         ON,
         node("Identity", ["shape"], ["unused"]),
@@ -318,7 +318,7 @@ def test_what_a_loop_hands_on_as_it_is_stays_known() -> None:
 
 
 def test_loops_and_branches_are_nested() -> None:
-    """The inner ones see what the outer one carries, and its trip."""
+    """Inner loops see the state and the trip number of the outer one."""
     inner_body = _graph(
         [
             node("Identity", ["on2"], ["on2_out"]),
@@ -349,7 +349,7 @@ def test_loops_and_branches_are_nested() -> None:
 
 
 def test_loops_within_loops_are_not_unrolled_without_end() -> None:
-    """A file of sixteen nodes would ask for two to the power of a hundred."""
+    """A file of sixteen nodes could expand to two to the power of a hundred."""
     made: GraphProto = _graph([node("Exp", ["s0"], ["r"])], {}, ["r"])
     nodes = [node("Identity", ["on0"], ["c0"]), node("Tanh", ["s0"], ["r0"])]
     for level in range(1, 10):
@@ -417,7 +417,7 @@ def test_a_loop_over_rows_is_not_proved_to_keep_them_apart(tmp_path: Path) -> No
 
 
 def test_a_counted_loop_keeps_rows_apart(tmp_path: Path) -> None:
-    """Each row is computed from itself alone, also in a loop of XLA: requests share a batch."""
+    """Each row depends on itself alone, also in a loop of XLA: requests share a batch."""
     constants = {"w": WEIGHT, "n": np.asarray(200)}
     made = model([_trips("n", ["y"], stacks=False)], X, ["y"], constants)
 
@@ -465,7 +465,7 @@ def test_a_scan_reads_rows_and_stacks_others_in_each_direction(
 
 
 def test_a_scan_along_time_has_an_open_batch(tmp_path: Path) -> None:
-    """State with a row of each request is carried along; requests share a batch."""
+    """It carries a state with a row for each request; requests share a batch."""
     nodes = [
         node("Add", ["s", "part"], ["s_out"]),
         node("Tanh", ["s_out"], ["made"]),
@@ -493,7 +493,7 @@ def test_a_scan_of_inputs_of_several_lengths_is_refused() -> None:
 
 
 def test_a_scan_of_before_opset_9_is_refused() -> None:
-    """It has a batch, and what onnx makes of it reads another axis."""
+    """Such a Scan has a batch dimension, and onnx's own upgrade reads another axis."""
     made = model([_scan()], {"x": (FLOAT, [4, 4])}, ["y"], {"first": np.zeros(4, np.float32)})
     made.opset_import[0].version = 8
 
@@ -594,7 +594,7 @@ def test_an_input_that_is_a_sequence_is_refused() -> None:
 
 
 def test_functions_within_functions_take_attributes() -> None:
-    """One gives the attribute that it has on to another, in a branch that data choose too."""
+    """One passes its attribute on to another, also within a data-dependent branch."""
     opsets = [helper.make_opsetid("", 17)]
     leaky = helper.make_node("LeakyRelu", ["a"], ["b"])
     reference = leaky.attribute.add(name="alpha", ref_attr_name="slope", type=1)
@@ -616,7 +616,7 @@ def test_functions_within_functions_take_attributes() -> None:
 
 
 def test_a_slice_to_a_billion_rows_takes_the_whole_batch() -> None:
-    """As exporters write the end of an open dimension."""
+    """Exporters write the end of a dynamic dimension like this."""
     constants = {"from": np.asarray([0]), "to": np.asarray([10**9]), "rows": np.asarray([0])}
     nodes = [node("Slice", ["x", "from", "to", "rows"], ["m"]), node("Add", ["m", "x"], ["y"])]
     made = model(nodes, X, ["y"], constants)

@@ -1,4 +1,4 @@
-"""Rows whose number depends on the data: padded to a bound, counted, and mixed with nothing."""
+"""Data-dependent row counts: padded to a bound, counted, and kept apart from other rows."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -64,7 +64,7 @@ def _detector(*after: NodeProto, output: str = "found", is_centred: int = 0) -> 
 
 
 def _detections(random: np.random.Generator) -> dict[str, Tensor]:
-    """Return boxes that often touch and scores that are often equal."""
+    """Return boxes that often touch, and scores that are often equal."""
     boxes = random.integers(0, 5, (BATCHES, BOXES, 4)) * np.float32(0.1)
     scores = random.integers(-2, 3, (BATCHES, CLASSES, BOXES)) / np.float32(3)
     return {
@@ -80,7 +80,7 @@ def _rows(random: np.random.Generator) -> dict[str, Tensor]:
 
 
 def _agrees(made: ModelProto, given: Sequence[Mapping[str, Tensor]]) -> None:
-    """Compare with onnxruntime; all that is beyond the count is -1, and so is nothing else."""
+    """Compare with onnxruntime; exactly the rows beyond the count are -1."""
     plan = planned(made, given[0])
     run = jax.jit(plan)
     counts = set()
@@ -110,7 +110,7 @@ def _given(make: Callable[[np.random.Generator], dict[str, Tensor]], count: int)
 
 @pytest.mark.parametrize("is_centred", [0, 1])
 def test_boxes_are_those_of_onnxruntime_in_its_order(is_centred: int) -> None:
-    """With equal scores, with boxes that touch, and with those exactly at the threshold."""
+    """With equal scores, touching boxes, and overlaps exactly at the threshold."""
     _agrees(_detector(is_centred=is_centred), _given(_detections, 20))
 
 
@@ -128,14 +128,14 @@ def test_what_is_unique_is_that_of_onnxruntime(is_sorted: int, axis: int | None)
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_elements_that_data_choose_are_those_of_onnxruntime(axis: int | None) -> None:
-    """Fewer conditions than elements leave out those beyond; those for no element are not read."""
+    """Elements without a condition are left out, and conditions without an element ignored."""
     size = {None: 3, 0: 2, 1: 5}[axis]
     inputs: Inputs = {**ROWS, "kept": (BOOL, [size])}
     attributes = {} if axis is None else {"axis": axis}
     made = model([node("Compress", ["x", "kept"], ["y"], **attributes)], inputs, ["y"])
 
     def make(random: np.random.Generator) -> dict[str, Tensor]:
-        # None of the elements is the -1 of the padding.
+        # No element equals -1, the padding.
         x = random.integers(1, 9, (3, 4)).astype(np.float32)
         return {"x": x, "kept": random.integers(0, 2, size).astype(np.bool_)}
 
@@ -164,7 +164,7 @@ PASSING = [
     node("Gather", ["table", "number"], ["looked"], axis=0),
     node("Gather", ["table", "number"], ["across"], axis=1),
 ]
-"""Each computes a row from itself alone."""
+"""Operators that compute each row from itself alone."""
 
 
 def test_rows_pass_through_what_computes_each_from_itself() -> None:
@@ -215,7 +215,7 @@ def test_what_would_count_the_padding_is_refused_by_name(after: NodeProto) -> No
 
 
 def test_a_place_in_a_line_of_places_is_no_row() -> None:
-    """GatherND would take the N of NonZero's places of a vector, [1,N], as one place."""
+    """GatherND would read the [1,N] positions of a vector's NonZero as one position."""
     made = [node("NonZero", ["x"], ["found"]), node("GatherND", ["x", "found"], ["y"])]
     with pytest.raises(
         InvalidModel,
@@ -265,7 +265,7 @@ def test_rows_of_constants_are_known_and_have_no_padding() -> None:
 
 
 def test_a_large_constant_still_chooses_elements_of_data() -> None:
-    """Though it would be a parameter, whose elements no trace knows."""
+    """Large constants become parameters, whose values are unknown while tracing."""
     kept = np.arange(4000) % 2 == 0
     nodes = [node("Compress", ["x", "kept"], ["k"]), node("ReduceSum", ["k"], ["y"], keepdims=0)]
     made = model(nodes, {"x": (FLOAT, [4000])}, ["y"], {"kept": kept})

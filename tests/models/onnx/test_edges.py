@@ -1,4 +1,4 @@
-"""Datatypes that the V2 protocol does not have, at the edges of a graph."""
+"""Datatypes that the V2 protocol lacks, as graph inputs and outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ KINDS = {
     "INT2": "INT8",
     "UINT2": "UINT8",
 }
-"""Datatypes of inputs, and those in which a client sends them."""
+"""Datatypes of inputs, and the datatypes in which clients send them."""
 
 
 @pytest.mark.parametrize("number", range(17, 27))
 def test_every_number_is_the_same_at_the_edge(number: int) -> None:
-    """All 256, 16 or 4 of them."""
+    """All 256, 16 or 4 values."""
     dtype = any_dtype_of(number)
     kinds: dict[str, Any] = {"i": ml_dtypes.iinfo, "f": ml_dtypes.finfo}
     bits = kinds["i" if "int" in dtype.name else "f"](dtype).bits
@@ -46,7 +46,7 @@ def test_every_number_is_the_same_at_the_edge(number: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_inputs_and_outputs_are_wider_than_in_the_model(kind: str, tmp_path: Path) -> None:
-    """The import says so; without onnxruntime, which is to be given the narrow ones."""
+    """The import says so; it runs without onnxruntime, which expects the narrow types."""
     made = model(
         [node("Identity", ["x"], ["y"]), node("Cast", ["x"], ["z"], to=TensorProto.FLOAT)],
         {"x": (getattr(TensorProto, kind), ["N", 3])},

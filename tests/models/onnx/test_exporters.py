@@ -1,4 +1,4 @@
-"""Models as exporters of several kinds write them (tools/make_exporter_models.py)."""
+"""Models written by various exporters (tools/make_exporter_models.py)."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ REFUSED = {
 """Those that an import refuses, and why: a GRU of Keras is a Loop there that its condition ends."""
 
 UNCHECKED = {"skl2onnx-21-columns"}
-"""Those that onnxruntime has no answer for where inputs are random: categories that are unknown."""
+"""Models that onnxruntime cannot run on random inputs: their categories would be unknown."""
 
 CONVERTED = [name for name in NAMES if name not in REFUSED]
 EXPORTERS = {"dynamo", "lightgbm", "paddle2onnx", "skl2onnx", "tf2onnx", "torchscript", "xgboost"}
@@ -38,7 +38,7 @@ MOST_BYTES = 1_000_000
 
 
 def _kept(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the inputs, and the answers of onnxruntime by the names of its outputs."""
+    """Return the inputs, and onnxruntime's outputs by name."""
     with np.load(DATA / f"{name}.npz") as stored:
         inputs, outputs = (
             {key.removeprefix(side): stored[key] for key in stored if key.startswith(side)}
@@ -56,7 +56,7 @@ def _assert_close(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None
 
 
 def test_there_are_models_of_every_exporter_and_it_is_known_what_wrote_each() -> None:
-    """They are small, so that a clone stays so."""
+    """They are small, to keep clones small."""
     written = json.loads((DATA / "written.json").read_text())
 
     assert {name.partition("-")[0] for name in NAMES} == EXPORTERS
@@ -87,7 +87,7 @@ def test_what_is_refused_says_why(name: str) -> None:
 def test_each_imports_with_one_command_and_is_served_with_an_open_batch(
     name: str, tmp_path: Path
 ) -> None:
-    """It is compared with onnxruntime, and a row alone has the answer that it has among others."""
+    """It matches onnxruntime, and a row's answer does not depend on its batch."""
     inputs, expected = _kept(name)
     imported = import_model(
         DATA / f"{name}.onnx", tmp_path / "m", Options(check=name not in UNCHECKED)

@@ -54,7 +54,7 @@ def test_import_is_compared_for_two_batch_sizes(tmp_path: Path) -> None:
 
 
 def test_fixed_inputs_of_different_lengths_are_given_whole(tmp_path: Path) -> None:
-    """A state of two layers beside one frame: neither length is a batch."""
+    """A state of two layers next to one frame: neither length is a batch."""
     inputs: Inputs = {"x": (FLOAT, [1, 4]), "state": (FLOAT, [2, 4])}
     path = save(model([node("Add", ["x", "state"], ["y"])], inputs, ["y"]), tmp_path)
 
@@ -77,7 +77,7 @@ def test_model_for_one_row_is_compared_row_by_row_once_its_batch_is_open(tmp_pat
 
 
 def test_reshape_that_was_written_for_one_row_keeps_the_open_batch(tmp_path: Path) -> None:
-    """Exporters that know no open batch write Reshape to [1, 8]."""
+    """Exporters without dynamic batches write Reshape to [1, 8]."""
     nodes = [node("Reshape", ["x", "shape"], ["flat"]), node("Softmax", ["flat"], ["y"])]
     made = model(nodes, {"x": (FLOAT, [1, 4, 2])}, ["y"], {"shape": np.asarray([1, 8])})
 
@@ -99,7 +99,7 @@ def test_next_version_is_written_and_none_is_overwritten(tmp_path: Path) -> None
 
 
 def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left of it: no model, no version, no temporary directory."""
+    """Nothing remains: no model, no version, no temporary directory."""
     real = checking.compared
     monkeypatch.setattr(
         checking, "compared", lambda spec, want, have, limit: real(spec, want, have + 1, limit)
@@ -141,7 +141,7 @@ def test_rows_that_depend_on_one_another_are_imported_by_themselves(tmp_path: Pa
 
 @pytest.mark.parametrize("axis", [1, -1])
 def test_elements_that_are_gathered_within_a_row_keep_rows_apart(tmp_path: Path, axis: int) -> None:
-    """As scikit-learn's AdaBoost picks the median of its estimators."""
+    """As scikit-learn's AdaBoost selects the median of its estimators."""
     inputs: Inputs = {"x": (FLOAT, ["N", 4]), "at": (INT64, ["N", 2])}
     made = model([node("GatherElements", ["x", "at"], ["y"], axis=axis)], inputs, ["y"])
     imported = import_model(save(made, tmp_path), tmp_path / "m")
@@ -196,7 +196,7 @@ def test_packages_are_optional(
 
 
 def test_several_sizes_are_compared_and_compiled(tmp_path: Path) -> None:
-    """And a name that JAX cannot use gets another."""
+    """An input name that JAX cannot use is replaced."""
     inputs: Inputs = {"x": (FLOAT, ["N", "length (s)", 4])}
     path = save(model([node("MatMul", ["x", "w"], ["y"])], inputs, ["y"], {"w": WEIGHT}), tmp_path)
     imported = import_model(path, tmp_path / "m", Options(dimensions={"length (s)": (3, 5)}))
@@ -218,7 +218,7 @@ def test_shapes_may_name_what_the_model_does_not(tmp_path: Path) -> None:
 
 
 def _stepped(directory: Path) -> Path:
-    """Write a recurrent model whose state has the batch second, and that asks for its rate."""
+    """Write a recurrent model with the batch second in its state, and with a rate as input."""
     then = helper.make_graph([node("Identity", ["sum"], ["wide"])], "then", [], [_any("wide")])
     otherwise = helper.make_graph([node("Neg", ["sum"], ["wide"])], "else", [], [_any("wide")])
     nodes = [
@@ -307,7 +307,7 @@ def test_constants_are_numbers_of_their_datatype() -> None:
 
 
 def test_a_quantised_model_says_which_difference_is_allowed(tmp_path: Path) -> None:
-    """Steps of the scale of its output, which the import shows; others name none."""
+    """The import prints output steps for quantized models only."""
     constants: dict[str, Tensor] = {
         "scale": np.asarray(0.5, np.float32),
         "zero": np.asarray(0, np.int8),

@@ -1,4 +1,4 @@
-"""Classifiers whose classes are texts become numbers and a list, and are compared all the same."""
+"""Classifiers with text classes: imported with numeric outputs and a labels file, and compared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ CLASSES = ("low", "übermäßig", "a b")
 
 
 def _classifier(classes: Sequence[str] = CLASSES, operator: str = "LinearClassifier") -> Any:
-    """Return a model with labels of text and a list of maps of scores."""
+    """Return a model with text labels and a list of maps of scores."""
     count = len(classes)
     said: dict[str, Any] = {
         "coefficients": np.linspace(-1, 1, 4 * count).tolist(),
@@ -61,7 +61,7 @@ def _classifier(classes: Sequence[str] = CLASSES, operator: str = "LinearClassif
 
 
 def _looked_up(*after: Any, classes: Sequence[str] = CLASSES) -> Any:
-    """Return a model that takes its label from a list, as naive Bayes does."""
+    """Return a model that looks its label up in a list, as naive Bayes does."""
     table = numpy_helper.from_array(np.asarray(classes, np.object_), "classes")
     extract = helper.make_node(
         "ArrayFeatureExtractor", ["classes", "i"], ["found"], domain="ai.onnx.ml"
@@ -81,7 +81,7 @@ def _looked_up(*after: Any, classes: Sequence[str] = CLASSES) -> Any:
 
 
 def test_a_classifier_of_texts_is_imported_with_a_list_of_them(tmp_path: Path) -> None:
-    """Its labels are compared with onnxruntime's, and both outputs say what their numbers mean."""
+    """Its labels match onnxruntime's, and both outputs have labels."""
     imported = import_model(save(_classifier(), tmp_path), tmp_path / "m")
 
     assert ["INT64[-1]", "FP32[-1,3]"] == [str(spec) for spec in imported.manifest.outputs]
@@ -111,7 +111,7 @@ def test_labels_that_differ_from_onnxruntime_are_seen() -> None:
 
 
 def test_pairs_of_classes_are_no_classes(tmp_path: Path) -> None:
-    """Three classes have three pairs, whose scores a support vector machine gives."""
+    """An SVM of three classes has a score for each of three pairs."""
     made = _classifier(operator="SVMClassifier")
 
     imported = import_model(save(made, tmp_path), tmp_path / "m")
@@ -121,7 +121,7 @@ def test_pairs_of_classes_are_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", [configuring.FILE_NAME, configuring.CONFIG_NAME])
 def test_no_file_is_overwritten(tmp_path: Path, file: str) -> None:
-    """A second version with the same classes changes nothing; other files stay as they are."""
+    """A second version with the same classes changes nothing, and other files are kept."""
     path = save(_classifier(), tmp_path)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / file).write_text("# mine\n")
@@ -155,7 +155,7 @@ def test_the_next_version_keeps_the_files(tmp_path: Path) -> None:
     ids=["compared", "cast", "index", "twice", "two lines", "a line more", "no line"],
 )
 def test_texts_that_are_more_than_moved_stay_texts(made: onnx.ModelProto) -> None:
-    """A number in place of a text would be read as another number, or a line as another."""
+    """The graph does more than copy the label, or its texts do not fit the lines of labels.txt."""
     graph = graph_of(made)
 
     assert (graph, {}) == with_numbers(graph)

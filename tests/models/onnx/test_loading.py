@@ -1,4 +1,4 @@
-"""ONNX models that are loaded from a repository, without a server."""
+"""Loading ONNX models from a repository, without a server."""
 
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def test_the_key_has_all_that_a_conversion_depends_on(
 
 
 def test_the_key_of_a_file_has_what_lies_beside_it(version: Path) -> None:
-    """By its marks: there may be other models, of any size, and nothing below is looked at."""
+    """By name, size and time only, because files may be large; subdirectories are ignored."""
     file = version / "model.onnx"
     (version / "below").mkdir()
     first = _key(file)

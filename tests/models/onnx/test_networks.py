@@ -32,7 +32,7 @@ IMAGES = {
 
 
 def test_imported_network_has_no_grouped_convolution_on_the_cpu() -> None:
-    """XLA would run it in a naive loop there."""
+    """XLA would use a naive loop for it there."""
     made = networks.mobilenet_v2()
 
     artifact, _ = artifact_of(made, "b", {made.graph.input[0].name: "b, 3, 64, 64"})
@@ -71,7 +71,7 @@ def test_network_of_images_gives_what_onnxruntime_gives_with_a_symbolic_batch(na
 
 @pytest.mark.parametrize(("decomposed", "opset"), [(True, 13), (False, 17), (False, 20)])
 def test_encoder_keeps_batch_and_sequence_symbolic(decomposed: bool, opset: int) -> None:
-    """Shape, Gather, Concat, Where, Expand and Reshape calculate with dimensions of no size."""
+    """Shape, Gather, Concat, Where, Expand and Reshape compute with symbolic dimensions."""
     made = networks.distilbert(networks.Encoder(), decomposed=decomposed, opset=opset)
 
     run = exported(made, "b, s", {"input_ids": "b, s", "attention_mask": "b, s"})

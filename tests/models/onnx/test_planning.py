@@ -41,7 +41,7 @@ def _refused(made: ModelProto, given: Mapping[str, Tensor] | None = None) -> str
     return str(caught.value)
 
 
-# --- what becomes of constants -----------------------------------------------------------------
+# # --- constants ---------------------------------------------------------------------------------
 
 
 def test_weights_are_parameters_and_shapes_are_constants() -> None:
@@ -54,7 +54,7 @@ def test_weights_are_parameters_and_shapes_are_constants() -> None:
 
 
 def test_what_is_known_is_computed_once_and_stored() -> None:
-    """A transposed weight becomes the parameter; the original is not kept."""
+    """A transposed weight becomes the parameter, and the original is dropped."""
     nodes = [node("Transpose", ["w"], ["t"], perm=[1, 0]), node("MatMul", ["x", "t"], ["y"])]
 
     plan = planned(model(nodes, X, ["y"], {"w": WEIGHT}), GIVEN)
@@ -65,7 +65,7 @@ def test_what_is_known_is_computed_once_and_stored() -> None:
 
 
 def test_a_small_file_cannot_ask_for_much_memory() -> None:
-    """What would be large when computed beforehand stays an operator."""
+    """A constant expression with a large result remains an operator."""
     nodes = [
         node("ConstantOfShape", ["shape"], ["large"]),
         node("ReduceSum", ["large"], ["sum"], keepdims=0),
@@ -104,7 +104,7 @@ def test_a_small_file_cannot_ask_for_much_memory() -> None:
 def test_no_operator_computes_much_while_it_is_converted(
     operator: str, constants: dict[str, Tensor]
 ) -> None:
-    """It is refused, or it stays: memory of the size that it asks for is never taken."""
+    """It is refused or left in the program: memory of that size is never allocated."""
     nodes = [
         node(operator, list(constants), ["large"]),
         node("ReduceMax", ["large"], ["m"]),
@@ -142,7 +142,7 @@ def test_progress_counts_every_node() -> None:
     assert [(1, 2), (2, 2)] == seen
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# # --- refusals ----------------------------------------------------------------------------------
 
 
 def test_an_unknown_operator_is_named_with_its_node_and_neighbours() -> None:
@@ -214,7 +214,7 @@ def test_the_branch_of_a_known_condition_is_taken(condition: bool) -> None:
 
 
 def test_branches_may_use_the_same_names_and_conditions_may_be_shapes() -> None:
-    """As exporters guard a squeeze: if the size of the axis is 1."""
+    """Exporters guard a squeeze like this: if the size of the axis is 1."""
     nodes = [
         node("Shape", ["x"], ["shape"]),
         node("Gather", ["shape", "last"], ["size"]),

@@ -26,7 +26,7 @@ def _refused(data: bytes) -> str:
 
 
 def _external(directory: Path, location: str = "weights.bin", **said: str) -> Path:
-    """Write a model whose weight is said to be in another file."""
+    """Write a model that references a weight in another file."""
     made = model([node("MatMul", ["x", "w"], ["y"])], X, ["y"], {"w": WEIGHT})
     tensor = made.graph.initializer[0]
     external_data_helper.set_external_data(tensor, location)
@@ -122,7 +122,7 @@ def test_what_is_no_model_is_refused(data: bytes) -> None:
 @given(data=st.data())
 @settings(max_examples=150)
 def test_a_damaged_model_is_refused_or_read(data: st.DataObject) -> None:
-    """No bytes end in anything but a graph or an InvalidModel."""
+    """Any bytes result in a graph or in InvalidModel."""
     good = bytearray(single("MatMul", {"x": ROWS}, {"w": WEIGHT}).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(good) - 1))
@@ -137,7 +137,7 @@ def test_a_damaged_model_is_refused_or_read(data: st.DataObject) -> None:
 
 
 def test_an_older_model_is_brought_to_the_oldest_opset() -> None:
-    """Softmax of opset 11 flattens what follows its axis."""
+    """In opset 11 Softmax flattens the dimensions from its axis on."""
     made = single("Softmax", {"x": np.ones((2, 3, 4), np.float32)}, opset=11, axis=1)
 
     found = reading.parse(made.SerializeToString())

@@ -82,7 +82,7 @@ def test_the_error_says_what_to_type() -> None:
 
 
 def test_number_is_traced_beside_inputs_of_a_fixed_shape() -> None:
-    """A frequency, say, which has no dimension that could be a batch."""
+    """For example a frequency, which has no dimension that could be a batch."""
     number = GraphInput("fmin", DATATYPES["FP32"], ())
 
     traced = _resolve(FIXED, number).abstract()

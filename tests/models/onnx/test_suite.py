@@ -1,6 +1,6 @@
-"""Of onnx's own suite a case of each operator, and a third where `slow` is asked for.
+"""Cases of onnx's own suite: one per operator, and with `slow` a third of all.
 
-`tox run -e onnx` runs it whole, and counts.
+`tox run -e onnx` runs all of them, and counts.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def test_a_case_of_each_operator_passes_or_is_refused_for_a_known_reason(shard: 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_third_of_the_cases_passes_or_is_refused_for_a_known_reason(shard: int) -> None:
-    """Those that the test above has not run."""
+    """Except those that the test above has run."""
     cases = onnx_suite.everything()
     known = {case.name for case in onnx_suite.first_of_each(cases)}
     found = [case for case in onnx_suite.third(cases) if case.name not in known]

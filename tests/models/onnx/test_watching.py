@@ -1,4 +1,4 @@
-"""What onnxruntime executes of a model that is imported is ended, by time and by memory."""
+"""onnxruntime runs of imported models are limited in time and memory."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ X = {"x": np.ones((1, 2), np.float32)}
 
 
 def endless(tmp_path: Path, **limits: Any) -> Reference:
-    """Return a model that halves its input some billions of billions of times."""
+    """Return a model that halves its input in a practically endless loop."""
     body = helper.make_graph(
         [node("Identity", ["on"], ["on_out"]), node("Mul", ["s", "half"], ["s_out"])],
         "body",
@@ -62,7 +62,7 @@ def test_a_loop_that_does_not_end_is_ended(tmp_path: Path) -> None:
 def test_what_takes_too_much_memory_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at what the process has, which here grows by a mebibyte with each look."""
+    """The check reads the memory of the process, which grows by a mebibyte per check here."""
     had = iter(range(0, 1 << 40, 1 << 20))
     monkeypatch.setattr("xlaserve.importers.onnx.watching.resident_bytes", lambda: next(had))
 
@@ -73,7 +73,7 @@ def test_what_takes_too_much_memory_is_ended(
 
 
 def test_what_follows_from_constants_alone_is_ended_too(tmp_path: Path) -> None:
-    """Where onnxruntime folded it while it reads the file, nothing could end that."""
+    """onnxruntime must not fold it while reading the file, where nothing could stop it."""
     nodes = [node("ConstantOfShape", ["size"], ["c0"])]
     nodes += [node("Sin", [f"c{n}"], [f"c{n + 1}"]) for n in range(400)]
     nodes += [node("ReduceSum", ["c400"], ["sum"], keepdims=0), node("Add", ["x", "sum"], ["y"])]

@@ -1,4 +1,4 @@
-"""64-bit integers, as an import and a server have them."""
+"""Enable 64-bit integers, as imports and servers do."""
 
 from collections.abc import Iterator
 

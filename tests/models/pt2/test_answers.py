@@ -1,4 +1,4 @@
-"""Programs of torch.export give what PyTorch gave."""
+"""torch.export programs give the same outputs as PyTorch."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Archives and programs that are hostile, old or foreign are refused by name, and run no code."""
+"""Hostile, old or foreign archives and programs are refused by name, without running code."""
 
 import pickle
 import zipfile
@@ -226,7 +226,7 @@ def test_a_program_that_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPat
 
 
 def test_graphs_within_graphs_have_a_limit() -> None:
-    """Whatever its depth is: no recursion ends the process."""
+    """Even at a small depth; no recursion crashes the process."""
     empty = '"inputs":[],"outputs":[],"tensor_values":{},"sym_int_values":{},"sym_bool_values":{}'
     before = '"as_graph":{"name":"g","graph":{' + empty + ',"nodes":[{"target":"t","metadata":{},'
     before += '"outputs":[],"inputs":[{"name":"","arg":{'

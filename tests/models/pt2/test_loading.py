@@ -1,4 +1,4 @@
-"""Programs of torch.export that are loaded from a repository, without a server."""
+"""Loading torch.export programs from a repository, without a server."""
 
 import shutil
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SETTLED = ModelConfig(max_batch_size=4, inputs=BOTH)
 
 
 def _version(tmp_path: Path, name: str) -> Path:
-    """Return a version directory with this program of the tests."""
+    """Return a version directory with this test program."""
     directory = tmp_path / "1"
     directory.mkdir()
     shutil.copy(path(name), directory / "model.pt2")
@@ -51,7 +51,7 @@ def _assert_answers(
 
 
 def test_rows_that_are_looked_up_by_their_number_are_batched(tmp_path: Path) -> None:
-    """As models of transformers look up masks, and the last word of each text."""
+    """transformers models look up masks and last tokens like this."""
     model = _loaded(_version(tmp_path, "by-number"), tmp_path)
 
     assert ("proved", 32) == (str(model.info.verdict), model.info.max_batch_size)
@@ -60,7 +60,7 @@ def test_rows_that_are_looked_up_by_their_number_are_batched(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_program_is_served_as_it_lies_there(tmp_path: Path, *, is_alone: bool) -> None:
-    """By its directory, or by its file; nothing stays beside it."""
+    """As a directory or as a file; the load leaves no other files."""
     version = _version(tmp_path, "mlp")
     place = version / "model.pt2" if is_alone else version
     model = _loaded(place, tmp_path)

@@ -1,4 +1,4 @@
-"""What a program says of its sizes, datatypes and memory is obeyed, or it is refused."""
+"""A program's sizes, datatypes and memory layout are respected, or it is refused."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Zip files are read strictly: whatever is ambiguous or a lie is refused."""
+"""Strict reading of zip files: ambiguous or inconsistent ones are refused."""
 
 import io
 import struct
@@ -31,7 +31,7 @@ ONE = zipped({"m/a": b"alpha"})
 
 
 def patched(data: bytes, header: bytes, offset: int, form: str, value: int) -> bytes:
-    """Change a field of the first header of a kind."""
+    """Change a field in the first header of a kind."""
     made = bytearray(data)
     struct.pack_into(form, made, data.index(header) + offset, value)
     return bytes(made)
@@ -56,7 +56,7 @@ def _two_of_a_name() -> bytes:
 
 
 def _bomb() -> bytes:
-    """Say that 20 bytes inflate to a gigabyte."""
+    """Declare that 20 bytes inflate to a gigabyte."""
     made = zipped({"m/a": bytes(1000)}, zipfile.ZIP_DEFLATED)
     return patched(made, _CENTRAL, 24, "<L", 1 << 30)
 
@@ -67,7 +67,7 @@ def _inflates_to_more() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """Let the second entry begin where the first one does."""
+    """Let the second entry start where the first one does."""
     two = bytearray(zipped({"m/a": b"1", "m/b": b"2"}))
     second = two.rindex(_CENTRAL)
     struct.pack_into("<L", two, second + 42, 0)
@@ -143,7 +143,7 @@ def test_an_entry_above_the_limit_is_not_read() -> None:
 
 
 def wide(size: int = 5) -> bytes:
-    """Write `ONE` with its sizes and its end in 64 bits, as PyTorch does for large files."""
+    """Write `ONE` in zip64 format, as PyTorch does for large files."""
     name, data = b"m/a", b"alpha"
     crc = zlib.crc32(data)
     local = struct.pack("<4s5H3L2H", _LOCAL, 45, 0, 0, 0, 0, crc, 5, 5, 3, 0) + name + data
@@ -203,7 +203,7 @@ def test_a_lie_in_64_bits_is_refused(data: bytes, text: str) -> None:
 @settings(max_examples=200)
 @given(st.data())
 def test_no_changed_byte_gives_other_data(data: st.DataObject) -> None:
-    """Whatever bytes are changed: the same entries, or a refusal."""
+    """Whichever bytes change, the entries are the same or the file is refused."""
     whole = data.draw(st.sampled_from([ONE, wide(), zipped({"m/a": b"alpha"}, 8)]))
     made = bytearray(whole)
     for place in data.draw(st.lists(st.integers(0, len(made) - 1), min_size=1, max_size=4)):

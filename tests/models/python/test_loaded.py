@@ -13,7 +13,7 @@ INPUTS = {"x": np.zeros((3, 2), np.float32)}
 
 
 class Copied:
-    """Code in place of a copy of a model: does what it is given with each request."""
+    """A stand-in for a model's process that runs a given function on each request."""
 
     def __init__(self, does: Callable[[Any], None]) -> None:
         self._does = does

@@ -1,4 +1,4 @@
-"""What code says of its readiness: asked once at a time, and never for longer than a while."""
+"""Readiness reported by a model's code: one query at a time, with a time limit."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ def test_coroutines_are_awaited_and_copies_without_it_are_not_asked() -> None:
 async def test_no_answer_in_time_is_no_and_holds_nothing_up(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code is our own class, which is asked as one of Triton's is."""
+    """The model has the class of our own API; Triton's is queried in the same way."""
     code = """
 import os
 import time

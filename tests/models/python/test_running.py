@@ -5,7 +5,7 @@ from xlaserve.python_models.process.running import RunningProcess
 
 
 def test_a_process_that_another_thread_has_waited_for_has_ended() -> None:
-    """As it is between the kernel's word and Python's note of it."""
+    """The kernel has reported the exit, but Python has not recorded it yet."""
     running = RunningProcess.__new__(RunningProcess)
     running._process = subprocess.Popen(["true"])
     os.waitpid(running._process.pid, 0)

@@ -1,4 +1,4 @@
-"""Memory that a server shares with the process of a model, and the messages through it."""
+"""Memory shared between a server and a model process, and the messages through it."""
 
 import gc
 import os
@@ -38,7 +38,7 @@ def slab(size: int = SIZE) -> Iterator[tuple[SlabWriter, SlabReader, int]]:
 
 @contextmanager
 def pipes(size: int = SIZE) -> Iterator[tuple[Pipe, Pipe]]:
-    """Return the two ends of a pipe; the first writes to a slab that the second reads."""
+    """Yield the two ends of a pipe; the first writes to a slab that the second reads."""
     ends = socket.socketpair()
     with slab(size) as (writer, reader, _), slab(size) as (back, forth, _):
         first, second = Pipe(ends[0], writer, forth), Pipe(ends[1], back, reader)
@@ -52,7 +52,7 @@ def written(writer: SlabWriter, size: int) -> int | None:
 
 
 def test_nobody_can_truncate_what_the_other_has_mapped() -> None:
-    """Reading behind the end of a file that was truncated is a SIGBUS, which ends the server."""
+    """Reading past the end of a truncated file raises SIGBUS, which would end the server."""
     with slab() as (_, reader, descriptor):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, 0)
@@ -109,7 +109,7 @@ def test_large_tensors_pass_through_the_slab_and_leave_it() -> None:
             np.testing.assert_array_equal(large + number, found["x"])
             assert not found["x"].flags.writeable
             assert (texts.tolist(), 1) == (found["t"].tolist(), int(found["n"]))
-            # What was dropped is told with the next message of the other side.
+            # Dropped memory is reported in the next message of the other side.
             del found
             second.send({"kind": "b"})
             first.receive()
@@ -141,7 +141,7 @@ def test_a_message_of_memory_that_is_not_there_is_refused(place: Any, dropped: A
 
 
 def test_what_cannot_be_said_takes_no_place_and_forgets_nothing() -> None:
-    """A message whose header has no form; the next one is as if it had not been."""
+    """The header cannot be encoded; the next message is unaffected."""
     short = large[: LEAST_BYTES // 4]  # which the pipe would take, too
     with pipes() as (first, second):
         first.send({"kind": "a"}, {"x": short})

@@ -1,6 +1,6 @@
-"""Rows that ask by one comparison, and are changed by another: proved where both are the same.
+"""Conditions that ask by one comparison and change rows by another: proved if both are equal.
 
-NumPy tells whether they are, for integers and for numbers of which some are none.
+NumPy decides whether they are, for integers and for floats including NaN.
 """
 
 # Much of jax is typed, but not all that is called here.

@@ -1,4 +1,4 @@
-"""Numbers of rows that cancel out, in whichever datatype they are computed."""
+"""Row numbers that cancel out, in any datatype."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -19,7 +19,7 @@ from xlaserve.row_proofs import Independence
 
 Array = Any
 MANY = 300
-"""Rows, which neither 8 bits nor a bfloat16 count."""
+"""Number of rows that neither 8 bits nor a bfloat16 can count."""
 INPUTS: Inputs = [((), "float32"), ((), "int32")]
 
 

@@ -1,6 +1,6 @@
-"""Rows that do not ask for a branch that is taken: proved where it leaves them alone.
+"""Rows that do not request a branch which is taken: proved if it leaves them unchanged.
 
-NumPy tells whether it does, for all truth values and integers that a row may have.
+NumPy decides whether it does, for all booleans and integers that a row may have.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -102,7 +102,7 @@ UNPROVED = frozenset(
         "product",
     }
 )
-"""What is not proved though it holds."""
+"""True but not proved."""
 
 
 def answers(xp: Any, p: Array, r: Array, t: Array, v: Array) -> list[Array]:

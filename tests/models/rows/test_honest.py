@@ -19,7 +19,7 @@ def test_there_are_at_least_ninety() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cholesky", "inverse", "noise of a key for each", "fourier"])
 def test_what_is_compiled_for_a_gpu_is_proved_too(name: str) -> None:
-    """The rules know the functions of CUDA's libraries; nothing of it runs here."""
+    """The rules know CUDA's library functions; nothing is executed here."""
     verdict = verdict_of(*HONEST[name], platforms=["cpu", "cuda"])
 
     assert verdict.independence == Independence.PROVED

@@ -1,4 +1,4 @@
-"""Rows whose values were chosen to be seen by others: each is seen, and none is proved apart."""
+"""Adversarial values that let rows see each other: each leak is found, and none is proved."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -28,7 +28,7 @@ COUNTERS: Inputs = [((), "int32"), ((), "int32")]
 
 
 class Case(NamedTuple):
-    """A function of rows, and rows of which at least one sees the others."""
+    """A function of rows, and input rows of which at least one sees the others."""
 
     model: Callable[..., Array]
     inputs: Inputs
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def while_any_is_below(counter: int, step: int) -> Callable[..., Array]:
-    """Count until all rows are done; the counter begins again from below."""
+    """Count up from `counter` until it has passed `n` in every row."""
 
     def model(x: Array, n: Array) -> Array:
         def body(s: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -267,7 +267,7 @@ def without_lines(found: Exported) -> bytes:
 # --- what a proof may cost ---------------------------------------------------------------------
 
 DEEP = 60
-"""Operations, each of which takes the one before twice: looked at one by one, 2 to the power."""
+"""Operations that each use the previous one twice: visited naively, 2 to the power of this."""
 
 
 def chained_truths(x: Array, n: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Integers that are computed in every way, for looking into rows: proved where they stay in theirs.
+"""Integer arithmetic for indexing into rows: proved if each row only reads itself.
 
-NumPy tells whether a row sees others, for all the integers that a client may send.
+NumPy decides whether a row sees others, for all integers that a client may send.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -16,11 +16,11 @@ from jax import lax
 from support.rows import Inputs, exported, findings_of
 
 K = 4
-"""Elements of a row."""
+"""Elements per row."""
 INPUTS: Inputs = [((K,), "float32"), ((), "int32")]
 Array = Any
 Index = Callable[[Any, Array, Array], Array]
-"""Of a module, the number of the row, and an integer for each row."""
+"""Arguments: module, row number, and an integer for each row."""
 
 
 def _stacked(xp: Any, *columns: Array) -> Array:
@@ -157,11 +157,11 @@ UNPROVED = frozenset(
         "taken apart, stepwise",
     }
 )
-"""What is not proved though it holds."""
+"""True but not proved."""
 
 
 def looked_up(xp: Any, name: str, x: Array, n: Array) -> Array:
-    """Return what each row finds in all of them, flattened."""
+    """Return what each row reads from the flattened batch."""
     row = xp.arange(x.shape[0], dtype=np.int32)
     index = INDICES[name](xp, row, n)
     flat = x.reshape(-1)
@@ -171,7 +171,7 @@ def looked_up(xp: Any, name: str, x: Array, n: Array) -> Array:
 
 
 def is_independent(name: str) -> bool:
-    """Tell whether a row finds the same alone and beside others, whatever it asks for."""
+    """Tell whether a row reads the same alone and in a batch, for every index."""
     asked = [1 - 2**31, -9, -5, -4, -3, -1, 0, 1, 2, 3, 4, 5, 8, 9, 12, 99]
     integers = np.array(asked, np.int32)
     rows = np.random.default_rng(3).normal(size=(len(integers), K)).astype(np.float32)

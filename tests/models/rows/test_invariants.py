@@ -45,7 +45,7 @@ SIZED = Finding(True, "stablehlo.constant", "uses the batch size as a value")
 def planted(
     monkeypatch: pytest.MonkeyPatch, results: Callable[[Sequence[Value]], Sequence[Value]]
 ) -> None:
-    """Have a rule for `tanh` that says the same of whatever it is given."""
+    """Register a rule for `tanh` that gives the same answer for every input."""
     rule = Rule(lambda operation, operands, walker: results(operands))
     rules = MappingProxyType({**RULES, "stablehlo.tanh": rule})
     monkeypatch.setattr("xlaserve.row_proofs.proof.RULES", rules)

@@ -1,7 +1,7 @@
-"""Every operation along every dimension of rows that lie in every way: proved where it holds.
+"""Every operation along every dimension, for every layout of rows: proved where it holds.
 
-Each program lays a batch out, computes along one dimension, and lays it back. NumPy tells whether
-its rows are independent; the proof has to say the same, but where a table says that it cannot.
+Each program permutes a batch, computes along one dimension, and permutes it back. NumPy decides
+whether its rows are independent; the proof must agree, except where a table lists that it cannot.
 """
 
 import functools
@@ -21,7 +21,7 @@ Operation = Callable[[Any, Array, int], Array]
 
 FAST = ("46 b", "4 b6", "4b6")
 SLOW = ("b 4 6", "6 b 4", "6 4 b", "b4 6", "4b 6", "b46")
-"""Layouts: the dimensions, each of what lies in it, the major first."""
+"""Layouts: the contents of each dimension, major to minor."""
 
 
 def laid_out(xp: Any, x: Array, layout: Sequence[str]) -> Array:
@@ -55,7 +55,7 @@ def _matrix(xp: Any, v: Array, axis: int) -> Array:
 
 
 def _swapped(xp: Any, v: Array, axis: int) -> Array:
-    """Split a dimension in two, and put the minor half before the major one."""
+    """Split a dimension in two, and move the minor half before the major one."""
     size = v.shape[axis]
     cut = v.reshape(*v.shape[:axis], size // 2, 2, *v.shape[axis + 1 :])
     return xp.swapaxes(cut, axis, axis + 1).reshape(v.shape)
@@ -114,7 +114,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "one is put": _put,
     "with itself": lambda xp, v, a: v * xp.flip(v, a).max(),
 }
-"""Functions of a module, a value and a dimension, whose results have the shape of the value."""
+"""Functions of a module, a value and a dimension; the result has the shape of the value."""
 
 
 class Program:
@@ -171,7 +171,7 @@ UNCERTAIN = {"summed so far", "padded and cut beside", "halves swapped"}
 
 
 def expected(program: Program) -> str:
-    """Return what is to be said of a program."""
+    """Return the expected verdict on a program."""
     if not program.is_independent():
         return "unknown" if program.operation in UNCERTAIN else "mixed"
     said, along = UNPROVED.get(program.operation, ("", ""))

@@ -1,7 +1,6 @@
-"""Networks of the layers of flax and equinox: what is proved of them, and that it holds."""
+"""Networks made of flax and equinox layers: their verdicts, checked by running them."""
 
-# Layers of both libraries say their types in part only.
-# mypy: ignore-errors=True
+# Both libraries are only partly typed.
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from xlaserve.row_proofs import prove
 pytestmark = pytest.mark.slow
 
 KEY: Any = np.zeros(2, np.uint32)
-"""A key of JAX as it is in memory: to make one would start XLA, with its threads, on import."""
+"""The raw form of a JAX key: making one at import would start XLA and its threads."""
 Network = tuple[Callable[[], Callable[..., Any]], list[tuple[tuple[int, ...], str]]]
 
 
@@ -33,7 +32,7 @@ def i(*shape: int) -> tuple[tuple[int, ...], str]:
 
 
 def flax(make: Callable[[], Any], *inputs: Any, **more: Any) -> Network:
-    """A module of flax, with parameters that are drawn."""
+    """A flax module with random parameters."""
 
     def build() -> Callable[..., Any]:
         module = make()
@@ -45,7 +44,7 @@ def flax(make: Callable[[], Any], *inputs: Any, **more: Any) -> Network:
 
 
 def each(make: Callable[[], Any], *inputs: Any) -> Network:
-    """A module of equinox, which takes one row."""
+    """An equinox module, which takes a single row."""
 
     def build() -> Callable[..., Any]:
         return jax.vmap(make())
@@ -70,7 +69,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens that see those before them, and the last of them."""
+    """Causal attention over tokens, and the last one."""
 
     @nn.compact
     def __call__(self, ids, lengths):
@@ -81,7 +80,7 @@ class Decoder(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two blocks of a ResNet, normalised as they were trained, or by the batch."""
+    """Two ResNet blocks, normalized by trained statistics or by the batch."""
 
     learned: bool = True
 
@@ -94,7 +93,7 @@ class Residual(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again."""
+    """Downsampling and upsampling."""
 
     @nn.compact
     def __call__(self, x):
@@ -115,7 +114,7 @@ class Patches(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """Channels weighted by what is in them."""
+    """Channels weighted by their content (squeeze and excitation)."""
 
     @nn.compact
     def __call__(self, x):
@@ -124,7 +123,7 @@ class Squeezed(nn.Module):
 
 
 class Both(nn.Module):
-    """A recurrent network in both directions, up to the length of each row."""
+    """A bidirectional recurrent network over the length of each row."""
 
     @nn.compact
     def __call__(self, x, lengths):
@@ -133,7 +132,7 @@ class Both(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts for every row, of which a gate weights two."""
+    """Every expert for every row, of which a gate weights two."""
 
     @nn.compact
     def __call__(self, x):
@@ -151,7 +150,7 @@ class Noisy(nn.Module):
 
 
 class Recurrent(eqx.Module):
-    """A cell of equinox, over time."""
+    """A recurrent cell of equinox, over time."""
 
     cell: Any
 
@@ -223,9 +222,9 @@ MIXES: dict[str, Network] = {
 
 
 def _judged(network: Network) -> tuple[str, str]:
-    """Return the verdict, and what a trial of what is proved sees."""
+    """Return the verdict, and what a trial of the proved outputs finds."""
     build, inputs = network
-    # Layers are written for plain JAX, not for the strictness of our own tests.
+    # The layers are written for plain JAX, not for the strictness of these tests.
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),

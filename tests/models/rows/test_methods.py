@@ -1,4 +1,4 @@
-"""Methods besides the networks of `honest_rows`: what is proved of each holds when it is run."""
+"""Methods other than the networks of `honest_rows`: each proof is checked by running it."""
 
 # A table of methods: what each is says its name.
 # mypy: ignore-errors=True

@@ -1,4 +1,4 @@
-"""Random programs that move elements about: whatever is proved of one holds when it runs."""
+"""Random programs that rearrange elements: every proof holds when the program is run."""
 
 import jax.numpy as jnp
 import pytest
@@ -11,7 +11,7 @@ LARGE = range(10_000, 15_000)
 
 
 def judged(seeds: range) -> tuple[int, int]:
-    """Return how many outputs are proved and how many are not; fails where a proof is wrong."""
+    """Return how many outputs are proved and how many are not; fails if a proof is wrong."""
     proved = refused = 0
     for seed in seeds:
         program = Moves(seed)

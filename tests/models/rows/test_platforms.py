@@ -50,7 +50,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_linear_algebra_is_proved_on_every_platform(name: str) -> None:
-    """What CUDA and TPUs call for it is in the program that is exported for them here."""
+    """The exported program contains the calls that CUDA and TPUs use."""
     found = prove_each(exported(METHODS[name], MATRICES, platforms=PLATFORMS), 0, ["y"])
 
     assert dict.fromkeys(PLATFORMS, "proved") == {name: str(one) for name, one in found.items()}

@@ -1,4 +1,4 @@
-"""The words of each rule for what it does not prove, on programs of StableHLO."""
+"""Refusal texts of each rule, on StableHLO programs."""
 
 # The programs are as long as they are.
 # ruff: noqa: E501
@@ -37,7 +37,7 @@ def convolution(operands: str, numbers: str, kinds: str, groups: int = 1, batche
 
 
 def one_by_one(taken: str, returned: str) -> str:
-    """Return a loop over rows that carries two batches, and gives the first of them."""
+    """Return a loop over rows that carries two batches, and returns the first."""
     return (
         f"%o = stablehlo.constant dense<0> : tensor<i32>\n%e = stablehlo.constant dense<0.0> : {SAME}\n"
         f"%r:3 = stablehlo.while(%i = %o, %a = %e, %b = %e) : tensor<i32>, {SAME}, {SAME} cond {{\n"

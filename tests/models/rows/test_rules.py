@@ -1,4 +1,4 @@
-"""Rules on programs of StableHLO, most of which JAX would not write for an open batch."""
+"""Rules on StableHLO programs, most of which JAX would not write for a dynamic batch."""
 
 # The programs are as long as they are.
 # ruff: noqa: E501

@@ -1,4 +1,4 @@
-"""What the analysis says of models that are served: examples, and imports from ONNX."""
+"""Verdicts on served models: the examples, and imports from ONNX."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -32,7 +32,7 @@ ENCODER = {"input_ids": "b, s", "attention_mask": "b, s"}
 def verdict_of(
     made: onnx.ModelProto, shapes: Mapping[str, str], sizes: Mapping[str, int] | None = None
 ) -> Verdict:
-    """Return what the analysis says of an ONNX model whose batch is `b`."""
+    """Return the verdict on an ONNX model whose batch is `b`."""
     with jax.enable_x64(True):
         exported, plan = artifact_of(made, ", ".join(["b", *(sizes or {})]), shapes)
     parameters = len(jax.tree.leaves(plan.parameters))

@@ -1,4 +1,4 @@
-"""Loops that run until all rows are done, and branches that are taken where any row asks for it."""
+"""Loops that run until all rows are done, and branches taken if any row requests it."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -28,7 +28,7 @@ Step = Callable[[Array, Array, Array, Array], Array]
 
 
 ZERO: Any = 0
-"""A number of Python, whose type is weak in JAX."""
+"""A Python number, which has a weak type in JAX."""
 
 
 def generated(
@@ -42,7 +42,7 @@ def generated(
     done: Callable[[Array], Array] = lambda x: jnp.zeros(x.shape[0], bool),
     is_counted: bool = True,
 ) -> tuple[Array, ...]:
-    """Generate until all rows are done: count, tokens, which are done, lengths, a cache."""
+    """Generate until all rows are done: count, tokens, done flags, lengths, and a cache."""
     b = x.shape[0]
     tokens = jnp.full((b, LENGTH), PAD, jnp.int32) if begin is None else begin(x)
 
@@ -88,7 +88,7 @@ def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
 
 
 def added(place: Array, number: int, *, times: int) -> Array:
-    """Add a number again and again, as it is written."""
+    """Add a number several times, without simplification."""
     for _ in range(times):
         place = place + jnp.int32(number)
     return place
@@ -121,7 +121,7 @@ def put_into_padding(x: Array, at: int = 0) -> Array:
 
 
 def halved(x: Array, which: int) -> Any:
-    """Frozen rows, beside a count of the trips of all."""
+    """Halve each row until it is at most 1, and count the trips of all rows."""
 
     def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
         going = (s[1] > 1).any(-1, keepdims=True)
@@ -218,7 +218,7 @@ def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
 
 
 def branched(x: Array, *branches: Callable[[Array], Array]) -> Array:
-    """Take one of several branches, by a number of the first row."""
+    """Take one of several branches, chosen by a number in the first row."""
     found: Array = lax.switch(x[0, 0].astype(jnp.int32), branches, x)
     return found
 

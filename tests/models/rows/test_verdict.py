@@ -1,4 +1,4 @@
-"""What a verdict says, and of which output."""
+"""Verdicts on row independence, and the outputs that they name."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -45,7 +45,7 @@ Make = Callable[..., ModelCache]
 
 @pytest.fixture
 def make(folder: Path) -> Make:
-    """Make the cache of one server; another one stands for another process."""
+    """Make the cache of one server; a second call stands for another process."""
 
     def made(max_bytes: int = 64 * MIB) -> ModelCache:
         cache = ModelCache(folder, max_bytes, 2)
@@ -97,7 +97,7 @@ def test_a_restarted_server_fetches_nothing_again(make: Make) -> None:
 
 @pytest.mark.parametrize("kind", ["changed", "cut", "gone", "record"])
 def test_a_damaged_file_is_fetched_again(make: Make, folder: Path, kind: str) -> None:
-    """What a disk made of a file between two processes is never loaded."""
+    """A file corrupted on disk between two processes is never loaded."""
     store = of(MIB)
     lease = take(make(), store)
     lease.close()
@@ -127,7 +127,7 @@ def test_another_object_of_the_same_name_is_another_unit(make: Make, folder: Pat
 
 
 def test_two_loads_of_the_same_objects_fetch_them_once(make: Make) -> None:
-    """In one server or in two, on one folder (single-flight)."""
+    """In one server or in two that share a folder (single-flight)."""
     store = of(MIB)
     begun, may_read = threading.Event(), threading.Event()
 
@@ -230,7 +230,7 @@ cache.take(store, Wanted("m", url, objects), FetchControl(600))
 def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
     make: Make, folder: Path
 ) -> None:
-    """What it fetched is gone on with, by a range (SIGKILL)."""
+    """The next process continues the partial download with a range request (SIGKILL)."""
     content = bytes(range(256)) * 20_000
 
     def stall(handler: Handler, content: bytes) -> bool:
@@ -354,7 +354,7 @@ def test_a_server_that_stops_cancels_what_is_fetched(make: Make) -> None:
 
 
 def test_nothing_is_fetched_behind_the_stop(make: Make) -> None:
-    """Neither by a load that was about to begin, nor by what waited for a thread."""
+    """Neither by a load about to begin, nor by one that waits for a thread."""
     store, made = of(MIB), make()
     made.close()
 
@@ -363,7 +363,7 @@ def test_nothing_is_fetched_behind_the_stop(make: Make) -> None:
 
 
 def test_a_folder_that_others_may_write_to_is_refused(folder: Path) -> None:
-    """What is in it is loaded, code too."""
+    """Its files are loaded, including code."""
     folder.mkdir()
     folder.chmod(0o777)
 
@@ -389,7 +389,7 @@ def test_progress_is_logged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _ignore(value: object) -> None:
-    """Take what is not needed."""
+    """Ignore a value."""
 
 
 class _Log:

@@ -1,4 +1,4 @@
-"""Stores of fsspec, on its file system in memory."""
+"""fsspec stores, with its in-memory file system."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +51,7 @@ def test_a_changed_object_is_noticed(filesystem: Any) -> None:
 
 
 def test_an_object_is_found_by_its_name_and_written_whole(filesystem: Any) -> None:
-    """A directory is none."""
+    """A directory is not an object."""
     made = store(filesystem)
     missing = [made.find(name) for name in ("m", "m/2/w", "nothing")]
     made.write("m/2/w", b"01234")
@@ -91,7 +91,7 @@ def test_an_answer_that_is_longer_than_asked_is_refused(
 
 
 class NoCredentialsError(Exception):
-    """Named as that of botocore."""
+    """Has the name of botocore's class."""
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def store(url: str, **changes: float) -> HttpStore:
 
 
 def fetched(place: tuple[str, Shelves], target: Path, **changes: float) -> bytes:
-    """Fetch the one large object as a load does."""
+    """Download the single large object as a load does."""
     (found,) = [one for one in store(place[0]).objects() if one.name == "m/1/w"]
     fetch_file(store(place[0], **changes), found, target, FetchControl(60))
     return target.read_bytes()
@@ -55,7 +55,7 @@ def cut_at(count: int, times: int) -> Fault:
 
 
 def test_an_object_is_found_by_its_name(place: tuple[str, Shelves]) -> None:
-    """What is missing is no problem; a server that is away is one."""
+    """A missing object is not an error, but an unreachable server is."""
     made = store(place[0])
     found, missing = made.find("m/1/w"), made.find("m/1/nothing")
     place[1].is_away = True
@@ -79,7 +79,7 @@ def test_a_server_is_listed_by_its_pages(place: tuple[str, Shelves]) -> None:
 def test_a_cut_download_goes_on_where_it_stopped(
     place: tuple[str, Shelves], tmp_path: Path
 ) -> None:
-    """No byte is asked for twice, however often the connection breaks."""
+    """No byte is requested twice, however often the connection breaks."""
     place[1].fault = cut_at(1_000_000, times=3)
 
     assert CONTENT == fetched(place, tmp_path / "w")
@@ -134,7 +134,7 @@ def test_what_is_read_again_is_no_progress(place: tuple[str, Shelves], tmp_path:
 def test_an_object_that_changes_meanwhile_is_refused(
     place: tuple[str, Shelves], tmp_path: Path
 ) -> None:
-    """Two halves of two objects would be a file that never was."""
+    """Halves of two objects would form a file that never existed."""
     cut = cut_at(1_000_000, times=1)
 
     def change(handler: Handler, content: bytes) -> bool:

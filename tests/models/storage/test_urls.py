@@ -27,7 +27,7 @@ def test_a_path_of_the_disk_is_no_url(path: str) -> None:
 
 
 def test_a_url_is_refused_unless_its_scheme_is_allowed() -> None:
-    """Off by default: the error names the setting."""
+    """URLs are off by default: the error names the setting."""
     with pytest.raises(InvalidSettings, match="setting remote_schemes: expected s3 among them"):
         check("s3://bucket/models")
     with pytest.raises(InvalidSettings, match="setting remote_schemes: expected http among them"):
@@ -75,7 +75,7 @@ def test_a_url_is_given_once() -> None:
 
 
 def test_a_model_root_is_no_url() -> None:
-    """What a mesh or SageMaker names has been fetched by them."""
+    """Meshes and SageMaker download models themselves."""
     settings = Settings.read({}, repository="/", model_root=["s3://bucket/models"])
 
     with pytest.raises(InvalidSettings, match="model_root: expected a directory instead of a URL"):

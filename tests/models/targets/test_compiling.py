@@ -1,4 +1,4 @@
-"""What processes of their own make of jobs: a real compiler for the CPU, and fakes of one."""
+"""Compiler processes for other targets: a real one for the CPU, and fakes."""
 
 import signal
 import sys
@@ -36,7 +36,7 @@ def compiled(compilers: Compilers, affine_directory: Path) -> Compiled:
 def test_what_is_planned_is_what_a_load_reserves(
     compiled: Compiled, affine_model: LoadedModel
 ) -> None:
-    """To the byte: a plan goes the way of a load."""
+    """They are equal to the byte: a plan runs the code of a load."""
     memory = affine_model.info.memory
     reserved = compiled.reserved
 
@@ -59,7 +59,7 @@ def test_what_is_planned_is_what_a_load_reserves(
 def test_every_batch_size_has_a_program_with_its_sizes(
     compiled: Compiled, affine_model: LoadedModel
 ) -> None:
-    """One row of 4 numbers comes, one of 300 goes."""
+    """One row of 4 numbers is the input, one of 300 the output."""
     programs = {program.rows: program for program in compiled.programs}
     parameters = compiled.parameters_bytes
 
@@ -141,7 +141,7 @@ def test_missing_wheels_are_found_before_anything_is_compiled(
         compilers.compile([Job("affine", str(affine_directory), "v5e")])
 
 
-# --- processes that end, or do not -------------------------------------------------------------
+# # --- process exits and hangs -------------------------------------------------------------------
 
 _DIES = """
 import os, sys
@@ -178,7 +178,7 @@ def test_a_compiler_that_does_not_end_is_ended() -> None:
 
 
 def test_a_command_that_is_called_off_leaves_no_process_behind() -> None:
-    """The block ends while a job runs: its process is killed, and the job says so."""
+    """The block ends while a job runs: its process is killed, and the job fails accordingly."""
     found: list[Compiled] = []
     compilers = _fake(_HANGS)
     asking = Thread(target=lambda: found.extend(compilers.compile([Job("slow", "", "cpu")])))

@@ -1,4 +1,4 @@
-"""What JAX 0.12 and the compilers of CUDA 12 and libtpu said, word for word."""
+"""Verbatim messages of JAX 0.12 and of the compilers of CUDA 12 and libtpu."""
 
 import pytest
 

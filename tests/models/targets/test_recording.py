@@ -1,4 +1,4 @@
-"""What a model takes on devices that are not there, kept in its manifest."""
+"""Memory of a model on absent devices, recorded in its manifest."""
 
 import shutil
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from xlaserve.offline.targets.jobs import Compiled, Job, Problem, Reserved
 
 
 class _Compilers:
-    """Says the same of every job; a model does not lower for a v5e."""
+    """Gives the same answer for every job; a model does not lower for a v5e."""
 
     def compile(self, jobs: Iterable[Job]) -> list[Compiled]:
         return [self._compiled(job) for job in jobs]

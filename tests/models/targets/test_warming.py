@@ -1,4 +1,4 @@
-"""Caches that were filled for devices which the process that filled them did not have."""
+"""Caches filled by a process that lacks the target devices."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ X = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
 
 
 def load(path: Path, cache: Path) -> LoadedModel:
-    """Load a model with what is in a cache."""
+    """Load a model with the programs of a cache."""
     found = CompilationCache(cache, 1 << 30)
     found.prepare(cache_key.target_of("cpu", jax.local_devices()[0].device_kind))
     config = read_config(path.parent)
@@ -29,7 +29,7 @@ def load(path: Path, cache: Path) -> LoadedModel:
 
 
 def export_declared(root: Path) -> Path:
-    """Export a model whose rows are only declared independent: every load tries them."""
+    """Export a model whose rows are declared independent, so that every load tries them."""
     return export_model(
         lambda p, x: x.reshape(4, -1).reshape(-1, 4) * 2,
         None,

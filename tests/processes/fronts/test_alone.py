@@ -1,4 +1,4 @@
-"""What goes wrong with one of the requests that cross together is that request's alone."""
+"""An error in one of several requests that cross together affects that request alone."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,17 +20,17 @@ from xlaserve.workers.fronts import engine, front_end, passing
 from xlaserve.workers.fronts.records import tensors_of
 
 WIDE = LEAST_BYTES // 4
-"""Elements of a row that goes through the slab."""
+"""Elements of a row large enough for the slab."""
 COUNT, BAD = 4, 1
-"""Requests of one turn, and which of them fails."""
+"""Requests sent in one loop iteration, and the index of the one that fails."""
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """An exception such as a Rust library raises on a panic."""
 
 
 class Formless:
-    """What no message can have."""
+    """An object that no message can encode."""
 
 
 def raises(*given: Any, **named: Any) -> Any:
@@ -38,7 +38,7 @@ def raises(*given: Any, **named: Any) -> Any:
 
 
 def raises_behind(*given: Any) -> Any:
-    """Raise once the tensors are viewed, which are dropped then."""
+    """Raise after viewing the tensors, so that the views are dropped."""
     tensors_of(*given)
     raise Panic("a library has given up")
 
@@ -62,7 +62,7 @@ STEPS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "an answer is read": (front_end, "tensors_of", raises_behind),
     "an answer is made": (front_end, "respond", raises),
 }
-"""What is called for each request on its way, and what it does for one of them."""
+"""A function on each request's path, and a replacement that fails for one of them."""
 
 
 def ask(pair: Joined, width: int) -> AwaitedInfer:
@@ -83,7 +83,7 @@ def shown(answer: Any) -> Any:
 async def test_one_of_a_turn_fails_alone(
     step: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are answered, the bridge stays, and nothing is held for the one that failed."""
+    """The others are answered, the bridge stays open, and the failed one reserves nothing."""
     world = World(batch_limit=4)
     world.may_execute.set()
     owner, name, does = STEPS[step]

@@ -1,11 +1,11 @@
-"""The board of requests that an engine has begun says so of one for good."""
+"""The board on which an engine marks the requests it has begun never unmarks one."""
 
 from xlaserve.workers.fronts import begun
 from xlaserve.workers.fronts.begun import BegunBoard
 
 
 def test_an_older_request_of_the_same_word_takes_nothing_back() -> None:
-    """It waited while a later one was executed."""
+    """The older request was queued while a later one was executed."""
     board = BegunBoard(BegunBoard.make())
     later = 5 + begun._WORDS
     board.begin(later)

@@ -1,4 +1,4 @@
-"""A bridge between two processes, with both ends in one."""
+"""A bridge between two processes, with both ends in this one."""
 
 import gc
 import resource
@@ -22,7 +22,7 @@ from xlaserve.workers.fronts.records import NOWHERE, Kind, Record
 
 @dataclass
 class End:
-    """One end, what it heard, and its ledger."""
+    """One end of a bridge, the messages it received, and its ledger."""
 
     slabs: InitVar[Slabs]
     connection: socket.socket
@@ -47,13 +47,13 @@ class End:
                 self.heard.append(record)
 
     async def open(self) -> None:
-        """Connect it."""
+        """Connect this end."""
         await self.bridge.open(self.connection)
 
 
 @asynccontextmanager
 async def bridged() -> AsyncIterator[tuple[End, End]]:
-    """Give both ends of a bridge; they are to be opened."""
+    """Yield both ends of a bridge, not yet open."""
     one, other = socket.socketpair()
     with one, other:
         one.setblocking(False)
@@ -65,14 +65,14 @@ async def bridged() -> AsyncIterator[tuple[End, End]]:
 
 
 def open_files() -> int:
-    """Return how many files this process has open."""
+    """Return the number of open file descriptors of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 async def test_a_place_that_is_viewed_for_long_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A client may read slowly, and then nobody asks for anything."""
+    """A client may read slowly, and then send no further request."""
     looks: list[Bridge] = []
     drop = Bridge._drop
 
@@ -99,7 +99,7 @@ async def test_a_place_that_is_viewed_for_long_is_given_back(
 
 
 async def test_a_place_of_garbage_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA keeps host arrays until JAX is called again or garbage is collected."""
+    """XLA keeps host arrays until the next call of JAX or a garbage collection."""
     monkeypatch.setattr(bridges, "_DROP_SECONDS", 0.001)
     async with bridged() as (writing, reading):
         await writing.open()
@@ -118,7 +118,7 @@ async def test_a_place_of_garbage_is_given_back(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_bridge_without_memory_is_one_all_the_same() -> None:
-    """A process that may write no file of that size has no slabs: its tensors go in records."""
+    """A process that must not write files of that size has no slabs; tensors travel in records."""
     one, other = socket.socketpair()
     with one, other:
         before = open_files()
@@ -135,7 +135,7 @@ async def test_a_bridge_without_memory_is_one_all_the_same() -> None:
 
 
 async def test_memory_that_nobody_takes_is_closed() -> None:
-    """The process at the other end has died before it was connected."""
+    """The other process has died before it was connected."""
     one, other = socket.socketpair()
     with one:
         other.close()
@@ -147,7 +147,7 @@ async def test_memory_that_nobody_takes_is_closed() -> None:
 
 
 async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:
-    """A worker may be given a batch by then: it says on the board that it is idle."""
+    """A worker may be given a batch by then: the board says that it is idle."""
     async with bridged() as (saying, hearing):
         await hearing.open()
         saying.bridge.say((Kind.REFUSED, 1))
@@ -160,7 +160,7 @@ async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:
 
 
 async def test_a_bridge_that_is_lost_holds_nothing() -> None:
-    """What ends behind it is written nowhere: nobody would say that it is dropped."""
+    """Later completions write nothing: nobody would acknowledge them."""
     async with bridged() as (writing, reading):
         await writing.open()
         await reading.open()
@@ -174,7 +174,7 @@ async def test_a_bridge_that_is_lost_holds_nothing() -> None:
 
 
 async def test_a_bridge_that_is_lost_leaves_its_memory() -> None:
-    """Without a collection of garbage, and as soon as nobody views it any more."""
+    """No garbage collection is needed: the last view releases it."""
     async with bridged() as (writing, reading):
         await writing.open()
         await reading.open()
@@ -199,7 +199,7 @@ async def test_a_bridge_that_is_lost_leaves_its_memory() -> None:
 
 
 async def test_a_record_that_has_no_form_takes_no_other_along() -> None:
-    """Its place in the slab is free again, and whoever said it is told."""
+    """Its slab memory is freed, and the sender gets an error."""
     async with bridged() as (one, other):
         await one.open()
         await other.open()

@@ -1,4 +1,4 @@
-"""Descriptions of models arrive as they were sent, and nothing else does."""
+"""Model descriptions arrive unchanged, and no other types are decoded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ parameters { key: "p" value { string_value: "\\303\\251" } }
 
 
 def test_a_description_arrives_as_it_was_sent() -> None:
-    """The datatypes are rows of the table again, which are compared by identity."""
+    """The datatypes are the table's own rows again, which are compared by identity."""
     default = np.arange(4, dtype=np.float32)
     optional = MappingProxyType({"t": None, "x": default})
     labels = MappingProxyType({"y": (b"cat", b"dog")})
@@ -61,7 +61,7 @@ def test_a_description_arrives_as_it_was_sent() -> None:
 
 
 def test_what_is_of_the_engine_alone_is_left_out() -> None:
-    """What processes say of their memory and their compilations is added up."""
+    """Memory and compilation figures of all processes are added up, so only the engine has them."""
     memory = ModelMemory(parameters_bytes=5)
     given = replace(INFO, memory=memory, buckets=(Bucket(1, 1.0, 1.0),), compiled_programs=3)
 
@@ -69,7 +69,7 @@ def test_what_is_of_the_engine_alone_is_left_out() -> None:
 
 
 def test_a_generator_arrives_without_its_text() -> None:
-    """Which front ends read again, from the directory that it has."""
+    """Front ends read the text files again, from the directory in the description."""
     facts = GenerationInfo(
         *(32, 64, (5,), Path("/models/story/1"), 4, (64,), 8),
         roots=Roots((Path("/models"),)),
@@ -92,20 +92,20 @@ def test_a_generator_arrives_without_its_text() -> None:
     ],
 )
 def test_nothing_but_descriptions_is_made(said: object) -> None:
-    """Whatever the name of a class would be elsewhere."""
+    """Whatever class the name denotes elsewhere."""
     with pytest.raises((UnknownDescription, TypeError)):
         read(msgspec.msgpack.encode([said, said]))
 
 
 @pytest.mark.parametrize("name", ["Compilation", "Declared", "LoadContext", "PythonHost"])
 def test_nothing_of_a_load_is_made(name: str) -> None:
-    """A front end loads no model: its description knows nothing of how one is loaded."""
+    """A front end loads no model, so its description has no load settings."""
     with pytest.raises(UnknownDescription, match=f"expected a class of descriptions, got '{name}'"):
         read(msgspec.msgpack.encode([["class", name, {}], 5]))
 
 
 def test_what_has_no_form_is_refused() -> None:
-    """Instead of a front end that shows another model than there is."""
+    """Otherwise a front end would show something else than the engine has."""
     config = replace(ModelConfig(), parameters=MappingProxyType({"p": object()}))  # type: ignore[dict-item]
     with pytest.raises(UnknownDescription, match="object"):
         described(INFO, config)

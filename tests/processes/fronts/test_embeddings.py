@@ -1,4 +1,4 @@
-"""Texts of `/v1/embeddings` behind front ends, which read the tokenizer of the engine again."""
+"""`/v1/embeddings` through front ends, which read the engine's tokenizer files themselves."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ TEXTS = ["hello", "of"]
 
 @asynccontextmanager
 async def asked(models: Path) -> AsyncIterator[Sequence[aiohttp.ClientSession]]:
-    """Give connections to both front ends of an engine that has the model `tiny`."""
+    """Yield sessions with both front ends of an engine that serves the model `tiny`."""
     flags = ("--process-roles", "front-ends", "--model-control-mode", "explicit")
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
@@ -45,7 +45,7 @@ async def embedded(session: aiohttp.ClientSession, given: Any) -> tuple[int, Any
 
 
 async def test_texts_are_those_of_the_tokenizer_of_the_engine(tmp_path: Path) -> None:
-    """Whichever front end is asked; a reload with another tokenizer is one of all."""
+    """This holds for every front end, also after a reload with another tokenizer."""
     tiny_embedding.export(tmp_path / "tiny")
     wanted = [tiny_embedding.expected(tiny_embedding.tokens_of(text)) for text in TEXTS]
     async with asked(tmp_path) as sessions:

@@ -1,4 +1,4 @@
-"""An engine and two front ends are one server to clients of gRPC and REST, over real sockets."""
+"""An engine and two front ends act as one server for gRPC and REST clients on real sockets."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ MOST_SECONDS = 120
 FRONT_ENDS = 2
 WHO = "/v2/models/who/infer"
 LARGE = 1 << 20
-"""Elements of a tensor that goes through the slab."""
+"""Elements of a tensor large enough for the slab."""
 
 GATED = """
 import asyncio, pathlib
@@ -48,7 +48,7 @@ class Model(PythonModel):
 
 @dataclass
 class Running:
-    """The server of the tests here, and its repository, which they may write to."""
+    """The shared server of these tests, and its repository, to which they may write."""
 
     grpc: str
     http: str
@@ -58,7 +58,7 @@ class Running:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
 async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """One server of three processes, which each test leaves as it was."""
+    """A server of three processes, which each test leaves as it found it."""
     models = several.repository(tmp_path_factory.mktemp("models"))
     identity_models.write(models, "texts", "BYTES", [-1])
     identity_models.write(models, "halves", "BF16", [-1])
@@ -71,7 +71,7 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @asynccontextmanager
 async def each(server: Running) -> AsyncIterator[list[aiohttp.ClientSession]]:
-    """Give connections that are open together, so that each front end has some of them."""
+    """Yield sessions that are open at once, so that each front end has some of them."""
     async with AsyncExitStack() as stack:
         sessions = []
         for _ in range(2 * FRONT_ENDS):
@@ -93,14 +93,14 @@ async def post(session: aiohttp.ClientSession, path: str, body: Any = None) -> t
 
 
 def tensor(values: np.ndarray[Any, Any], datatype: str) -> Any:
-    """Return an input `x` of gRPC."""
+    """Return a gRPC input named `x`."""
     found = triton.InferInput("x", list(values.shape), datatype)
     found.set_data_from_numpy(values)
     return found
 
 
 async def test_all_models_are_in_the_engine(server: Running) -> None:
-    """Whichever front end is asked, one process answers."""
+    """The same process answers, whichever front end is asked."""
     engine = several.workers(server.process)[0]
     async with each(server) as sessions:
         found = {await several.asked(session, server.http) for session in sessions}
@@ -110,7 +110,7 @@ async def test_all_models_are_in_the_engine(server: Running) -> None:
 
 @pytest.mark.parametrize("count", [8, LARGE])
 async def test_tensors_of_grpc_come_back_as_they_were(server: Running, count: int) -> None:
-    """In a record, and through the slab."""
+    """Small tensors travel in a record, large ones through the slab."""
     given = np.arange(count, dtype=np.float32)
     async with triton.InferenceServerClient(server.grpc) as client:
         answer: Any = await client.infer("echo", [tensor(given, "FP32")], request_id="seven")
@@ -120,7 +120,7 @@ async def test_tensors_of_grpc_come_back_as_they_were(server: Running, count: in
 
 
 async def held(session: aiohttp.ClientSession) -> float:
-    """Return the bytes that clients make the processes hold, but for spare memory."""
+    """Return the bytes reserved for clients in all processes, without spare memory."""
     async with session.get("/metrics") as response:
         text = await response.text()
     rows = re.findall(r'xlaserve_held_bytes\{kind="(\w+)"\} (\S+)', text)
@@ -128,7 +128,7 @@ async def held(session: aiohttp.ClientSession) -> float:
 
 
 async def test_nothing_is_held_behind_an_answer(server: Running) -> None:
-    """Though its client has read it slowly, and nothing is asked afterwards."""
+    """Even if the client has read it slowly and sends no further request."""
     size = 4 * 8 * LARGE
     parameters = {"binary_data_size": size}
     x = {"name": "x", "datatype": "FP32", "shape": [size // 4], "parameters": parameters}
@@ -165,7 +165,7 @@ async def test_nothing_is_held_behind_an_answer(server: Running) -> None:
 
 
 async def test_texts_come_back_as_they_were(server: Running) -> None:
-    """Elements of any length, over both protocols."""
+    """For elements of any length, over both protocols."""
     given = np.array([b"", b"a", "long \u00e9".encode() * 1000], np.object_)
     body = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [2], "data": ["", "\u00e9"]}]}
     async with triton.InferenceServerClient(server.grpc) as client, each(server) as sessions:
@@ -177,7 +177,7 @@ async def test_texts_come_back_as_they_were(server: Running) -> None:
 
 
 async def test_a_load_is_one_of_the_server(server: Running) -> None:
-    """Answered when all front ends show it; so are a reload and an unload."""
+    """It is answered once all front ends show the model; so are reloads and unloads."""
     async with each(server) as sessions:
 
         async def values() -> list[Any]:
@@ -202,7 +202,7 @@ async def test_a_load_is_one_of_the_server(server: Running) -> None:
 
 
 async def test_a_load_that_fails_says_why(server: Running) -> None:
-    """As one process says it, and nothing is shown as loaded."""
+    """The error is that of a single process, and no model is shown as loaded."""
     python_models.write(server.models, "wrong", "raise OSError('no weights')\n")
     async with each(server) as sessions:
         status, answer = await post(sessions[0], "/v2/repository/models/wrong/load")
@@ -214,7 +214,7 @@ async def test_a_load_that_fails_says_why(server: Running) -> None:
 
 
 async def test_a_configuration_comes_along_with_a_load(server: Running) -> None:
-    """The engine is given it, and the front ends show it."""
+    """The engine gets the configuration, and the front ends show it."""
     config = '{"backend": "identity", "parameters": {"said": {"string_value": "so"}}'
     config += ', "input": [{"name": "x", "data_type": "TYPE_BF16", "dims": [1]}]'
     config += ', "output": [{"name": "y", "data_type": "TYPE_BF16", "dims": [1]}]}'
@@ -227,7 +227,7 @@ async def test_a_configuration_comes_along_with_a_load(server: Running) -> None:
 
 
 async def test_statistics_are_of_all(server: Running) -> None:
-    """A request is counted once, wherever it came in; those that are refused too."""
+    """A request counts once, whichever front end received it; refused ones count too."""
     wrong = {"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}]}
     async with each(server) as sessions:
         _, before = await get(sessions[0], "/v2/models/echo/stats")
@@ -257,7 +257,7 @@ async def test_statistics_are_of_all(server: Running) -> None:
 
 
 async def test_parameters_and_errors_of_code_cross(server: Running) -> None:
-    """With their types, and with the status that the code of the model asks for."""
+    """Parameters keep their types, and errors the status that the model's code asks for."""
     python_models.write(server.models, "says", SAYS, python_models.VECTORS)
     body = several.who() | {"parameters": {"a": 1, "b": "two", "c": True}}
     async with each(server) as sessions:
@@ -270,7 +270,7 @@ async def test_parameters_and_errors_of_code_cross(server: Running) -> None:
 
 @pytest.mark.slow
 async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
-    """The other one serves on, the new one shows what the engine has, and nothing is left of it."""
+    """The other one keeps serving, and the new one shows the engine's models; nothing leaks."""
     engine, victim, other = several.workers(server.process).values()
     shared = (slabs(engine) & slabs(victim)) - slabs(other)
     os.kill(victim, signal.SIGKILL)
@@ -291,14 +291,14 @@ async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
 
 
 def slabs(process: int) -> set[int]:
-    """Return the inodes of the files in memory that a process has open."""
+    """Return the inodes of the memory files that a process has open."""
     links = Path(f"/proc/{process}/fd").iterdir()
     return {link.stat().st_ino for link in links if "memfd:" in str(link.readlink())}
 
 
 @pytest.mark.slow
 async def test_an_engine_that_dies_is_replaced(server: Running, tmp_path: Path) -> None:
-    """What it executed is INTERNAL; no connection is closed, and what clients loaded comes back."""
+    """Its executions fail with INTERNAL; connections stay open, and client loads are repeated."""
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     code = GATED.format(begun=str(begun), gate=str(gate))
     python_models.write(server.models, "gated", code, python_models.VECTORS)
@@ -333,7 +333,7 @@ async def test_an_engine_that_dies_is_replaced(server: Running, tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_a_front_end_that_cannot_reach_the_new_engine_is_replaced(server: Running) -> None:
-    """One that has no more files, as clients have taken them, would never have an engine again."""
+    """A front end out of file descriptors could never reach an engine again."""
     victims = several.workers(server.process)
     for number in range(1, 1 + FRONT_ENDS):
         resource.prlimit(victims[number], resource.RLIMIT_NOFILE, (3, 3))
@@ -354,7 +354,7 @@ async def test_a_front_end_that_cannot_reach_the_new_engine_is_replaced(server: 
 
 @pytest.mark.slow
 async def test_what_is_in_flight_is_answered_when_the_server_ends(tmp_path: Path) -> None:
-    """The engine ends behind its front ends."""
+    """The engine ends after its front ends."""
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     models = tmp_path / "models"
     models.mkdir()

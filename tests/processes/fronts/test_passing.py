@@ -1,4 +1,4 @@
-"""Inferences that a front end passes on to the engine, over real sockets in one process."""
+"""Inferences that a front end forwards to the engine, over real sockets in one process."""
 
 import asyncio
 from collections.abc import Mapping
@@ -29,19 +29,19 @@ from xlaserve.tensors import DATATYPES
 from xlaserve.workers.fronts.front_end import Limits
 
 WIDE = LEAST_BYTES // 4
-"""Elements of a row that goes through the slab."""
+"""Elements of a row large enough for the slab."""
 
 
 @pytest.fixture(name="world")
 def a_world() -> World:
-    """Models that may execute at once, in a thread, up to four rows of them together."""
+    """Models that execute without a gate, in a thread, in batches of up to four rows."""
     world = World(batch_limit=4)
     world.may_execute.set()
     return world
 
 
 def statistics(side: Side) -> tuple[int, int]:
-    """Return how many requests of `m` were answered, and how many failed, as this process says."""
+    """Return how many requests of `m` this process counts as answered and as failed."""
     totals = side.registry.version("m", "1").statistics.totals()
     return totals.success.count, totals.fail.count
 
@@ -56,7 +56,7 @@ def begun(side: Side, deadline: float | None = None) -> AwaitedInfer:
 
 
 async def begin_held(pair: Joined, world: World, model: Noting) -> AwaitedInfer:
-    """Begin a request whose execution does not end before the world says so."""
+    """Begin a request whose execution blocks until the test releases it."""
     world.may_execute.clear()
     call = begun(pair.ends[0])
     await until(lambda: bool(model.rows))
@@ -64,7 +64,7 @@ async def begin_held(pair: Joined, world: World, model: Noting) -> AwaitedInfer:
 
 
 async def test_an_answer_is_that_of_the_engine(world: World) -> None:
-    """With the id of the request, and counted once: by the engine."""
+    """It has the request's id, and is counted once, by the engine."""
     async with joined(Noting(1, world)) as pair:
         response = await pair.ends[0].infer(2, id="abc")
 
@@ -74,7 +74,7 @@ async def test_an_answer_is_that_of_the_engine(world: World) -> None:
 
 
 async def test_requests_of_several_front_ends_are_one_batch(world: World) -> None:
-    """They meet in the queue of the engine."""
+    """They share the queue of the engine."""
     model = Noting(1, world)
     async with joined(model, count=2) as pair:
         first = await begin_held(pair, world, model)
@@ -89,7 +89,7 @@ async def test_requests_of_several_front_ends_are_one_batch(world: World) -> Non
 
 @pytest.mark.parametrize("rows", [1, 4])
 async def test_large_tensors_pass_through_the_slab(world: World, rows: int) -> None:
-    """In both directions; their places are given back, also to the ledger."""
+    """In both directions; slab memory and ledger reservations are released afterwards."""
     seen: list[Any] = []
 
     class Seeing(Noting):
@@ -111,7 +111,7 @@ async def test_large_tensors_pass_through_the_slab(world: World, rows: int) -> N
 
 
 async def test_tensors_for_which_the_slab_has_no_memory_pass_too(world: World) -> None:
-    """Beside it: no request is refused for its size."""
+    """They travel outside of the slab: no request is refused for its size."""
     width = SLABS // 4
     async with joined(Noting(1, world, width)) as pair:
         response = await pair.ends[0].infer(1, width=width)
@@ -121,7 +121,7 @@ async def test_tensors_for_which_the_slab_has_no_memory_pass_too(world: World) -
 
 
 async def test_an_error_has_its_class_and_its_text(world: World) -> None:
-    """The client is told the status that it would be told by one process."""
+    """The client gets the same status as from a single process."""
 
     class Refusing(Noting):
         def execute(self, inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
@@ -135,7 +135,7 @@ async def test_an_error_has_its_class_and_its_text(world: World) -> None:
 
 
 async def test_an_error_names_no_model_that_the_caller_may_not_see(world: World) -> None:
-    """The engine does not know who asks; the front end does."""
+    """The engine does not know the caller, but the front end does."""
 
     class Refusing(Noting):
         def execute(self, inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ async def test_an_error_names_no_model_that_the_caller_may_not_see(world: World)
 
 
 async def test_what_a_front_end_refuses_is_counted_there(world: World) -> None:
-    """The engine never hears of it."""
+    """The engine never receives the request."""
     async with joined(Noting(1, world)) as pair:
         with pytest.raises(InvalidRequest):
             await pair.ends[0].infer(width=3)
@@ -172,7 +172,7 @@ async def test_what_a_front_end_refuses_is_counted_there(world: World) -> None:
 
 
 async def test_a_cancel_crosses(world: World) -> None:
-    """A request that waits in the engine's queue leaves it."""
+    """A request leaves the engine's queue."""
     model = Noting(1, world)
     async with joined(model) as pair:
         first = await begin_held(pair, world, model)
@@ -187,7 +187,7 @@ async def test_a_cancel_crosses(world: World) -> None:
 
 
 async def test_a_deadline_crosses(world: World) -> None:
-    """The engine keeps to it by itself, and its front end says so to the client."""
+    """The engine enforces it, and the front end reports it to the client."""
     model = Noting(1, world)
     async with joined(model) as pair:
         await begin_held(pair, world, model)
@@ -204,7 +204,7 @@ async def test_a_deadline_crosses(world: World) -> None:
 
 
 async def test_the_requests_that_the_engine_has_are_bounded(world: World) -> None:
-    """One more is refused by the name of the setting; an answer makes room."""
+    """The error for one more names the setting; an answer frees a slot."""
     model = Noting(1, world)
     async with joined(model, limits=Limits(SLABS, requests=1)) as pair:
         first = await begin_held(pair, world, model)
@@ -216,7 +216,7 @@ async def test_the_requests_that_the_engine_has_are_bounded(world: World) -> Non
 
 
 async def test_a_front_end_that_dies_has_no_requests(world: World) -> None:
-    """The engine cancels them; it answers the others."""
+    """The engine cancels them, and answers those of other front ends."""
     model = Noting(1, world)
     async with joined(model, count=2) as pair:
         first = await begin_held(pair, world, model)
@@ -234,7 +234,7 @@ async def test_a_front_end_that_dies_has_no_requests(world: World) -> None:
 
 
 async def test_an_engine_that_dies_leaves_no_request_unanswered(world: World) -> None:
-    """INTERNAL for what it executed, UNAVAILABLE for what waited, and until another is there."""
+    """INTERNAL if it was executing; UNAVAILABLE if queued, and until the next engine is ready."""
     model = Noting(1, world)
     async with joined(model) as pair:
         call = await begin_held(pair, world, model)
@@ -256,7 +256,7 @@ async def test_an_engine_that_dies_leaves_no_request_unanswered(world: World) ->
 
 
 async def test_an_engine_that_has_not_everything_yet_is_not_shown(world: World) -> None:
-    """A model that it is about to load is not ready; NOT_FOUND would be wrong."""
+    """A model that the engine is about to load is not ready; NOT_FOUND would be wrong."""
     async with joined(Noting(1, world)) as pair, joined() as other:
         front = pair.front_ends[0]
         front.may_show = lambda: False
@@ -275,7 +275,7 @@ async def test_an_engine_that_has_not_everything_yet_is_not_shown(world: World) 
 
 
 async def test_an_instance_that_leaves_serves_what_was_passed_to_it(world: World) -> None:
-    """Until every front end has said that it shows another one."""
+    """It serves until every front end has confirmed that it shows another instance."""
     old = Noting(1, world)
     async with joined(old) as pair:
         instance = pair.side.registry.version("m", "1").instance
@@ -298,7 +298,7 @@ async def test_an_instance_that_leaves_serves_what_was_passed_to_it(world: World
 async def test_what_is_of_no_request_and_cannot_be_read_ends_the_bridge(
     world: World, record: Any
 ) -> None:
-    """Nothing is guessed; the model is not ready then."""
+    """The model is not ready afterwards."""
     async with joined(Noting(1, world)) as pair:
         bridge = pair.front_ends[0]._bridge
         assert bridge is not None
@@ -313,7 +313,7 @@ async def test_what_is_of_no_request_and_cannot_be_read_ends_the_bridge(
     [(0, 99), (0, 99, 1, "", 0, [0, [1], 4], 1, (), None, 0, None), (1, 99)],
 )
 async def test_what_cannot_be_read_of_a_request_is_that_requests(world: World, record: Any) -> None:
-    """Those that wait beside it are answered."""
+    """Other pending requests are answered."""
     async with joined(Noting(1, world)) as pair:
         bridge = pair.front_ends[0]._bridge
         assert bridge is not None

@@ -1,4 +1,4 @@
-"""A multi-model container behind front ends: one list of models, with the urls that were given."""
+"""A multi-model container with front ends: a single list of models with their original URLs."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [2.5]}]}
 
 @dataclass
 class Container:
-    """The platform: it has a connection to each front end, and some besides."""
+    """The platform, with a connection to each front end and some more."""
 
     server: ServerProcess
     sessions: list[aiohttp.ClientSession]
@@ -46,7 +46,7 @@ class Container:
             return (await answer.json())["outputs"][0]["data"]
 
     async def listed(self) -> list[dict[str, str]]:
-        """Return the models with their urls, which all connections are told alike."""
+        """Return the models with their URLs, after checking that all connections agree."""
         found = []
         for session in self.sessions:
             async with session.get("/models") as answer:
@@ -80,7 +80,7 @@ async def container(tmp_path: Path) -> AsyncIterator[Container]:
 
 
 async def test_models_of_urls_are_those_of_every_front_end(container: Container) -> None:
-    """Once a load or an unload is answered, whoever was asked."""
+    """Once a load or unload is answered, every front end shows it."""
     loads = [await container.load("a/b?", "one", 0), await container.load("c", "two", 1)]
     again = await container.load("c", "one", 0)
     listed = await container.listed()
@@ -99,7 +99,7 @@ async def test_models_of_urls_are_those_of_every_front_end(container: Container)
 
 
 async def test_a_load_that_fails_leaves_no_name(container: Container) -> None:
-    """The platform is told why, and may use the name again."""
+    """The platform gets the reason, and may reuse the name."""
     failed = await container.load("a", "nothing")
     loaded = await container.load("a", "one", 1)
 
@@ -110,7 +110,7 @@ async def test_a_load_that_fails_leaves_no_name(container: Container) -> None:
 
 
 async def test_an_engine_that_replaces_another_has_the_same_urls(container: Container) -> None:
-    """What the platform had loaded is loaded again."""
+    """The models that the platform had loaded are loaded again."""
     await container.load("a", "one")
     victim = several.workers(container.server)[0]
     os.kill(victim, signal.SIGKILL)

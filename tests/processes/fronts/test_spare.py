@@ -1,4 +1,4 @@
-"""An engine that dies is replaced by a process that has imported JAX before."""
+"""A spare process that has already imported JAX replaces an engine that dies."""
 
 import asyncio
 import os
@@ -49,41 +49,41 @@ while True:
     if message["type"] == "Stop":
         os._exit(0)
 """
-"""A worker that is ready as soon as it is told who it is."""
+"""A worker that is ready as soon as it is assigned a role."""
 
 ROLES: Mapping[str, Any] = {"processes": 2, "process_roles": "front-ends"}
 
 
 @dataclass
 class Running:
-    """A parent with workers that do nothing, and its log."""
+    """A parent with idle workers, and its log."""
 
     log: list[MutableMapping[str, Any]]
 
     def pids(self, event: str, **said: object) -> list[int]:
-        """Return the processes of all records of an event."""
+        """Return the process ids in all records of an event."""
         return [
             one["pid"] for one in self.log if one["event"] == event and said.items() <= one.items()
         ]
 
     def has(self, *, engines: int = 0, spares: int = 0) -> bool:
-        """Tell whether so many were started."""
+        """Tell whether this many processes were started."""
         return len(self.engines) >= engines and len(self.spares) >= spares
 
     @property
     def engines(self) -> list[int]:
-        """Return the processes that were the engine, in order."""
+        """Return the processes that became the engine, in order."""
         return self.pids("worker started", of=0)
 
     @property
     def spares(self) -> list[int]:
-        """Return those that were started ahead."""
+        """Return the processes started as spares."""
         return self.pids("spare engine started")
 
 
 @asynccontextmanager
 async def running(folder: Path, **given: Any) -> AsyncIterator[Running]:
-    """Run a parent with an engine and a front end, which are ready, for the length of a block."""
+    """Run a parent with a ready engine and a ready front end for the length of a block."""
     settings = Settings.read({}, model_repository=(str(folder),), **{**ROLES, **given})
     with capture_logs() as log:
         serving = asyncio.ensure_future(Supervisor(settings, [], Systemd()).serve())
@@ -138,7 +138,7 @@ HARMS: Mapping[str, Callable[[int], Any]] = {"stopped": stop, "killed": kill}
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("harm", HARMS)
 async def test_a_spare_that_somebody_ended_is_not_waited_for(harm: str, tmp_path: Path) -> None:
-    """Another process is started, and another spare behind it."""
+    """A new engine process is started instead, and then another spare."""
     async with running(tmp_path) as found:
         await until(lambda: len(found.spares) == 1)
         spare = found.spares[0]
@@ -157,7 +157,7 @@ async def test_a_spare_that_somebody_ended_is_not_waited_for(harm: str, tmp_path
     "given", [{"spare_engine": False}, {"process_roles": "workers"}], ids=["off", "workers"]
 )
 async def test_there_is_none_where_none_is_wanted(given: Any, tmp_path: Path) -> None:
-    """Other workers answer while one is started: it is the engine alone that all wait for."""
+    """Equal workers answer for one another; only a lost engine makes all clients wait."""
     async with running(tmp_path, **given) as found:
         os.kill(found.engines[0], signal.SIGKILL)
         await until(lambda: len(found.engines) == 2)

@@ -1,4 +1,4 @@
-"""Streams and texts of an engine behind two front ends, as clients see them, over real sockets."""
+"""Streams and texts of an engine with two front ends, as clients see them on real sockets."""
 
 import asyncio
 import json
@@ -32,9 +32,9 @@ MOST_SECONDS = 120
 FRONT_ENDS = 2
 RATED = new_token()
 LENGTH = 4096
-"""Positions of the language model: it takes seconds to fill them."""
+"""Positions of the language model: filling them takes seconds."""
 LETTERS_ONLY = {str(token): -100 for token in range(len(tiny_chat.SPECIAL))}
-"""A bias that keeps special tokens out of answers: none of them ends early."""
+"""A logit bias that excludes special tokens, so that no answer ends early."""
 LARGE = 1 << 16
 """Elements of an answer of 256 KiB."""
 
@@ -52,7 +52,7 @@ class Model(PythonModel):
         finally:
             pathlib.Path({progress!r}, f"{{number}} ended").touch()
 """
-"""Answers `x = [count, size, number]` with 0, 1, 2, ...; how far it is, a file says."""
+"""Answers `x = [count, size, number]` with 0, 1, 2, ...; records its progress in a file."""
 
 FREE = """
 import triton_python_backend_utils as pb_utils
@@ -66,12 +66,12 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse(y[: int(x[0])]))
         return answers
 """
-"""Answers with texts in the place of numbers, and leaves outputs out."""
+"""Answers with texts instead of numbers, and omits outputs."""
 
 
 @dataclass
 class Running:
-    """The server of the tests here, and where its model that counts says how far it is."""
+    """The shared server of these tests, and the progress file of its counting model."""
 
     grpc: str
     http: str
@@ -182,7 +182,7 @@ async def test_outputs_unlike_the_configuration_pass_through_front_ends(server: 
 
 
 async def test_each_request_of_a_stream_has_its_answers(server: Running) -> None:
-    """In their order, with its id, more than may be on their way, and the last one is marked."""
+    """In order, with the request's id and a marked last one, more than can be in flight."""
 
     def ask() -> list[Any]:
         told: list[Any] = []
@@ -214,7 +214,7 @@ async def test_each_request_of_a_stream_has_its_answers(server: Running) -> None
 
 
 async def test_requests_of_a_stream_are_answered_in_their_order(server: Running) -> None:
-    """By a model with one answer to each, which is executed by the engine."""
+    """The model gives one answer per request, which the engine executes."""
     requests = [
         {"model_name": "echo", "inputs": tensor(number), "request_id": str(number)}
         for number in range(100)
@@ -228,7 +228,7 @@ async def test_requests_of_a_stream_are_answered_in_their_order(server: Running)
 
 
 async def test_a_sequence_goes_over_streams_of_all_front_ends(server: Running) -> None:
-    """Its state is in the engine: each stream goes on where the one before has ended."""
+    """Its state is in the engine: each stream continues where the previous one ended."""
     values = list(range(1, 3 * 2 * FRONT_ENDS + 1))
     told = []
     for begin in range(0, len(values), 3):
@@ -246,7 +246,7 @@ async def test_a_sequence_goes_over_streams_of_all_front_ends(server: Running) -
 
 
 async def test_events_come_one_by_one(server: Running) -> None:
-    """Of `generate_stream`, by the model that takes tokens; as NumPy computes them."""
+    """`generate_stream` with a model that takes tokens; they equal those computed by NumPy."""
     prompt = tokens_of("abc")
     body = {"tokens": prompt, "max_tokens": 40, "ignore_eos": True}
     text = json.dumps(body).encode()
@@ -264,7 +264,7 @@ async def test_events_come_one_by_one(server: Running) -> None:
 
 
 async def test_a_chat_is_streamed(server: Running) -> None:
-    """By every front end, with the template and the tokens of the files of the model."""
+    """By every front end, using the chat template and tokenizer files of the model."""
     said = [{"role": "user", "content": "hello"}]
     prompt = [1, 2, *tokens_of("hello"), 3]
     greedy = tiny_language.greedy(prompt, 8)
@@ -283,7 +283,7 @@ async def test_a_chat_is_streamed(server: Running) -> None:
 
 
 async def test_a_whole_answer_is_what_the_stream_says(server: Running) -> None:
-    """A request that is given one answer has all of it in that; both endpoints."""
+    """On both endpoints, a non-streaming request gets the same text at once."""
     async with chatting(server) as client:
         whole = await client.completions.create(
             model="story", prompt="abc", max_tokens=6, temperature=0
@@ -299,7 +299,7 @@ async def test_a_whole_answer_is_what_the_stream_says(server: Running) -> None:
 
 
 async def test_a_stop_text_is_no_failure(server: Running) -> None:
-    """It ends the answer at the engine, which counts it as answered, once."""
+    """The engine ends the answer, and counts it once as answered."""
     bias = {"logit_bias": LETTERS_ONLY, "temperature": 0}
     async with chatting(server) as client:
         whole = await client.completions.create(model="story", prompt="abc", max_tokens=12, **bias)
@@ -316,7 +316,7 @@ async def test_a_stop_text_is_no_failure(server: Running) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(server: Running) -> None:
-    """In the middle of its answer; all slots are taken so, and given to the next."""
+    """In the middle of its answer; all slots are taken and released this way."""
     tokens = "xlaserve_generation_output_tokens_total"
     before = await gauge(server, tokens)
     async with chatting(server) as client:
@@ -341,7 +341,7 @@ async def test_a_client_that_leaves_frees_its_slot(server: Running) -> None:
 
 
 async def test_a_client_that_does_not_read_holds_back_its_own_answers(server: Running) -> None:
-    """Its model pauses, while another stream is given as much; it reads on, and misses nothing."""
+    """Its model pauses while another stream gets its answers; reading on, it misses none."""
     count, other = 400, 300
     url = f"http://{server.http}"
     body = json.dumps({"x": [count, LARGE, 1]}).encode()
@@ -380,7 +380,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[float]:
 
 
 async def test_a_stream_that_is_cancelled_ends_at_the_engine(server: Running) -> None:
-    """The generator of its code is closed."""
+    """The model's generator is closed."""
 
     async def sent() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "count", "inputs": tensor(1 << 22, 1, 3)}
@@ -400,7 +400,7 @@ async def test_a_stream_that_is_cancelled_ends_at_the_engine(server: Running) ->
 
 
 async def test_quotas_count_a_stream_once(server: Running) -> None:
-    """A rate of two is that of two requests, however many answers and processes they have."""
+    """A rate of two admits two requests, however many answers and processes they have."""
 
     async def asked() -> int:
         async with chatting(server, RATED) as client:
@@ -419,7 +419,7 @@ async def test_quotas_count_a_stream_once(server: Running) -> None:
 
 @pytest.mark.slow
 async def test_an_engine_that_dies_ends_its_streams(server: Running) -> None:
-    """With UNAVAILABLE in gRPC and an error in events; texts are there again behind it."""
+    """gRPC reports UNAVAILABLE and SSE an error; texts are available again afterwards."""
     victim = several.workers(server.process)[0]
     headers = {"triton_grpc_error": "true"}
 

@@ -1,4 +1,4 @@
-"""Many answers to a request that a front end has passed on, over real sockets in one process."""
+"""Streams of answers that a front end forwards, over real sockets in one process."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,18 +23,18 @@ from xlaserve.tensors import DATATYPES, Parameter
 from xlaserve.workers.fronts.streams import MOST_ANSWERS, MOST_BYTES
 
 AHEAD = 20
-"""Answers that a thread may have computed, and that are not sent: 16 and those of one go."""
+"""Answers that may be computed ahead of sending: 16, plus those of one step."""
 ENDLESS = 100_000
 
 
 class Counting(Noting):
-    """Answers `x = [[count, size]]` with as many tensors of so many elements: of 0, of 1, ..."""
+    """Answers `x = [[count, size]]` with `count` tensors of `size` elements: of 0, of 1, ..."""
 
     def __init__(self, world: World) -> None:
         super().__init__(0, world)
         self.info = replace(self.info, is_decoupled=True)
         self.computed: dict[int, int] = {}
-        """Answers by the size that was asked for."""
+        """Number of answers computed, by the requested size."""
         self.closed_answers = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -57,7 +57,7 @@ class Counting(Noting):
 
 
 class Reading(InferCall):
-    """A client of a stream, which reads or does not."""
+    """A client of a stream, which reads or not."""
 
     takes_many = True
 
@@ -65,7 +65,7 @@ class Reading(InferCall):
         self.reads = True
         self.principal = Principal("ann")
         self.given: list[tuple[list[float], bool]] = []
-        """The first element of each answer, if it has one, and whether it is the last."""
+        """The first element of each answer, if any, and whether it is the last answer."""
         self.error: BaseException | None = None
 
     @property
@@ -89,7 +89,7 @@ def a_model() -> Counting:
 
 
 def ask(side: Side, count: int, size: int = 1, *, reads: bool = True) -> Reading:
-    """Ask for so many answers."""
+    """Send a request for `count` answers."""
     call = Reading()
     call.reads = reads
     begin(side, call, count, size)
@@ -107,7 +107,7 @@ def statistics(side: Side) -> tuple[int, int]:
 
 
 async def is_idle(pair: Joined, model: Counting, streams: int = 1) -> None:
-    """Return once nothing is left of so many streams, in either process."""
+    """Wait until neither process holds anything for this many streams."""
     await until(lambda: model.closed_answers == streams)
     await until(lambda: pair.side.registry.requests == pair.ends[0].registry.requests == 0)
     await until(lambda: pair.side.ledger.held == pair.ends[0].ledger.held == 0)
@@ -118,7 +118,7 @@ async def is_idle(pair: Joined, model: Counting, streams: int = 1) -> None:
 
 @pytest.mark.parametrize("size", [1, LEAST_BYTES // 4])
 async def test_answers_come_one_by_one(model: Counting, size: int) -> None:
-    """More than may be on their way; the last one is marked, and the request is counted once."""
+    """More than can be in flight; the last one is marked, and the request is counted once."""
     count = 5 * MOST_ANSWERS
     async with joined(model) as pair:
         call = ask(pair.ends[0], count, size)
@@ -131,7 +131,7 @@ async def test_answers_come_one_by_one(model: Counting, size: int) -> None:
 
 
 async def test_the_first_answer_does_not_wait_for_the_second(model: Counting) -> None:
-    """A client sees what there is."""
+    """It is delivered immediately."""
     model.may_go_on.clear()
     async with joined(model) as pair:
         call = ask(pair.ends[0], 2)
@@ -142,7 +142,7 @@ async def test_the_first_answer_does_not_wait_for_the_second(model: Counting) ->
 
 
 async def test_a_client_that_does_not_read_holds_back_its_own_answers(model: Counting) -> None:
-    """Its model pauses; another client is given all that it asks for meanwhile."""
+    """Its model pauses, while another client gets all answers that it asked for."""
     async with joined(model) as pair:
         slow = ask(pair.ends[0], 1000, 1, reads=False)
         await until(lambda: len(slow.given) == MOST_ANSWERS)
@@ -159,7 +159,7 @@ async def test_a_client_that_does_not_read_holds_back_its_own_answers(model: Cou
 
 @pytest.mark.parametrize("size", [LEAST_BYTES // 8, LEAST_BYTES, MOST_BYTES])
 async def test_what_a_client_does_not_read_is_on_the_ledger(model: Counting, size: int) -> None:
-    """Up to a number of bytes, wherever they are, and an answer that is longer by itself."""
+    """Up to a byte limit over both processes, plus one longer answer."""
     async with joined(model) as pair:
         slow = ask(pair.ends[0], 1000, size, reads=False)
         await until(lambda: len(slow.given) == -(-MOST_BYTES // (4 * size)))
@@ -175,7 +175,7 @@ async def test_what_a_client_does_not_read_is_on_the_ledger(model: Counting, siz
 
 
 async def test_what_a_client_has_read_is_not_counted(model: Counting) -> None:
-    """However much that is by now."""
+    """Whatever the total size read so far."""
     size = LEAST_BYTES // 8
     async with joined(model) as pair:
         call = ask(pair.ends[0], ENDLESS, size)
@@ -186,7 +186,7 @@ async def test_what_a_client_has_read_is_not_counted(model: Counting) -> None:
 
 
 async def test_a_cancel_ends_the_answers(model: Counting) -> None:
-    """At the engine too, which counts it once, as a failure."""
+    """The engine also stops, and counts one failure."""
     async with joined(model) as pair:
         call = ask(pair.ends[0], ENDLESS)
         await until(lambda: len(call.given) > 2 * MOST_ANSWERS)
@@ -198,7 +198,7 @@ async def test_a_cancel_ends_the_answers(model: Counting) -> None:
 
 
 async def test_a_client_that_has_enough_has_not_failed(model: Counting) -> None:
-    """Its answer is complete before the model ends it: a stop string, a call of a tool."""
+    """The answer is complete before the model ends it: a stop string, or a tool call."""
     async with joined(model) as pair:
         call = ask(pair.ends[0], ENDLESS)
         await until(lambda: len(call.given) > 2 * MOST_ANSWERS)
@@ -210,7 +210,7 @@ async def test_a_client_that_has_enough_has_not_failed(model: Counting) -> None:
 
 
 async def test_an_error_comes_behind_the_answers(model: Counting) -> None:
-    """With its class."""
+    """It keeps its class."""
     async with joined(model) as pair:
         call = ask(pair.ends[0], -3)
         await until(lambda: call.has_ended)
@@ -223,7 +223,7 @@ async def test_an_error_comes_behind_the_answers(model: Counting) -> None:
 async def test_a_client_that_takes_one_answer_is_refused_as_by_one_process(
     model: Counting,
 ) -> None:
-    """The engine knows what its model can do for it."""
+    """The engine knows whether its model can combine the answers."""
     async with joined(model) as pair:
         call = AwaitedInfer()
         begin(pair.ends[0], call, 2, 1)
@@ -232,7 +232,7 @@ async def test_a_client_that_takes_one_answer_is_refused_as_by_one_process(
 
 
 async def test_the_caller_crosses_once(model: Counting) -> None:
-    """For the order of callers; who it is was checked by the front end."""
+    """It is used for fair ordering; the front end has already checked its identity."""
     model.may_go_on.clear()
     async with joined(model) as pair:
         call = ask(pair.ends[0], 2)
@@ -245,7 +245,7 @@ async def test_the_caller_crosses_once(model: Counting) -> None:
 
 
 async def test_an_instance_that_leaves_answers_its_streams_to_the_end(model: Counting) -> None:
-    """By itself: answers of another one are nothing that its stream goes on with."""
+    """The same instance continues them: another one could not take over."""
     model.may_go_on.clear()
     async with joined(model) as pair:
         call = ask(pair.ends[0], 100)
@@ -265,7 +265,7 @@ async def test_an_instance_that_leaves_answers_its_streams_to_the_end(model: Cou
 
 
 async def test_an_engine_that_dies_ends_the_streams(model: Counting) -> None:
-    """With an error, behind what it had sent."""
+    """An error follows the answers already sent."""
     async with joined(model) as pair:
         calls = [ask(pair.ends[0], ENDLESS), ask(pair.ends[0], ENDLESS, 2, reads=False)]
         await until(lambda: all(len(call.given) >= MOST_ANSWERS for call in calls))
@@ -281,7 +281,7 @@ async def test_an_engine_that_dies_ends_the_streams(model: Counting) -> None:
 
 
 async def test_a_front_end_that_dies_leaves_nothing(model: Counting) -> None:
-    """The engine computes no more, and counts no more bytes; other front ends read on."""
+    """The engine stops computing and releases the bytes; other front ends read on."""
     async with joined(model, count=2) as pair:
         ask(pair.ends[0], ENDLESS, 2, reads=False)
         other = ask(pair.ends[1], ENDLESS, 1)
@@ -310,7 +310,7 @@ async def test_what_a_model_holds_for_a_stream_is_on_the_ledger(model: Counting)
 
 
 async def test_answers_that_were_not_sent_cannot_be_taken(model: Counting) -> None:
-    """It ends the bridge, as all that nobody can have meant."""
+    """Acknowledging unsent answers is a protocol error, which ends the bridge."""
     model.may_go_on.clear()
     async with joined(model) as pair:
         call = ask(pair.ends[0], 2)

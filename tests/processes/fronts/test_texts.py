@@ -1,4 +1,4 @@
-"""Texts of generators that a front end reads again, from the files that the engine has read."""
+"""Tokenizers and templates that front ends read from the same files as the engine."""
 
 import threading
 from dataclasses import replace
@@ -28,7 +28,7 @@ def a_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Speaking(Noting):
-    """Says that it has a text, which only its description is asked for."""
+    """A model that only declares a text in its description."""
 
     def __init__(self, folder: Path, slots: int = 1) -> None:
         super().__init__(1, World())
@@ -41,7 +41,7 @@ class Speaking(Noting):
 
 
 def shown(pair: Joined) -> GenerationInfo:
-    """Return what the front end knows of the generator `m`."""
+    """Return the front end's description of the generator `m`."""
     instance = pair.ends[0].registry.version("m", "1").instance
     assert instance is not None
     info: ModelInfo = instance.info
@@ -50,7 +50,7 @@ def shown(pair: Joined) -> GenerationInfo:
 
 
 async def test_the_text_of_a_front_end_is_that_of_the_engine(folder: Path) -> None:
-    """It is there once the load is answered: the tokens are the same, and the template."""
+    """Once the load is answered, tokens and template are the same."""
     async with joined(Speaking(folder)) as pair:
         text = shown(pair).text
         assert text is not None
@@ -60,7 +60,7 @@ async def test_the_text_of_a_front_end_is_that_of_the_engine(folder: Path) -> No
 
 
 class Held:
-    """Holds what reads texts, and notes for which instances it was asked."""
+    """Holds back the reading of texts, and records the instances it was requested for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.handles: list[int] = []
@@ -78,7 +78,7 @@ class Held:
 async def test_a_model_is_shown_behind_those_that_came_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts are read in a thread, each once, and what is said meanwhile waits for its turn."""
+    """Texts are read in a thread, each once; later messages wait for their turn."""
     held = Held(monkeypatch)
     async with joined() as pair:
         pair.side.load(Speaking(folder))
@@ -98,7 +98,7 @@ async def test_a_model_is_shown_behind_those_that_came_before(
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 async def test_files_that_have_changed_are_no_text(tmp_path: Path, name: str) -> None:
-    """Tokens of one version for parameters of another would be nonsense, said with confidence."""
+    """Token ids of one version would be meaningless for the parameters of another."""
     folder = tiny_chat.export(tmp_path / "story") / "1"
     model = Speaking(folder)
     (folder / name).write_text((folder / name).read_text() + "\n")
@@ -109,7 +109,7 @@ async def test_files_that_have_changed_are_no_text(tmp_path: Path, name: str) ->
 
 
 async def test_files_that_are_gone_are_no_text(tmp_path: Path) -> None:
-    """The model is shown all the same: it takes token ids."""
+    """The model is still shown: it takes token ids."""
     folder = tiny_chat.export(tmp_path / "story") / "1"
     model = Speaking(folder)
     (folder / "tokenizer.json").unlink()
@@ -121,7 +121,7 @@ async def test_files_that_are_gone_are_no_text(tmp_path: Path) -> None:
 async def test_an_engine_that_dies_while_texts_are_read_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the next one says is shown, and not behind what the first had said."""
+    """Models of the next engine are shown without waiting for the first one's texts."""
     held = Held(monkeypatch)
     async with joined() as pair, joined(Noting(1, World())) as other:
         front = pair.front_ends[0]
@@ -140,7 +140,7 @@ async def test_an_engine_that_dies_while_texts_are_read_leaves_nothing(
 
 
 def test_a_file_that_is_missing_is_no_empty_one(tmp_path: Path) -> None:
-    """Of the files, the digest sees everything."""
+    """The digest of the files distinguishes them."""
     folder = tiny_chat.export(tmp_path / "story") / "1"
     before = LanguageText.read(folder).digest
     (folder / "chat_template.jinja").write_text("")
@@ -151,7 +151,7 @@ def test_a_file_that_is_missing_is_no_empty_one(tmp_path: Path) -> None:
 
 
 class Embedding(Noting):
-    """Says that it gives embeddings of texts, which only its description is asked for."""
+    """A model that only declares text embeddings in its description."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(1, World())
@@ -164,7 +164,7 @@ class Embedding(Noting):
 
 
 def shown_embedding(pair: Joined) -> EmbeddingInfo:
-    """Return what the front end knows of the embeddings of `m`."""
+    """Return the front end's description of the embeddings of `m`."""
     instance = pair.ends[0].registry.version("m", "1").instance
     assert instance is not None
     embedding: EmbeddingInfo | None = instance.info.embedding
@@ -173,7 +173,7 @@ def shown_embedding(pair: Joined) -> EmbeddingInfo:
 
 
 async def test_the_tokenizer_of_a_front_end_is_that_of_the_engine(folder: Path) -> None:
-    """For texts whose embeddings are asked for."""
+    """For embeddings of texts."""
     async with joined(Embedding(folder)) as pair:
         text = shown_embedding(pair).text
         assert text is not None
@@ -192,7 +192,7 @@ async def test_the_tokenizer_of_a_front_end_is_that_of_the_engine(folder: Path) 
 async def test_a_tokenizer_that_has_changed_is_no_text(
     tmp_path: Path, damage: str | None, reason: str
 ) -> None:
-    """The model takes token ids, and the error says why."""
+    """The model takes token ids only, and the error says why."""
     folder = tiny_chat.export(tmp_path / "story") / "1"
     model, file = Embedding(folder), folder / "tokenizer.json"
     if damage is None:

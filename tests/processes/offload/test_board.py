@@ -1,4 +1,4 @@
-"""The board of the workers, in memory that all of them have."""
+"""The board of the workers, in memory that all of them share."""
 
 import os
 
@@ -6,7 +6,7 @@ from xlaserve.workers.offload.board import WorkerBoard
 
 
 def test_what_one_worker_writes_the_others_read() -> None:
-    """Each in words of its own, through a descriptor of its own."""
+    """Each uses its own words, and its own file descriptor."""
     made = WorkerBoard.create(3)
     other = WorkerBoard(os.dup(made.descriptor), 3)
     other.say_idle(2, True)
@@ -20,7 +20,7 @@ def test_what_one_worker_writes_the_others_read() -> None:
 
 
 def test_a_worker_that_died_is_not_idle() -> None:
-    """The parent says so; what it had begun stays known."""
+    """The parent marks it; the numbers of its started batches remain."""
     board = WorkerBoard.create(2)
     board.say_idle(1, True)
     board.begin(1, 0, 3)

@@ -1,4 +1,4 @@
-"""Batches that one worker gives to another one, over real sockets in one process."""
+"""Batches that one worker offloads to another, over real sockets in one process."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from xlaserve.serving.statistics import Offloads
 from xlaserve.workers.offload import peer as peers
 
 WIDE = LEAST_BYTES // 4
-"""Elements of a row that goes through the slab."""
+"""Elements of a row large enough for the slab."""
 
 
 async def given(pair: Pair, count: int = 4, rows: int = 1) -> Any:
@@ -27,7 +27,7 @@ async def given(pair: Pair, count: int = 4, rows: int = 1) -> Any:
 
 
 async def test_an_idle_worker_executes_what_waits() -> None:
-    """Each answer is its own, and all of them count at home alone."""
+    """Each request gets its own answer, and all are counted by the worker that received them."""
     async with paired() as pair:
         calls = await given(pair)
         pair.release()
@@ -40,7 +40,7 @@ async def test_an_idle_worker_executes_what_waits() -> None:
 
 
 async def test_a_worker_that_executes_is_given_nothing() -> None:
-    """Its own requests come first; what waits is executed where it is."""
+    """Its own requests come first; the queue is executed by the worker that has it."""
     async with paired() as pair:
         own = pair.helper.begin(7)
         await until(lambda: pair.helper.model.rows)
@@ -56,9 +56,9 @@ async def test_a_worker_that_executes_is_given_nothing() -> None:
 async def test_a_worker_refuses_what_it_did_not_say_that_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has begun something since: the batch is executed at home, behind the one before."""
+    """It has become busy meanwhile: the batch is executed by its owner, after the current one."""
     async with paired() as pair:
-        # Before it says so: the board is looked at before it is written again.
+        # Delays the helper's update of the board.
         monkeypatch.setattr(pair.helper.helping, "_say", lambda: None)
         monkeypatch.setattr(pair.helper.helping, "_is_serving", False)
         calls = await pair.begin(4)
@@ -71,7 +71,7 @@ async def test_a_worker_refuses_what_it_did_not_say_that_it_takes(
 
 @pytest.mark.parametrize("mark", [("models/m/1", (("model", 7, 100, 1001),)), object()])
 async def test_a_worker_with_other_files_refuses(mark: object) -> None:
-    """As it does while a reload is made in one worker after the other."""
+    """This happens while workers reload a model one after the other."""
     async with paired(helper_mark=mark) as pair:
         calls = await pair.begin(4)
         await until(lambda: pair.home.totals.offloads.refused)
@@ -82,7 +82,7 @@ async def test_a_worker_with_other_files_refuses(mark: object) -> None:
 
 
 async def test_an_instance_that_leaves_is_offered_no_more() -> None:
-    """What others had given it by then is executed: it is a user of the instance."""
+    """Batches already given to it are executed: they keep the instance in use."""
     async with paired() as pair:
         calls = await given(pair)
         users = pair.helper.instance.users
@@ -95,7 +95,7 @@ async def test_an_instance_that_leaves_is_offered_no_more() -> None:
 
 
 async def test_a_batch_that_a_worker_dies_with_fails() -> None:
-    """It is not tried again: it may be what the worker died of."""
+    """It is not retried: it may have caused the death."""
     async with paired() as pair:
         calls = await given(pair)
         pair.helper.helping._peers[0].bridge.close()
@@ -111,7 +111,7 @@ async def test_a_batch_that_a_worker_dies_with_fails() -> None:
 async def test_a_batch_that_was_not_begun_is_executed_at_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The worker may be gone by then: no client learns of it."""
+    """The helper may be dead by then, but no client notices."""
 
     def dies(self: peers.Peer, record: object) -> None:
         raise LookupError("it dies before it begins")
@@ -127,7 +127,7 @@ async def test_a_batch_that_was_not_begun_is_executed_at_home(
 
 
 async def test_a_worker_has_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before it says that it has begun: the next would only be refused."""
+    """Even before it reports that it has begun: a second batch would only be refused."""
     async with paired() as pair:
         monkeypatch.setattr(peers.Peer, "_begin", lambda self, record: None)
         await pair.begin(4)
@@ -139,7 +139,7 @@ async def test_a_worker_has_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_worker_says_that_it_executes_before_it_does() -> None:
-    """A third one would give it a batch meanwhile, which it refuses."""
+    """Otherwise a third worker would send it a batch that it must refuse."""
     async with paired() as pair:
         said: list[bool] = []
 
@@ -155,7 +155,7 @@ async def test_a_worker_says_that_it_executes_before_it_does() -> None:
 
 
 async def test_a_batch_that_was_answered_is_not_waited_for() -> None:
-    """Else the worker would be given nothing more once the time is over."""
+    """Otherwise its timeout would exclude the worker from further batches."""
     async with paired() as pair:
         calls = await given(pair)
         (batch,) = pair.home.helping._peers[1]._given.values()
@@ -169,7 +169,7 @@ async def test_a_batch_that_was_answered_is_not_waited_for() -> None:
 async def test_what_a_worker_had_is_known_before_its_replacement_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though the end of the worker itself may be heard later."""
+    """Although the exit of the worker itself may be noticed later."""
     async with paired() as pair:
         monkeypatch.setattr(peers.Peer, "_begin", lambda self, record: None)
         calls = await pair.begin(4)
@@ -185,7 +185,7 @@ async def test_what_a_worker_had_is_known_before_its_replacement_begins(
 
 
 async def test_a_replacement_goes_on_behind_its_numbers() -> None:
-    """Else what it gave to a worker would look begun, since its predecessor's batches were."""
+    """Otherwise its batches would look begun, because its predecessor's with those numbers were."""
     async with paired() as pair:
         pair.home.board.begin(1, 0, 41)
         replaced = peers.Peer(pair.home.helping, 1)
@@ -194,7 +194,7 @@ async def test_a_replacement_goes_on_behind_its_numbers() -> None:
 
 
 async def test_a_batch_that_fails_at_another_worker_is_executed_again_one_by_one() -> None:
-    """At home, where the one fails that is at fault, with the class and the text of its error."""
+    """The owner executes the requests singly; the faulty one fails with its own error."""
     async with paired() as pair:
 
         def refuses(inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
@@ -223,7 +223,7 @@ async def test_a_batch_that_fails_at_another_worker_is_executed_again_one_by_one
 async def test_a_worker_that_says_nothing_is_given_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be stopped: its batch fails once it had the time to say that it does not end."""
+    """It may be stopped: its batch fails once the execution timeout is reached."""
     monkeypatch.setattr(peers, "_WAIT_SECONDS", 0.01)
     settings = replace(SETTINGS, execution_seconds=0.05)
     async with paired(settings=settings) as pair:
@@ -236,7 +236,7 @@ async def test_a_worker_that_says_nothing_is_given_nothing_more(
 
 
 async def test_large_tensors_pass_through_the_slab() -> None:
-    """In both directions; their places are given back, also to the ledger."""
+    """In both directions; slab memory and ledger reservations are released afterwards."""
     async with paired(WIDE) as pair:
         calls = await given(pair)
         held = pair.home.ledger.held
@@ -250,7 +250,7 @@ async def test_large_tensors_pass_through_the_slab() -> None:
 
 
 async def test_batches_of_more_bytes_stay_at_home() -> None:
-    """They would be copied on the event loop, while others wait for it."""
+    """Copying them would block the event loop."""
     settings = replace(SETTINGS, offload_shared_bytes=1 << 20)
     async with paired(WIDE, settings=settings) as pair:
         calls = await pair.begin(4)
@@ -261,7 +261,7 @@ async def test_batches_of_more_bytes_stay_at_home() -> None:
 
 
 async def test_batches_that_are_quick_stay_at_home() -> None:
-    """To ask another worker takes longer."""
+    """Asking another worker takes longer."""
     async with paired(settings=replace(SETTINGS, offload_seconds=1.5)) as pair:
         calls = await pair.begin(4)
         pair.release()
@@ -271,7 +271,7 @@ async def test_batches_that_are_quick_stay_at_home() -> None:
 
 
 async def test_requests_that_are_cancelled_do_not_keep_the_helper() -> None:
-    """It is idle again once it has executed them, and nobody is answered."""
+    """It executes them without answering, and is then idle again."""
     async with paired() as pair:
         calls = await given(pair)
         for call in calls[1:]:
@@ -284,7 +284,7 @@ async def test_requests_that_are_cancelled_do_not_keep_the_helper() -> None:
 
 
 async def test_a_worker_that_drains_takes_nothing_more() -> None:
-    """What it has begun goes on."""
+    """A batch that it has begun continues."""
     async with paired() as pair:
         calls = await given(pair)
         pair.helper.helping._is_serving = False

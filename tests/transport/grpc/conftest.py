@@ -1,4 +1,4 @@
-"""What the tests of the gRPC transport share: the codec, its judge, and a server on loopback."""
+"""Fixtures of the gRPC tests: the codec, google's protobuf to compare with, a loopback server."""
 
 import asyncio
 import socket
@@ -19,19 +19,19 @@ ServeHandlers: TypeAlias = Callable[[Collection[IServable]], AbstractAsyncContex
 
 @pytest.fixture(scope="session")
 def google() -> Google:
-    """Google's classes for the generated ones."""
+    """Google's protobuf classes for the generated ones."""
     return Google()
 
 
 @pytest.fixture
 def codec() -> WireCodec:
-    """The codec with the limits that a server has by default."""
+    """The codec with a server's default limits."""
     return WireCodec()
 
 
 @pytest.fixture
 def serve_handlers(codec: WireCodec) -> ServeHandlers:
-    """Serve handlers over the codec for the length of a block; gives `host:port`."""
+    """Serve handlers over the codec for the length of a block; yields `host:port`."""
 
     @asynccontextmanager
     async def run(handlers: Collection[IServable]) -> AsyncIterator[str]:
@@ -49,7 +49,7 @@ def serve_handlers(codec: WireCodec) -> ServeHandlers:
 
 
 class _Protocol(H2Protocol):
-    """Tells when its connection is gone, which grpclib does not wait for."""
+    """Signals the loss of its connection, which grpclib does not wait for."""
 
     transport: asyncio.BaseTransport
     lost: "asyncio.Future[None]"

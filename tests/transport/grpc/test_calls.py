@@ -1,4 +1,4 @@
-"""What a call reads of the headers of its request, and what it knows once its message is there."""
+"""Call attributes taken from request headers, and those known only with the message."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ NAME = b"\x0a\x04fp32\x12\x011"
 
 
 def test_headers_of_one_name_are_one_list() -> None:
-    """RFC 9110 5.3: a value that may be there once is not the first, nor the last, of two."""
+    """RFC 9110 5.3: values of a repeated header are joined with commas."""
     headers = FieldsView([("a", "1"), ("b", "2"), ("a", "3")])
 
     assert ("1, 3", "2", None) == (headers.get("a"), headers.get("b"), headers.get("c"))
@@ -27,7 +27,7 @@ def test_headers_of_one_name_are_one_list() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> NotingObserver:
-    """See the calls of the servers of a test."""
+    """Record the calls of the servers of a test."""
     observer = NotingObserver()
     monkeypatch.setattr(app, "Gates", lambda **_: Gates(observers=[observer]))
     return observer
@@ -49,7 +49,7 @@ async def test_a_call_knows_its_model_once_its_message_is_there(
 async def test_the_deadline_of_a_call_ends_it(
     serve: Serve, tmp_path: Path, seen: NotingObserver
 ) -> None:
-    """However short it is; its method hears of it as a cancellation."""
+    """However short the deadline is; the method is cancelled."""
     headers = request_headers("/grpc.health.v1.Health/Watch", ("grpc-timeout", "2m"))
     async with serve(tmp_path) as server, connect(server.url) as wire:
         answer = await wire.trailers(wire.send(headers))

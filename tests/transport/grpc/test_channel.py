@@ -1,4 +1,4 @@
-"""Our gRPC client closes its connections, even if the server does not answer a TLS shutdown."""
+"""Our gRPC client closes its connections, even if the server ignores a TLS shutdown."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from xlaserve.dialing.over_grpc import Client
 
 
 class Silent(asyncio.Protocol):
-    """A server's side that sends nothing; as it reads or not, it answers close_notify or not."""
+    """A server that sends nothing; unless it reads, it does not answer close_notify either."""
 
     def __init__(self, reads: bool, made: list[asyncio.WriteTransport]) -> None:
         self._reads = reads
@@ -49,7 +49,7 @@ async def silent_server(context: ssl.SSLContext | None, *, reads: bool) -> Async
 def test_no_socket_is_left_open(
     tls: bool, reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An open one fails the test: its ResourceWarning is an error."""
+    """An open socket fails the test: its ResourceWarning is an error."""
     monkeypatch.setattr(channel, "_CLOSE_SECONDS", 0.05)
     authority = trustme.CA()
     files = write_certificate(authority, tmp_path)

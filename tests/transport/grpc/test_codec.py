@@ -1,4 +1,4 @@
-"""The codec as grpclib and the handlers see it: whole messages, there and back."""
+"""The codec as used by grpclib and the handlers: round trips of whole messages."""
 
 import copy
 import math
@@ -32,7 +32,7 @@ from xlaserve_proto.inference import (
 CONTRACTS = dict(contract_messages())
 
 
-# --- there and back ----------------------------------------------------------------------------
+# # --- round trips -------------------------------------------------------------------------------
 
 
 def _numbers(field: Field) -> st.SearchStrategy[Any]:
@@ -68,7 +68,7 @@ def _messages(draw: st.DrawFn, message_type: type[Any], depth: int = 2) -> Any:
     fields = [field for field in fields_of(message_type) if depth or field.type in SCALARS]
     if not fields:
         return message_type()
-    # Of the members of a oneof only one at a time.
+    # At most one member of each oneof.
     chosen = draw(
         st.lists(st.sampled_from(fields), max_size=5, unique_by=lambda row: row.group or row.name)
     )
@@ -77,7 +77,7 @@ def _messages(draw: st.DrawFn, message_type: type[Any], depth: int = 2) -> Any:
 
 @given(data=st.data())
 def test_everything_comes_back_as_it_was(data: st.DataObject) -> None:
-    """decode(encode(m)) == m, and the same member of the oneof is set."""
+    """decode(encode(m)) == m, and the same member of each oneof is set."""
     codec = WireCodec()
     message = data.draw(_messages(Everything))
 
@@ -101,7 +101,7 @@ def test_every_message_of_the_contracts_comes_back_as_it_was(data: st.DataObject
     assert message == codec.decode_message(message_type, codec.encode_message(message))
 
 
-# --- what a decoded message is -----------------------------------------------------------------
+# # --- decoded messages --------------------------------------------------------------------------
 
 
 def test_decoded_message_is_like_one_that_was_made(codec: WireCodec) -> None:
@@ -159,7 +159,7 @@ def test_present_message_is_marked(codec: WireCodec) -> None:
 
 
 def test_raw_contents_are_views_of_the_received_message(codec: WireCodec) -> None:
-    """No tensor is copied on its way from the message to the array."""
+    """Tensor bytes are not copied from the message to the array."""
     data = codec.encode_message(ModelInferRequest(raw_input_contents=[b"first", b""]))
 
     first, empty = codec.decode_message(ModelInferRequest, data).raw_input_contents
@@ -195,7 +195,7 @@ def test_arrays_travel_as_they_are(codec: WireCodec) -> None:
     assert np.array_equal(array, np.frombuffer(view, np.float32).reshape(10, 100))
 
 
-# --- as grpclib calls it -----------------------------------------------------------------------
+# # --- the interface for grpclib -----------------------------------------------------------------
 
 
 def test_malformed_request_is_internal_and_says_nothing_of_it(codec: WireCodec) -> None:
@@ -247,7 +247,7 @@ class Wrapped(betterproto.Message):
 def test_types_of_no_contract_are_refused(
     codec: WireCodec, message_type: type[betterproto.Message]
 ) -> None:
-    """Every time, and not by reading the message without the field."""
+    """They are refused every time, instead of decoding the message without the field."""
     for _ in range(2):
         with pytest.raises(TypeError, match="has a type unknown to the codec"):
             codec.decode_message(message_type, b"")
@@ -283,7 +283,7 @@ asyncio.run(main())
 
 
 def test_google_protobuf_is_not_needed() -> None:
-    """It is a dependency of the tests only; grpclib asks for it when it gets no codec."""
+    """It is a dependency of the tests only; grpclib would import it if it got no codec."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_GOOGLE],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

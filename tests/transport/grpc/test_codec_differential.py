@@ -31,9 +31,9 @@ from xlaserve.grpc.protobuf.wire import BYTES, ENUM, MAP, MESSAGE, SCALARS, Fiel
 
 SHARDS = 20
 MESSAGES = int(os.environ.get("CODEC_MESSAGES", "20_000")) // SHARDS
-"""Of each shard."""
+"""Messages per shard."""
 MUTATIONS = 25
-"""Of each valid message, which is the first of them."""
+"""Mutations per valid message; the valid message itself is the first case."""
 
 ACCEPTED, REFUSED = "accepted by both", "refused by both"
 SET_ASIDE, QUIETED = "accepted, upb sets map entries aside", "accepted, a NaN is quieted"
@@ -42,7 +42,7 @@ SET_ASIDE, QUIETED = "accepted, upb sets map entries aside", "accepted, a NaN is
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_codec_and_google_agree(shard: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """What google accepts the codec accepts and reads the same; what google refuses it refuses."""
+    """A message that google accepts is read the same; one that google refuses is refused."""
     random = Random(f"codec {shard}")
     classes: list[type[betterproto.Message]] = [*exchanged_messages(), *[Everything] * 20]
     codec = WireCodec()
@@ -70,7 +70,7 @@ def _google() -> Google:
 
 
 def _compare(codec: WireCodec, message_type: type[betterproto.Message], data: bytes) -> str:
-    """Read one message both ways; what the two do not agree on fails, and shows the message."""
+    """Decode one message with both; fail with the message if they disagree."""
     name = f"{message_type.__name__} {data.hex()}"
     theirs = _parse(_google()(message_type), data)
     try:
@@ -106,7 +106,7 @@ def _serialize(message: Message) -> bytes:
 
 
 def _has_entries_set_aside(message: Any) -> bool:
-    """Tell whether upb took map entries for unknown fields, here or in a nested message."""
+    """Tell whether upb turned map entries into unknown fields, here or in a nested message."""
     maps = {field.number for field in message.DESCRIPTOR.fields if _is_map(field)}
     unknown: Any = UnknownFieldSet(message)
     if any(field.field_number in maps for field in unknown):
@@ -131,7 +131,7 @@ def _nested(message: Any) -> Iterator[Any]:
 
 
 def _wrong_types(message: betterproto.Message) -> Iterator[str]:
-    """Name the fields whose values are not of the type that the annotation promises."""
+    """Name the fields whose values do not have the annotated type."""
     views = VIEWS.get(type(message), ())
     for field in fields_of(type(message)):
         value: Any = object.__getattribute__(message, field.name)

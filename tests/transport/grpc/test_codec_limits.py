@@ -1,4 +1,4 @@
-"""No message keeps the event loop busy: what would take long is refused after a bounded part."""
+"""Decoding work is bounded: a message that would block the event loop is refused early."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -19,7 +19,7 @@ def sized(number: int, body: bytes) -> bytes:
 
 
 def counted(data: bytes, message_type: type = Everything) -> int:
-    """Find the least limit that a message passes."""
+    """Return the lowest field limit that a message passes."""
     low, high = 0, ONE_MIB
     while low < high:
         middle = (low + high) // 2
@@ -46,7 +46,7 @@ def test_fields_count_at_every_depth() -> None:
 
 
 def test_long_varints_count_by_their_bytes() -> None:
-    """In tags, in sizes, in values and in groups: reading them takes that much longer."""
+    """In tags, sizes, values and groups: long varints take proportionally longer to read."""
     assert 10 == counted(b"\x08" + b"\xff" * 9 + b"\x01")
     assert 3 == counted(b"\x88\x80\x00\x01")
     assert 4 == counted(b"\x72\x81\x80\x80\x00a")
@@ -67,7 +67,7 @@ def test_map_entries_count_more() -> None:
 
 
 def test_numbers_of_a_packed_field_hardly_count() -> None:
-    """A tensor of a hundred thousand elements, typed, is within the default limit."""
+    """A typed tensor of a hundred thousand elements is within the default limit."""
     message = everything(float32s=[1.5] * 100_000, int64s=[2**40] * 100_000)
 
     assert message == WireCodec().decode_message(Everything, WireCodec().encode_message(message))
@@ -80,7 +80,7 @@ def test_packed_fields_count_by_their_bytes() -> None:
 
 
 def test_packed_enums_count_one_by_one() -> None:
-    """Every unknown number is an object of its own."""
+    """Every unknown enum number becomes a separate object."""
     assert counted(sized(36, b"\7" * 10_000)) > 10_000
 
 
@@ -108,7 +108,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_messages_of_many_small_things_are_refused(codec: WireCodec, bomb: bytes) -> None:
-    """A mebibyte of each would hold the loop for long; tools/bench_codec.py says for how long."""
+    """A mebibyte of each would block the loop; tools/bench_codec.py measures for how long."""
     with pytest.raises(TooManyFields):
         codec.decode_message(ModelInferRequest, bomb * (ONE_MIB // len(bomb)))
 
@@ -137,7 +137,7 @@ def groups(depth: int) -> bytes:
 
 
 def entries(depth: int) -> bytes:
-    """Maps of messages: each is an entry and a message."""
+    """Nest maps of messages: each level is an entry and a message."""
     data = b""
     for _ in range(depth // 2):
         data = sized(54, sized(2, data))
@@ -178,7 +178,7 @@ def test_depth_is_a_limit() -> None:
 
 
 def test_depth_is_not_length(codec: WireCodec) -> None:
-    """Messages beside one another are not within one another."""
+    """Adjacent messages do not nest."""
     data = (nest(37, 50) + groups(50) + sized(54, sized(2, b""))) * 3
 
     assert 3 == len(codec.decode_message(Everything, data).children)

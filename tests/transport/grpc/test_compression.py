@@ -1,4 +1,4 @@
-"""Compressed messages of gRPC: gzip and deflate, within the limit of messages."""
+"""Compressed gRPC messages: gzip and deflate, within the message size limit."""
 
 import gzip
 import zlib
@@ -56,7 +56,7 @@ async def test_what_cannot_be_inflated_is_refused(name: str) -> None:
 
 
 async def test_members_may_be_as_long_as_a_step() -> None:
-    """At the end of such a member zlib says twice what is behind it."""
+    """At the end of such a member zlib reports the remaining bytes twice."""
     member = gzip.compress(bytes(1 << 20))
 
     assert bytes(2 << 20) == await decompress(member * 2, GZIP, 2 * LIMIT)

@@ -25,7 +25,7 @@ def number(of: int, value: int, padding: int = 0) -> bytes:
 
 
 NINE = b"\xff" * 9
-"""Bytes of a varint that go on."""
+"""Bytes of an unfinished varint."""
 
 MALFORMED = {
     "cut within a tag": b"\x80",
@@ -96,7 +96,7 @@ DISPUTED = {
 
 @pytest.mark.parametrize("data", DISPUTED.values(), ids=DISPUTED)
 def test_what_only_some_versions_of_google_refuse_is_refused(codec: WireCodec, data: bytes) -> None:
-    """protobuf 6 takes the size, 7 the number; a strict reader takes neither."""
+    """protobuf 6 accepts the size and 7 the field number; a strict reader accepts neither."""
     with pytest.raises(MalformedMessage):
         codec.decode_message(Everything, data)
 
@@ -134,7 +134,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("data", UNKNOWN.values(), ids=UNKNOWN)
 def test_unknown_fields_are_skipped(codec: WireCodec, google: Google, data: bytes) -> None:
-    """A known number in a wire type that is not its own is an unknown field too."""
+    """A known field number with another wire type also counts as an unknown field."""
     surrounded = number(1, 1) + data + number(3, 3)
     google(Everything).FromString(surrounded)
 
@@ -264,7 +264,7 @@ def test_unknown_fields_of_a_nested_message_are_skipped(codec: WireCodec) -> Non
 
 
 def test_unknown_fields_of_a_map_entry_are_skipped(codec: WireCodec) -> None:
-    """As the specification has it for every message; upb sets the entry aside instead."""
+    """The specification says so for every message; upb drops the entry instead."""
     entry = number(99, 1) + sized(1, b"k") + number(1, 5) + sized(2, b"v") + sized(3, b"x")
 
     assert everything(by_text={"k": b"v"}) == codec.decode_message(Everything, sized(51, entry))
@@ -285,7 +285,7 @@ def test_empty_input_is_the_empty_message(codec: WireCodec) -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_input_may_be_any_buffer(codec: WireCodec, kind: Any) -> None:
-    """Strings, bytes and packed fields come out the same, and of the same types."""
+    """Strings, bytes and packed fields have the same values and types."""
     data = sized(14, "é".encode()) + sized(15, b"b") + sized(22, b"\1" * 9) + sized(31, bytes(400))
 
     message = codec.decode_message(Everything, kind(data))

@@ -1,4 +1,4 @@
-"""The index finds what google's descriptor pool finds, without google's protobuf."""
+"""The descriptor index matches google's descriptor pool, without google's protobuf."""
 
 from collections.abc import Iterator
 
@@ -63,7 +63,7 @@ def test_imports_follow_the_file_that_was_asked_for(contracts: DescriptorIndex) 
 
 
 def test_imports_come_once_each() -> None:
-    """Two files import one, and all import it through another: a diamond."""
+    """A diamond: two files import a third, and a fourth file imports all of them."""
     base = FileDescriptorProto(name="base.proto", package="p")
     left = FileDescriptorProto(name="left.proto", dependency=["base.proto"])
     right = FileDescriptorProto(name="right.proto", dependency=["base.proto", "left.proto"])
@@ -100,7 +100,7 @@ def test_further_sets_are_added() -> None:
 
 
 def test_first_of_two_files_with_one_name_counts() -> None:
-    """Two sets may both hold google/protobuf/empty.proto, from two compilers."""
+    """Two descriptor sets may both contain google/protobuf/empty.proto, from two compilers."""
     old, new = (FileDescriptorProto(name="a.proto", package=package) for package in ("old", "new"))
 
     index = DescriptorIndex([files_of(old), files_of(new)])

@@ -1,4 +1,4 @@
-"""The graceful end of the gRPC server: what was on its way is served (RFC 9113, 6.8)."""
+"""Graceful shutdown of the gRPC server: requests on their way are served (RFC 9113, 6.8)."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ LAST = 2**31 - 1
 
 
 async def received(client: socket.socket) -> list[Frame]:
-    """Return all frames until the server has closed; raises where it resets the connection."""
+    """Return all frames until the server closes the connection; a reset raises."""
     loop, octets = asyncio.get_running_loop(), b""
     async with asyncio.timeout(SECONDS):
         while more := await loop.sock_recv(client, 1 << 16):
@@ -41,7 +41,7 @@ def last_streams(frames: list[Frame]) -> list[int]:
 async def test_connections_in_the_accept_queue_are_served(
     serve: Serve, tmp_path: Path, kind: str
 ) -> None:
-    """They were reset: the system had accepted them, and their requests were there."""
+    """The kernel has accepted them, and their requests have arrived: they must not be reset."""
     settings = {} if kind == "tcp" else {"grpc_endpoint": f"unix:{tmp_path}/s"}
     async with serve(tmp_path, **settings) as server:
         clients = []
@@ -70,7 +70,7 @@ async def test_connections_in_the_accept_queue_are_served(
 async def test_a_connection_is_closed_when_its_last_request_has_ended(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not when those of all others have: a second GOAWAY follows the round trip."""
+    """It does not wait for other connections: a second GOAWAY follows after a round trip."""
     monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 3600.0)
     async with serve(tmp_path) as server:
         host, _, port = server.url.rpartition(":")
@@ -79,7 +79,7 @@ async def test_a_connection_is_closed_when_its_last_request_has_ended(
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             async with connect(server.url) as other:
-                # It answers no PING: nothing is read of it.
+                # The client answers no PING, because nothing reads its socket.
                 await other.trailers(other.send(LIVE))
                 draining = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
                 octets = b""
@@ -99,11 +99,11 @@ async def test_a_connection_is_closed_when_its_last_request_has_ended(
 async def test_streams_behind_the_last_are_refused_and_the_others_are_answered(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """REFUSED_STREAM says that nothing was done: the client asks another server (6.8, 8.7)."""
+    """REFUSED_STREAM says that nothing was processed: the client may retry elsewhere (6.8, 8.7)."""
     monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 3600.0)
     loop = asyncio.get_running_loop()
     async with serve(tmp_path) as server, connect(server.url) as other:
-        await other.trailers(other.send(LIVE))  # it answers no PING: the drain waits for it
+        await other.trailers(other.send(LIVE))  # answers no PING, so the drain waits for it
         host, _, port = server.url.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
             client.sendall(sent(LIVE, whole=False))
@@ -136,7 +136,7 @@ async def test_streams_behind_the_last_are_refused_and_the_others_are_answered(
 async def test_a_message_that_is_on_its_way_is_waited_for(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it has stalled for message_timeout_seconds: then its client is told so."""
+    """Once it has stalled for message_timeout_seconds, the client gets an error."""
     monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 0.01)
     async with serve(tmp_path, message_timeout_seconds=0.5) as server:
         host, _, port = server.url.rpartition(":")

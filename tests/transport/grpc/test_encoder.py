@@ -1,4 +1,4 @@
-"""What is written is what google's protobuf writes; what cannot be written is named."""
+"""Encoded bytes equal those of google's protobuf; errors name the field."""
 
 import array
 import math
@@ -34,7 +34,7 @@ INTEGERS = tuple(LOWEST)
 
 
 def written(google: Google, **values: Any) -> bytes:
-    """What google writes for these values."""
+    """Return the bytes that google writes for these values."""
     return google(Everything)(**values).SerializeToString(deterministic=True)
 
 
@@ -62,7 +62,7 @@ def written(google: Google, **values: Any) -> bytes:
 def test_values_are_written_as_google_writes_them(
     codec: WireCodec, google: Google, values: dict[str, Any]
 ) -> None:
-    """Defaults are left out, but not where a default was set, and never in a map entry."""
+    """Defaults are omitted, except for fields with explicit presence and in map entries."""
     assert written(google, **values) == codec.encode_message(everything(**values))
 
 
@@ -113,7 +113,7 @@ PACKED: dict[str, Sequence[Any]] = {
 def test_packed_fields_few_and_many(
     codec: WireCodec, google: Google, field: str, times: int
 ) -> None:
-    """Python writes few numbers, numpy many; the bytes are the same."""
+    """Python writes short lists and numpy long ones; the bytes are the same."""
     values = list(PACKED[field]) * times
 
     assert written(google, **{field: values}) == codec.encode_message(everything(**{field: values}))
@@ -218,7 +218,7 @@ def test_a_refusal_names_the_way_to_the_field(codec: WireCodec) -> None:
     ids=lambda buffer: type(buffer).__name__,
 )
 def test_bytes_may_be_any_contiguous_buffer(codec: WireCodec, google: Google, buffer: Any) -> None:
-    """So that raw_output_contents are arrays, copied once into the message."""
+    """raw_output_contents may thus be arrays, which are copied only once, into the message."""
     message = everything(blob=buffer, blobs=[buffer, b""])
     raw = bytes(memoryview(buffer).cast("B"))
 
@@ -232,7 +232,7 @@ def test_buffers_may_be_empty(codec: WireCodec) -> None:
 
 
 def test_large_messages(codec: WireCodec) -> None:
-    """Sizes of several bytes, in messages within messages."""
+    """Sizes of several bytes, in nested messages."""
     message = everything(child=everything(child=everything(blob=bytes(100_000))))
 
     assert message == codec.decode_message(Everything, codec.encode_message(message))
@@ -249,14 +249,14 @@ def test_member_of_a_oneof_may_be_set_later(codec: WireCodec, google: Google) ->
 
 
 def test_last_member_counts_where_a_oneof_was_given_two(codec: WireCodec, google: Google) -> None:
-    """As betterproto says which of them is set."""
+    """betterproto reports the last one as set."""
     message = everything(chosen_text="a", chosen_int64=5)
 
     assert written(google, chosen_text="a") == codec.encode_message(message)
 
 
 def test_message_that_was_only_looked_at_is_not_written(codec: WireCodec) -> None:
-    """betterproto makes a message of what one reads."""
+    """betterproto creates a message when a field is read."""
     message = Everything()
 
     assert 0 == message.child.int32

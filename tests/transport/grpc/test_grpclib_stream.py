@@ -1,4 +1,4 @@
-"""What a request holds of the budget of messages, as grpclib reads them."""
+"""The memory that a request reserves while grpclib reads its messages."""
 
 import asyncio
 import gzip
@@ -27,7 +27,7 @@ def prefixed(message: bytes, *, compressed: bool = False) -> bytes:
 
 
 class Client:
-    """A connection in memory with one request, read by the test in grpclib's place."""
+    """An in-memory connection with one request; the test reads it in place of grpclib."""
 
     placement: Placement | None = None
     accepted: GrpclibStream
@@ -56,7 +56,7 @@ class Client:
 
 
 async def test_a_stream_holds_its_messages_until_the_next_one_is_read() -> None:
-    """However long it goes on, it takes no room from others."""
+    """However long the stream lasts, it reserves one message at a time."""
     client = Client(streaming=True)
     for _ in range(3):
         client.send(prefixed(bytes(100)) + prefixed(bytes(50)))
@@ -69,7 +69,7 @@ async def test_a_stream_holds_its_messages_until_the_next_one_is_read() -> None:
 
 @pytest.mark.parametrize("cut", [3, 9, 10, 14, 15, 20_000, -1])
 async def test_the_last_message_may_come_in_two_reads(cut: int) -> None:
-    """Its frame says from its beginning on that it ends the request; its bytes come later."""
+    """Its frame has END_STREAM from the beginning, but its bytes arrive later."""
     client = Client(streaming=True)
     frame = bytes(data(1, prefixed(bytes(40_000)), end_stream=True))
     client.core.receive(frame[:cut])

@@ -1,4 +1,4 @@
-"""Health of the server, of its services and of its models, as grpcio's client sees it."""
+"""Health of the server, its services and its models, as seen by grpcio's client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -27,7 +27,7 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Source:
-    """What is ready, set by hand."""
+    """Readiness set by the test."""
 
     def __init__(self) -> None:
         self.server = True
@@ -74,7 +74,7 @@ def service(source: Source) -> HealthService:
 
 @pytest.fixture
 def connect(service: HealthService, serve_handlers: ServeHandlers) -> Connect:
-    """A stub of grpcio-health-checking over a running server."""
+    """Make a grpcio-health-checking stub connected to a running server."""
 
     @asynccontextmanager
     async def run() -> AsyncIterator[Any]:
@@ -108,7 +108,7 @@ async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
 async def test_server_and_services_are_as_ready_as_the_server(
     source: Source, connect: Connect, name: str
 ) -> None:
-    """An empty name is the server (GRPC Health Checking Protocol)."""
+    """The empty name is the server (GRPC Health Checking Protocol)."""
     async with connect() as stub:
         assert SERVING == await checked(stub, name)
         source.change(server=False)
@@ -177,7 +177,7 @@ def is_seen(hidden: frozenset[str], model: str) -> bool:
 async def test_a_watch_asks_each_time_what_its_caller_may_see(
     source: Source, serve_handlers: ServeHandlers
 ) -> None:
-    """A model that other rules hide from then on is one that is not known."""
+    """If new rules hide a model, it becomes unknown to the watcher."""
     hidden: set[str] = set()
     service = HealthService(
         services=[SERVICE],
@@ -227,14 +227,14 @@ async def test_watcher_that_went_makes_room(source: Source, connect: Connect) ->
 
 
 class Gone:
-    """A stream whose client goes while an answer is on its way."""
+    """A stream whose client disconnects while an answer is being sent."""
 
     async def send_message(self, message: object) -> None:
         raise asyncio.CancelledError
 
 
 async def test_watcher_that_went_amid_an_answer_makes_room(service: HealthService) -> None:
-    """At once, and not when the garbage collector comes by."""
+    """Immediately, without waiting for the garbage collector."""
     stream: Any = Gone()
     kept: list[BaseException] = []
     for _ in range(MAX_WATCHERS + 1):
@@ -248,7 +248,7 @@ async def test_watcher_that_went_amid_an_answer_makes_room(service: HealthServic
 async def test_closing_ends_every_watch_with_its_last_status(
     source: Source, service: HealthService, connect: Connect
 ) -> None:
-    """So that a server that is told to exit does not wait for its watchers."""
+    """A server that shuts down does not wait for its watchers."""
     async with connect() as stub:
         watch = watching(stub, "")
         assert SERVING == await seen(watch)

@@ -1,4 +1,4 @@
-"""What a request's headers say of its model, as grpclib hands them on."""
+"""Model ids in request headers, as grpclib passes them on."""
 
 from base64 import b64encode
 
@@ -31,7 +31,7 @@ def binary(value: str | bytes, name: str = "mm-model-id-bin", *, padded: bool = 
 
 
 def joined(*headers: Headers) -> Headers:
-    """Join headers of one name as a proxy may."""
+    """Join headers of the same name, as a proxy may."""
     return [(headers[0][0][0], ", ".join(value for [(_, value)] in headers))]
 
 
@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[Headers, str]] = {
 
 @pytest.mark.parametrize(("headers", "expected"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_one_id_is_refused(headers: Headers, expected: str) -> None:
-    """The text names the header, and stays short however long the id is."""
+    """The error names the header, and stays short however long the id is."""
     with pytest.raises(InvalidRequest) as refusal:
         model_id(metadata(headers))
 
@@ -144,7 +144,7 @@ def test_what_is_not_one_id_is_refused(headers: Headers, expected: str) -> None:
 
 @given(st.text(min_size=1, max_size=MAX_ID_BYTES // 4))
 def test_any_id_arrives_as_it_was_sent(value: str) -> None:
-    """With its text form beside it wherever that exists."""
+    """A text form accompanies it if the id has one."""
     plain = text(value) if value.isascii() else []
 
     assert value == model_id(metadata(binary(value) + plain))
@@ -183,7 +183,7 @@ def test_virtual_model_is_for_logs(headers: Headers, expected: str | None) -> No
 
 
 def test_only_binary_headers_are_lists() -> None:
-    """gRPC over HTTP/2, Requests: binary headers are split at commas, others may hold one."""
+    """gRPC over HTTP/2, Requests: only binary headers are split at commas."""
     headers = [("accept", "a,b"), ("x-bin", "YQ==,Yg, "), ("y-bin", "YQ"), (":path", "/a,b")]
 
     assert [

@@ -1,4 +1,4 @@
-"""The codec of ModelInfer says the same as the generic one, of every field and every datatype."""
+"""The ModelInfer codec agrees with the generic one on every field and datatype."""
 
 import contextlib
 from typing import Any
@@ -32,7 +32,7 @@ from xlaserve_proto.inference import (
 )
 
 WARM = InferCodec(max_fields=100_000, max_depth=100)
-"""Keeps what it read from example to example, as in a server."""
+"""Keeps its layouts from example to example, as in a server."""
 
 
 def infer_codec(max_cached: int = 1024) -> InferCodec:
@@ -73,7 +73,7 @@ def elements_of(row: Datatype, count: int) -> st.SearchStrategy[list[Any]]:
 
 @st.composite
 def tensors(draw: st.DrawFn, typed: bool) -> tuple[Any, bytes]:
-    """An input with its elements, and their raw form if they are not typed."""
+    """Make an input with its elements, and their raw form if they are not typed."""
     row = draw(ROWS)
     shape = draw(SHAPES)
     elements = draw(elements_of(row, int(np.prod(shape))))
@@ -89,7 +89,7 @@ def tensors(draw: st.DrawFn, typed: bool) -> tuple[Any, bytes]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Any:
-    """A request as clients send them, most of them right."""
+    """Make a request as clients send them, mostly valid."""
     typed = draw(st.booleans())
     drawn = draw(st.lists(tensors(typed), max_size=3))
     raw = [] if typed else [content for _, content in drawn]
@@ -120,7 +120,7 @@ def test_requests_are_read_as_the_generic_codec_reads_them(message: Any) -> None
 
 
 def test_contents_of_an_input_in_shared_memory_are_no_others() -> None:
-    """However often it is asked: the second input has none, whatever is before it."""
+    """Decoding agrees with the generic codec each time: the second input has no contents."""
     of = ModelInferRequestInferInputTensor
     region = {"shared_memory_region": InferParameter(string_param="r")}
     contents = InferTensorContents(fp32_contents=[1.0, 2.0])
@@ -138,7 +138,7 @@ def test_contents_of_an_input_in_shared_memory_are_no_others() -> None:
 @given(data=st.data())
 @settings(max_examples=10)
 def test_every_datatype_is_read_raw(row: Datatype, data: st.DataObject) -> None:
-    """The array holds what was sent, in the shape that was sent."""
+    """The array has the values and the shape that were sent."""
     elements = data.draw(elements_of(row, 6))
     with np.errstate(over="ignore"):
         array = np.array(elements, dtype=row.dtype).reshape(2, 3)
@@ -164,7 +164,7 @@ def raw_request(datatype: str, shape: list[int], *raw: Any, **values: Any) -> by
 @given(data=st.data())
 @settings(max_examples=10)
 def test_every_datatype_is_read_from_typed_contents(row: Datatype, data: st.DataObject) -> None:
-    """As google's protobuf writes them, up to more than what is read at a glance."""
+    """As google's protobuf writes them, below and above the size of the fast path."""
     count = data.draw(st.sampled_from([1, 5, 200]))
     elements = data.draw(elements_of(row, 5)) * (count // 5) or data.draw(elements_of(row, 1))
     assert row.contents is not None
@@ -205,7 +205,7 @@ def test_faults_are_told_as_by_the_generic_codec(datatype: str, shape: Any, raw:
 
 
 def test_small_integers_out_of_range_are_refused() -> None:
-    """UINT8 travels as uint32; what does not fit is not cut."""
+    """UINT8 travels as uint32; larger values are not truncated."""
     data = typed_request("UINT8", [2], uint_contents=[0, 256])
 
     with pytest.raises(InvalidTensor, match="expected UINT8 between 0 and 255, got 256"):
@@ -213,7 +213,7 @@ def test_small_integers_out_of_range_are_refused() -> None:
 
 
 def test_one_bare_image_is_an_element() -> None:
-    """Clients of OVMS send one image without its length."""
+    """OVMS clients send a single image without its length prefix."""
     image = b"\xff\xd8\xff\xe0" + bytes(20)
 
     (read,) = WARM.decode(raw_request("BYTES", [1], image)).request().inputs
@@ -231,7 +231,7 @@ def test_raw_tensors_are_views_of_the_message() -> None:
 
 
 def test_a_refusal_has_no_other_one_behind_it() -> None:
-    """It would keep the message, and what was read of it, alive."""
+    """A chained exception would keep the message and its partial contents alive."""
     for refused in (b"\x0a\x02\xff\xff", b"\x0a\x05"):
         with pytest.raises(MalformedMessage) as caught:
             WARM.decode(refused)
@@ -250,7 +250,7 @@ def test_a_request_can_be_read_twice() -> None:
     assert decoded.request() is not decoded.request()
 
 
-# --- what is known again -----------------------------------------------------------------------
+# # --- known layouts -----------------------------------------------------------------------------
 
 
 def typed_request(datatype: str, shape: list[int], **contents: Any) -> bytes:
@@ -284,7 +284,7 @@ ORDINARY = {
 def test_ordinary_requests_need_the_generic_codec_once(
     make: Any, view: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only elements and id differ from the first one on."""
+    """Later requests differ from the first only in elements and id."""
     codec = infer_codec()
     messages = [make(n) for n in range(1, 9)]
     expected = [outcome(generically(WireCodec()), data) for data in messages]
@@ -343,7 +343,7 @@ def test_models_with_names_of_the_same_length_are_told_apart() -> None:
 
 @pytest.mark.parametrize("old", [b"FP32", b"x", b"\x1a\x01\x01", b"\x3a\x04"])
 def test_what_differs_in_its_structure_is_not_taken_for_the_same(old: bytes) -> None:
-    """Requests of the same size, with the same name of the model."""
+    """Requests of the same size, with the same model name."""
     codec = infer_codec()
     data = raw_request("FP32", [1], bytes(4))
     assert 1 == data.count(old)
@@ -367,7 +367,7 @@ def test_id_of_a_known_request_is_checked() -> None:
 
 
 def test_nothing_that_is_kept_can_be_changed() -> None:
-    """Requests share what they have in common."""
+    """Requests share their common parts, which are immutable."""
     request = WARM.decode(ORDINARY["parameters"](1)).request()
 
     for shared in (request, request.inputs[0], request.outputs[0]):
@@ -452,7 +452,7 @@ def test_messages_of_many_small_fields_are_refused(bomb: bytes) -> None:
 
 
 def test_large_typed_contents_are_within_the_default_bounds() -> None:
-    """A hundred thousand numbers are one field, whatever they look like."""
+    """A hundred thousand numbers are one field, whatever their values."""
     data = typed_request("INT64", [100_000], int64_contents=[-1] * 100_000)
 
     (read,) = WARM.decode(data).request().inputs
@@ -473,7 +473,7 @@ def test_a_small_cache_changes_nothing(messages: list[Any]) -> None:
 
 @st.composite
 def arrays(draw: st.DrawFn, row: Datatype) -> Any:
-    """An array of any layout: without dimensions, empty, transposed, with gaps."""
+    """Make an array of any layout: zero-dimensional, empty, transposed, strided."""
     shape = draw(SHAPES)
     elements = draw(elements_of(row, int(np.prod(shape))))
     with np.errstate(over="ignore"):
@@ -539,7 +539,7 @@ def test_typed_responses_are_written_as_the_generic_codec_writes_them(
 def test_outputs_without_a_typed_field_are_raw_and_the_others_beside_them(
     form: TypedAnswerForm,
 ) -> None:
-    """Raw contents pair with all outputs, by their order (V2 protocol, ModelInferResponse)."""
+    """Raw contents pair with all outputs by position (V2 protocol, ModelInferResponse)."""
     half, full = (
         InferOutput(n, DATATYPES[n], np.ones(2, DATATYPES[n].dtype)) for n in ("FP16", "FP32")
     )
@@ -602,7 +602,7 @@ def test_names_that_are_not_unicode_are_refused() -> None:
             WARM.encode(response)
 
 
-# --- where a tensor lies -----------------------------------------------------------------------
+# # --- position of a tensor in the message -------------------------------------------------------
 
 
 @given(message=requests())

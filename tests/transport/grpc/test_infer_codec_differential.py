@@ -1,4 +1,4 @@
-"""Damaged requests are read, or refused, as by the generic codec, and in its words."""
+"""Damaged requests give the same result, or the same error text, as the generic codec."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from xlaserve_proto.inference import ModelInferRequest
 
 SHARDS = 6
 MESSAGES = 4_000
-"""Of each shard."""
+"""Messages per shard."""
 MUTATIONS = 25
-"""Of each valid message, which is the first of them."""
+"""Mutations per valid message; the valid message itself is the first case."""
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def _google() -> Google:
 
 
 def _valid(random: Random) -> bytes:
-    """Serialize a request: as clients write them, mostly, else with any field set."""
+    """Serialize a request, mostly as clients write them, otherwise with any field set."""
     message_class = _google()(ModelInferRequest)
     if random.random() < 0.2:
         return random_message(random, message_class)

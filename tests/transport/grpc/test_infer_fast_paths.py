@@ -1,4 +1,4 @@
-"""Which way a ModelInfer goes, and what is known of it on its way."""
+"""Selection of the ModelInfer fast path, and the information available on it."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ def splice(value: str, data: Any) -> Any:
 
 
 class Otherwise:
-    """The route of what is not ordinary; notes that it was taken."""
+    """The general route; records that it was taken."""
 
     message_first = True
     placement: Placement | None = None
@@ -52,15 +52,15 @@ class Otherwise:
 
 
 class Seen(Exception):
-    """The engine was asked."""
+    """Raised when the engine was asked."""
 
 
 def never(call: InferCall) -> None:
-    """Do not answer."""
+    """Leave the call unanswered."""
 
 
 class Engine:
-    """Notes what it is asked and in which context, and answers never, or later."""
+    """Records each request and its context, and answers never or later."""
 
     def __init__(self, answer: Callable[[InferCall], object]) -> None:
         self._answer = answer
@@ -74,7 +74,7 @@ class Engine:
 
 
 class Stream:
-    """A request that came whole."""
+    """A stream whose request has arrived whole."""
 
     compressed = False
     call: Any = None
@@ -96,7 +96,7 @@ def fast_paths_of(engine: Engine, otherwise: Route, *, mesh: bool = True) -> Inf
 
 
 def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple[Stream, bool]:
-    """Send a request with these headers; tells whether it went the long way."""
+    """Send a request with these headers; also tell whether it took the general route."""
     otherwise = Otherwise()
     fast_paths = fast_paths_of(engine, otherwise, mesh=mesh)
     reader: HeaderReader[Route] = HeaderReader(1 << 14, fast_paths)
@@ -163,7 +163,7 @@ async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
 
 
 async def test_models_that_vary_are_decoded_by_fast_paths_of_one_route() -> None:
-    """Each request gets the model of its own headers, and no kind holds one."""
+    """Each request gets the model of its own headers; no header layout stores a model."""
     engine, kinds = Engine(never), []
     fast_paths = fast_paths_of(engine, Otherwise())
 
@@ -183,7 +183,7 @@ async def test_models_that_vary_are_decoded_by_fast_paths_of_one_route() -> None
 
 
 async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
-    """Also where the fast path of that one is known."""
+    """This holds even if the fast path for the id with a comma is already known."""
     engine, otherwise = Engine(never), Otherwise()
     reader: HeaderReader[Route] = HeaderReader(1 << 14, fast_paths_of(engine, otherwise))
     for ids in (["a, b"], ["a, b"], ["a", "b"]):
@@ -201,7 +201,7 @@ async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
     [("3S", "x"), ("3S", "0n"), ("3S", "123456789S"), ("x", "3S")],
 )
 def test_a_timeout_is_checked_for_each_request(first: str, then: str) -> None:
-    """gRPC over HTTP/2, Timeout: a kind says only that there is one."""
+    """gRPC over HTTP/2, Timeout: a known header layout says only that a timeout exists."""
     router = Router(cast(Any, None), {"/a": cast(Any, Method())}, {})
     reader: HeaderReader[Route] = HeaderReader(1 << 14, router)
     head = (*PSEUDO, ("content-type", "application/grpc"), ("te", "trailers"))
@@ -239,7 +239,7 @@ MISSING = VersionNotFound("m", "7")
 async def test_a_mesh_is_not_told_that_a_model_is_gone(
     headers: Any, status: bytes, later: bool
 ) -> None:
-    """NOT_FOUND is for who asks for a version without a mesh."""
+    """NOT_FOUND is only for clients that ask for a version without a mesh."""
     engine = Engine(never if later else lambda call: call.fail(MISSING))
     stream, _ = asked(engine, *headers)
     if later:
@@ -270,7 +270,7 @@ async def test_what_nobody_expected_is_logged_with_the_model_of_the_headers(
 
 
 async def test_a_client_may_leave_before_its_message_is_inflated() -> None:
-    """Nothing is left over that a collection of garbage would complain of."""
+    """No reference cycle is left for the garbage collector."""
     headers = (*PSEUDO, ("grpc-encoding", "gzip"))
     route = fast_paths_of(Engine(never), Otherwise())
     stream = Stream(HeaderReader(1 << 14, route).read(encode_fields(headers)))

@@ -1,7 +1,7 @@
-"""The V2 service through a real socket and a foreign client: every datatype, every fault."""
+"""The V2 service over a real socket with grpcio as client: every datatype, every error."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 import json
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ def write_identity(root: Path, name: str, config: str, max_batch_size: int = 0) 
 
 @dataclass
 class Service:
-    """A stub of the service, and calls of ModelInfer as short as tests want them."""
+    """A stub of the service, with shorthands for ModelInfer."""
 
     stub: Any
     http: str | None = None
@@ -113,7 +113,7 @@ def packed(datatype: str) -> bytes:
     return bytes(to_bytes(row, np.array(VALUES[datatype], dtype=row.dtype)))
 
 
-# --- ModelInfer: what is right ---
+# # --- ModelInfer: valid requests ---
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
@@ -165,7 +165,7 @@ async def test_an_empty_tensor_is_a_tensor(service: Service) -> None:
     assert [b""] == list(response.raw_output_contents)
 
 
-# --- ModelInfer: what is wrong ---
+# # --- ModelInfer: errors ---
 
 THREE = np.zeros(3, np.float32).tobytes()
 
@@ -197,7 +197,7 @@ def named(name: str) -> pb.ModelInferRequest:
 
 
 def of_shape(shape: tuple[int, ...], request: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    """Give the input a shape that may not be that of its elements."""
+    """Give the input a shape that may not match its elements."""
     request.inputs[0].shape[:] = shape
     return request
 
@@ -238,7 +238,7 @@ FAULTS: list[tuple[pb.ModelInferRequest, str]] = [
 async def test_a_fault_of_the_request_is_an_invalid_argument(
     service: Service, request_: pb.ModelInferRequest, text: str
 ) -> None:
-    """The text names the model, the tensor, what was expected and what came."""
+    """The error names the model, the tensor, what was expected and what was received."""
     code, details = await service.fault(request_)
 
     assert INVALID is code
@@ -255,7 +255,7 @@ async def test_more_raw_contents_than_inputs_are_refused(service: Service) -> No
 
 
 async def test_an_unknown_model_or_version_is_not_found(service: Service) -> None:
-    """The text starts with what clients look for."""
+    """The text starts with the words that clients look for."""
     unknown = await service.fault(raw("FP32", THREE, model="nope"))
     request = raw("FP32", THREE)
     request.model_version = "9"
@@ -283,7 +283,7 @@ async def test_what_is_not_built_says_so(service: Service) -> None:
 
 
 async def test_a_text_of_the_client_is_cut_before_it_comes_back(service: Service) -> None:
-    """Clients bound the headers they accept, and percent-encoding makes a text longer."""
+    """Clients limit the headers they accept, and percent-encoding makes text longer."""
     code, details = await service.fault(raw("FP32", THREE, model="é" * 6000))
 
     assert grpc.StatusCode.NOT_FOUND is code
@@ -303,7 +303,7 @@ async def test_the_server_describes_itself(service: Service) -> None:
 
 
 async def test_a_model_describes_itself(service: Service) -> None:
-    """The batch dimension is -1 in front of the dims (ModelMetadata)."""
+    """The batch dimension is reported as -1 in front of the dims (ModelMetadata)."""
     metadata = await service.stub.ModelMetadata(pb.ModelMetadataRequest(name="batched"))
     tensors = [(t.name, t.datatype, list(t.shape)) for t in (*metadata.inputs, *metadata.outputs)]
 

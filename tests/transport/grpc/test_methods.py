@@ -1,4 +1,4 @@
-"""The table of methods: every one of the contracts has a row, and others are of one's own."""
+"""The method table: it has a row for every method of the contracts, and accepts custom rows."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ INFER = f"{SERVICE}ModelInfer"
 
 
 async def test_every_method_of_the_contracts_has_a_row(tmp_path: Path) -> None:
-    """And it names fields that the request of the method has."""
+    """The row names fields that the request type of the method has."""
     settings = Settings(
         repository=tmp_path, grpc_endpoint="port:0", http_endpoint="none", modelmesh=True
     )
@@ -35,7 +35,8 @@ async def test_every_method_of_the_contracts_has_a_row(tmp_path: Path) -> None:
 
         assert {row.model, row.version} - {""} <= fields, path
         if row.id_path:
-            # A mesh writes its id where the name of the model is, and manages nothing by methods.
+            # A mesh writes its id into the field of the model name, and manages no models by
+            # methods.
             field = served[path].handler.request_type.__dataclass_fields__[row.model]
             assert (field.metadata["betterproto"].number,) == row.id_path, path
             assert row.operation is not Operation.MANAGE, path
@@ -44,7 +45,7 @@ async def test_every_method_of_the_contracts_has_a_row(tmp_path: Path) -> None:
 async def test_a_mesh_is_told_the_paths_that_rows_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in the table is spliced and told; there is no second list."""
+    """The rows that are spliced are those reported to the mesh: there is no second list."""
     told = []
     original = ModelRuntimeService.__init__
 

@@ -1,4 +1,4 @@
-"""What the gRPC transport takes of grpclib and betterproto that they do not promise is there."""
+"""Private names of grpclib and betterproto that the gRPC transport relies on still exist."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ PRIVATES = {
     ("betterproto:Message", "_type_hint"): "the type of a field",
     ("betterproto:Message", "_serialized_on_wire"): "whether an empty message is there",
 }
-"""Each private that is used, by where it is; with what it is."""
+"""Each private name in use, by its module or class, with its kind."""
 
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
@@ -66,7 +66,7 @@ def privates_of_libraries() -> set[str]:
 
 
 def overridden(tree: ast.Module) -> set[str]:
-    """Return the privates that classes define which derive from a class of a library."""
+    """Return the private names overridden in classes that derive from a library class."""
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -85,7 +85,7 @@ def overridden(tree: ast.Module) -> set[str]:
 
 
 def used(file: Path, names: set[str]) -> set[str]:
-    """Return the privates that a file uses and does not define itself, or overrides."""
+    """Return the private names that a file uses without defining them, or overrides."""
     text = file.read_text()
     if not re.search(r"grpclib|betterproto", text):
         return set()

@@ -1,4 +1,4 @@
-"""Clients without proto files find every service, in both versions of the protocol."""
+"""Server reflection lists every service, in both versions of the protocol."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def version(request: pytest.FixtureRequest) -> str:
 def ask(
     handlers: Sequence[Any], serve_handlers: ServeHandlers, google: Google, version: str
 ) -> Ask:
-    """Ask grpcio's way, on one stream; requests are given by their fields."""
+    """Send requests, given by their fields, on one stream with grpcio."""
     request_type = google.named(f"grpc.reflection.{version}.ServerReflectionRequest")
     response_type = google.named(f"grpc.reflection.{version}.ServerReflectionResponse")
     path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
@@ -65,7 +65,7 @@ def ask(
 async def test_grpcio_reflection_client_reads_every_file(
     handlers: Sequence[Any], serve_handlers: ServeHandlers
 ) -> None:
-    """Its database feeds a descriptor pool, as grpcurl's does."""
+    """Its database feeds a descriptor pool, as in grpcurl."""
 
     def read(url: str) -> tuple[list[str], dict[str, str]]:
         with grpc.insecure_channel(url) as channel:
@@ -128,7 +128,7 @@ async def test_file_comes_with_its_imports(ask: Ask) -> None:
 async def test_what_is_not_there_is_an_answer_not_an_end(
     ask: Ask, request_fields: dict[str, Any], code: int, message: str
 ) -> None:
-    """The stream goes on after NOT_FOUND."""
+    """The stream continues after NOT_FOUND."""
     response, following = await ask(request_fields, {"list_services": ""})
 
     error = response.error_response
@@ -158,7 +158,7 @@ async def test_a_stream_may_ask_so_much_and_no_more(ask: Ask) -> None:
 
 
 def test_messages_of_both_versions_are_the_same() -> None:
-    """One implementation serves both, so the bytes must mean the same."""
+    """One implementation serves both versions, so their bytes must mean the same."""
     files = {file.package: file for file in descriptor_set().file}
     current, before = (files[f"grpc.reflection.{name}"] for name in VERSIONS)
 

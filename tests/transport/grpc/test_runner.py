@@ -1,7 +1,7 @@
-"""What is left of a request that has ended: nothing that waits for the garbage collector."""
+"""Completed requests leave no reference cycles behind."""
 
 # pyright: reportAttributeAccessIssue=false
-# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
 
 import asyncio
 import gc
@@ -68,7 +68,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Refer weakly to what requests are made of, while nothing is collected."""
+    """Collect weak references to the parts of requests, with the garbage collector disabled."""
     references: list[Any] = []
 
     class Noted(RpcStream):
@@ -88,7 +88,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 async def test_a_request_that_ended_leaves_no_reference_cycle(
     server: RunningServer, streams: list[Any], name: str
 ) -> None:
-    """However it ended: it would hold its message and its answer until the next collection."""
+    """A cycle would keep its message and its answer until the next collection."""
     path, message, headers = CASES[name]
     async with connect(server.url) as wire:
         stream = wire.open(request_headers(path, *headers.items()))
@@ -109,7 +109,7 @@ async def test_a_request_that_ended_leaves_no_reference_cycle(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Refer weakly to calls of inferences, while nothing is collected."""
+    """Collect weak references to inference calls, with the garbage collector disabled."""
     references: list[Any] = []
     made = FastPathCall.__init__
 
@@ -129,7 +129,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 async def test_no_timer_keeps_a_call_that_was_answered(
     server: RunningServer, calls: list[Any], headers: dict[str, str]
 ) -> None:
-    """Cancelled timers keep their context until they are due, and so does a task that inflates."""
+    """Cancelled timers keep their context until they are due, and so do decompression tasks."""
     message = gzip.compress(asking("fp32", 1, 2))
     async with connect(server.url) as wire:
         headers = {"grpc-encoding": "gzip", **headers}

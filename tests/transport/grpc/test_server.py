@@ -1,4 +1,4 @@
-"""What the server does with connections and headers that grpclib leaves open."""
+"""Connection and header handling that grpclib leaves to the server."""
 
 import asyncio
 from collections import Counter
@@ -42,7 +42,7 @@ def headers(*more: tuple[str, str], path: str = LIVE) -> list[tuple[str, str]]:
 async def test_every_request_gets_an_answer(
     serve: Serve, tmp_path: Path, lines: Sequence[tuple[str, str]], status: str, text: str
 ) -> None:
-    """None falls silent, and the connection serves on."""
+    """No request goes unanswered, and the connection keeps serving."""
     async with serve(tmp_path) as server, connect(server.url) as wire:
         answer = await wire.trailers(wire.send(lines))
         following = await wire.trailers(wire.send(headers()))
@@ -70,7 +70,7 @@ async def test_a_request_without_a_header_that_it_must_have_is_reset(
 async def test_a_client_that_is_refused_again_and_again_is_sent_away(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its requests fail as they would; grpcio connects anew, and gets what it asks for rightly."""
+    """Requests after it fail as they should; grpcio reconnects, and its valid requests succeed."""
     monkeypatch.setattr(grpc_assembly, "MAX_REFUSALS", 3)
     nothing, codes = "/inference.GRPCInferenceService/Nope", []
     async with serve(tmp_path) as server:
@@ -130,7 +130,7 @@ async def test_connections_over_the_limit_are_sent_away(serve: Serve, tmp_path: 
 async def test_a_client_of_grpc_that_is_sent_away_is_told_and_does_not_insist(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """With SETTINGS before the GOAWAY it connected some 400 times a second, and its call hung."""
+    """Were SETTINGS sent before the GOAWAY, grpcio would reconnect 400 times a second and hang."""
     async with serve(tmp_path, max_connections=1) as server, connect(server.url) as first:
         await first.trailers(first.send(headers()))
         admitted, admit = Counter[bool](), server.application.grpc.admit
@@ -172,7 +172,7 @@ async def test_a_connection_that_closes_leaves_nothing_behind(serve: Serve, tmp_
 
 
 async def test_a_drain_announces_the_end(serve: Serve, tmp_path: Path) -> None:
-    """GOAWAY first without, then with the last stream (RFC 9113, 6.8)."""
+    """The first GOAWAY names no stream, and the last names the last stream (RFC 9113, 6.8)."""
     async with serve(tmp_path) as server:
         reader, writer = await asyncio.open_connection(*server.url.split(":"))
         writer.write(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
@@ -190,7 +190,7 @@ async def test_a_drain_announces_the_end(serve: Serve, tmp_path: Path) -> None:
 
 
 async def test_a_drain_leaves_no_connection_open(serve: Serve, tmp_path: Path) -> None:
-    """Not that of a client that stays though it was told to go, nor one above the limit."""
+    """This includes a client that ignores GOAWAY and one above the connection limit."""
     async with serve(tmp_path, max_connections=1) as server:
         async with connect(server.url) as wire, connect(server.url) as refused:
             await wire.trailers(wire.send(headers()))

@@ -1,4 +1,4 @@
-"""A connection that has sent nothing but its preface holds little: there may be ten thousand."""
+"""A connection that has sent only its preface uses little memory: there may be ten thousand."""
 
 import gc
 import tracemalloc
@@ -23,14 +23,14 @@ from xlaserve.settings.choices import Http2Engine
 GREETING = frames.PREFACE + bytes(frames.settings())
 CONNECTIONS = 100
 MOST_BYTES = 5200
-"""Bytes that each may take, without what an event loop has for it."""
+"""Limit of bytes per connection, without the event loop's own objects."""
 
 
 class Transport:
-    """Drops what it is given."""
+    """A transport that discards its output."""
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Take any."""
+        """Ignore the limit."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -39,7 +39,7 @@ class Transport:
         return False
 
     def writelines(self, parts: list[bytes]) -> None:
-        """Write nothing."""
+        """Discard the data."""
 
 
 class NoMethods:

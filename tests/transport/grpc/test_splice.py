@@ -1,4 +1,4 @@
-"""Replacing an id in a serialized message; google's protobuf says what has to come out."""
+"""Replacing an id in a serialized message, compared with google's protobuf."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,12 +42,12 @@ def sized(number: int, body: str | bytes, padding: int = 0) -> bytes:
     return tag(number, 2) + varint(len(octets), padding) + octets
 
 
-# --- what comes out ----------------------------------------------------------------------------
+# # --- results -----------------------------------------------------------------------------------
 
 CHILD = 17
-"""Everything.child, whose fields are those of Everything."""
+"""The field Everything.child, which is itself an Everything."""
 CHILDREN = 37
-"""The same, repeated."""
+"""The same as a repeated field."""
 TEXT = 14
 
 SPLICED: dict[str, tuple[bytes, Path, str, bytes]] = {
@@ -156,13 +156,13 @@ SPLICED: dict[str, tuple[bytes, Path, str, bytes]] = {
 
 @pytest.mark.parametrize(("data", "path", "value", "expected"), SPLICED.values(), ids=SPLICED)
 def test_value_stands_at_the_path(data: bytes, path: Path, value: str, expected: bytes) -> None:
-    """In every occurrence, or at the end of a message without; the rest is as it was."""
+    """In every occurrence, or appended if there is none; the other bytes stay unchanged."""
     assert expected == splice(data, path, value)
     assert expected == splice(memoryview(data), path, value.encode())
 
 
 def test_parser_takes_the_value_however_often_the_field_is_there(google: Google) -> None:
-    """The last one counts to a parser, and the mesh rewrites only the first."""
+    """A parser uses the last occurrence, while the mesh rewrites only the first."""
     sent = sized(1, ID) + sized(5, b"") + sized(1, "another")
 
     request: Any = google.named("inference.ModelInferRequest")
@@ -180,13 +180,13 @@ def test_message_that_says_so_already_is_returned_itself(kind: Any) -> None:
     assert flat is splice(flat, (TEXT,), ID)
 
 
-# --- google's word for it ----------------------------------------------------------------------
+# # --- comparison with google's protobuf ---------------------------------------------------------
 
 SHARDS = 10
 MESSAGES = 1_000
-"""Of each shard."""
+"""Messages per shard."""
 MUTATIONS = 10
-"""Of each valid message, which is the first of them."""
+"""Mutations per valid message; the valid message itself is the first case."""
 SET, REFUSED = "set", "malformed to both"
 ADDED, OFF_PATH = "set, with elements added", "malformed off the path"
 VALUES = ("", "x", "é", ID, "a" * 123, "日" * 50, "b" * 17_000)
@@ -222,7 +222,7 @@ def test_splicing_is_decoding_setting_and_encoding(
 
 
 def _compare(google_type: type[Message], data: bytes, path: Path, value: str) -> str:
-    """Splice one message and set its field; what the two differ in fails, and shows them."""
+    """Splice one message and set the field with google's parser; fail if the results differ."""
     name = f"{google_type.DESCRIPTOR.full_name} {data.hex()} {path} {value[:130]!r}"
     try:
         expected = google_type.FromString(data)
@@ -252,7 +252,7 @@ def _compare(google_type: type[Message], data: bytes, path: Path, value: str) ->
 
 
 def _set(message: Any, path: Sequence[int], value: str) -> None:
-    """Set the string at the path in every element of its lists, and in a new one if all lack."""
+    """Set the string at the path in every element of its lists, adding one if all are empty."""
     field = message.DESCRIPTOR.fields_by_number[path[0]]
     held = getattr(message, field.name)
     repeated = field.default_value == []
@@ -266,7 +266,7 @@ def _set(message: Any, path: Sequence[int], value: str) -> None:
 
 
 def _drop_new_elements(message: Any, path: Sequence[int], value: str) -> None:
-    """Drop what holds the value and nothing else from the lists on the path."""
+    """Remove list elements on the path that hold the value and nothing else."""
     field = message.DESCRIPTOR.fields_by_number[path[0]]
     if not field.message_type:
         return
@@ -289,7 +289,7 @@ def _serialize(message: Message) -> bytes:
 
 @cache
 def _cases() -> list[tuple[type[Message], list[Path]]]:
-    """List the messages of the contracts that hold a string somewhere, and Everything."""
+    """List the contract messages that contain a string at some path, and Everything."""
     google = Google()
     classes = [google.named(name) for name, _ in contract_messages()]
     classes += [google(Everything)] * 10
@@ -316,7 +316,7 @@ def _paths_in(descriptor: Any, deepest: int) -> Iterator[Path]:
 
 
 def test_paths_of_the_contracts_are_tried() -> None:
-    """Those that a runtime names, nested ones, and ones through lists, are among them."""
+    """The cases include the paths named by runtimes, nested paths, and paths through lists."""
     google = Google()
 
     def tried(message_type: type[betterproto.Message]) -> list[Path]:
@@ -329,7 +329,7 @@ def test_paths_of_the_contracts_are_tried() -> None:
     assert (1, 1) in tried(inference.ModelStatisticsResponse)
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# # --- refusals ----------------------------------------------------------------------------------
 
 MALFORMED: dict[str, bytes] = {
     "cut within a tag": b"\x80",
@@ -371,7 +371,7 @@ def test_depth_is_bounded() -> None:
 
 
 def test_fields_are_counted() -> None:
-    """Those of the messages on the path, which is what is read."""
+    """Only fields of the messages on the path are read, and only they count."""
     data = b"\x08\1" * 100
 
     splice(data + sized(99, data), (TEXT,), ID, max_fields=103)
@@ -383,7 +383,7 @@ def test_fields_are_counted() -> None:
 
 @pytest.mark.parametrize("around", [sized(TEXT, ""), sized(CHILDREN, b"")], ids=["field", "list"])
 def test_a_short_message_does_not_become_a_long_one(around: bytes) -> None:
-    """A long value counts wherever it is written, so that two bytes cannot stand for thousands."""
+    """A long value counts wherever it is written: two bytes must not expand to thousands."""
     path = (TEXT,) if around == sized(TEXT, "") else (CHILDREN, TEXT)
     value = "x" * (20 * VALUE_BYTES)
 
@@ -394,7 +394,7 @@ def test_a_short_message_does_not_become_a_long_one(around: bytes) -> None:
 
 
 def test_occurrences_count_more_than_other_fields() -> None:
-    """Writing them anew takes longer than reading them."""
+    """Rewriting takes longer than reading."""
     others = b"\x08\1" * 99
 
     splice(others + sized(TEXT, "a"), (TEXT,), ID, max_fields=100 + SPAN_COST)
@@ -410,7 +410,7 @@ def test_a_long_value_in_one_place_is_no_excess() -> None:
 
 
 def test_sizes_of_many_levels_are_right() -> None:
-    """At the longest path that there may be, over all widths of a size."""
+    """At the longest permitted path, over all widths of a size prefix."""
     path = (CHILD,) * (MAX_PATH - 1) + (TEXT,)
     for length in (0, 63, 64, 100, 16_300, 3_000_000):
         data = splice(b"", path, "a" * length)

@@ -1,4 +1,4 @@
-"""gRPC over TLS: grpcio as the client, and what is refused (RFC 9113, 9.2)."""
+"""gRPC over TLS: grpcio as the client, and refused connections (RFC 9113, 9.2)."""
 
 import asyncio
 import ssl
@@ -16,13 +16,13 @@ ALIVE = b"\x08\x01"
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Signs the certificates of the server and of its clients."""
+    """The CA that signs the certificates of the server and its clients."""
     return trustme.CA()
 
 
 @pytest.fixture
 def certificate(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """The settings of a server with a certificate for localhost."""
+    """Settings of a server with a certificate for localhost."""
     return write_certificate(authority, tmp_path)
 
 
@@ -82,7 +82,7 @@ async def test_clients_show_certificates_where_they_have_to(
 async def test_tls_without_http2_is_sent_away(
     serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
 ) -> None:
-    """RFC 9113, 3.2: ALPN is how HTTP/2 over TLS is agreed on."""
+    """RFC 9113, 3.2: HTTP/2 over TLS is negotiated by ALPN."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     async with serve(tmp_path, **certificate) as server:

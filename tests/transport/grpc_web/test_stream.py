@@ -1,4 +1,4 @@
-"""A request of gRPC-Web as a stream: what it hands to methods, and what that keeps alive."""
+"""A gRPC-Web request as a stream: the messages it passes to methods, and their lifetime."""
 
 from typing import Any, cast
 from unittest.mock import Mock
@@ -14,7 +14,7 @@ def body() -> bytearray:
 
 
 async def given(whole: bytearray, *, streaming: bool) -> list[Any]:
-    """Return what a method reads, which is prefixes and messages in turns, to its end."""
+    """Return what a method reads until the end of the stream: prefixes and messages alternate."""
     exchange = Mock()
 
     async def read() -> memoryview:
@@ -38,7 +38,7 @@ async def given(whole: bytearray, *, streaming: bool) -> list[Any]:
 
 
 async def test_messages_of_a_stream_outlive_its_body() -> None:
-    """A method may keep one of a thousand messages; a view of it would keep all of them."""
+    """A method may keep one of a thousand messages; a view would keep the whole body."""
     whole = body()
     found = await given(whole, streaming=True)
     whole[:] = bytes(len(whole))

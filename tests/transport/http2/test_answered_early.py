@@ -1,6 +1,6 @@
-"""Requests that are answered before their end (RFC 9113 8.1): the answer first, RST_STREAM later.
+"""Requests that are answered before their end (RFC 9113 8.1): answer first, RST_STREAM later.
 
-A RST_STREAM right behind the answer makes HAProxy drop it, and tell its client CANCELLED.
+On a RST_STREAM directly after the answer, HAProxy drops the answer and reports CANCELLED.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ WINDOW = 4000
 
 
 class Early:
-    """A client whose request on stream 1 has come in part."""
+    """A client that has sent a part of the request on stream 1."""
 
     def __init__(self, **given: int) -> None:
         self.now = 100.0
@@ -34,12 +34,12 @@ class Early:
         return self.client.route.streams[1]
 
     def refuse(self) -> list[Frame]:
-        """Answer with a status, while the client sends."""
+        """Answer with a status while the client is still sending."""
         self.stream.send_headers(STATUS, end=True)
         return self.client.taken()
 
     def after(self, seconds: float) -> list[Frame]:
-        """Return what is sent so many seconds later."""
+        """Advance the clock, and return the frames that are sent then."""
         self.now += seconds
         self.client.core.sweep(1000, 1000)
         return self.client.taken()
@@ -69,7 +69,7 @@ def trailers(stream: ServerStream) -> None:
 
 
 def reset_behind(stream: ServerStream) -> None:
-    """As grpclib does behind each status but OK."""
+    """Reset immediately after the status, as grpclib does for every status except OK."""
     stream.send_headers(STATUS, end=True)
     stream.reset()
 
@@ -142,7 +142,7 @@ def test_no_client_is_granted_more_of_a_request_that_was_answered() -> None:
 
 
 def test_the_bytes_of_the_connection_come_back() -> None:
-    """Or uploads that were refused would hold up all others in time (6.9)."""
+    """Otherwise refused uploads would eventually block all other streams (6.9)."""
     early = Early(connection_window_bytes=65_535)
     early.refuse()
     for number in range(3, 203, 2):
@@ -199,7 +199,7 @@ def test_the_end_of_a_refused_request_counts_as_no_frame_too_many(end: str) -> N
 
 
 def test_of_as_many_as_may_be_open_the_oldest_is_reset_at_once() -> None:
-    """So that a client which ends nothing costs no more than its streams would."""
+    """A client that never ends its streams thus costs no more than its open streams."""
     early = Early(max_streams=3)
     early.refuse()
     frames = []

@@ -1,4 +1,4 @@
-"""The event loop stays awake while requests come quickly, and sleeps where they do not."""
+"""The event loop polls while requests come in quick succession, and sleeps otherwise."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def due() -> list[Callable[[], None]]:
-    """What the loop would call in its next turn."""
+    """Callbacks that the loop would run in its next iteration."""
     return []
 
 
@@ -42,7 +42,7 @@ def test_after_some_that_came_quickly_the_loop_stays_awake(
 def test_it_goes_on_until_nothing_comes_in_time(
     clock: HandClock, due: list[Callable[[], None]]
 ) -> None:
-    """And begins again only when some have come quickly anew."""
+    """It resumes only after another run of quick requests."""
     poll = BusyPoll(SECONDS, due.append, clock)
     come(poll, clock, QUICK_IN_A_ROW + 1)
     turns = 0

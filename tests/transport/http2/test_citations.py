@@ -1,4 +1,4 @@
-"""Each rule that ends a stream or a connection cites its section beside the check."""
+"""Every check that ends a stream or a connection cites its section in a comment."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ FILES = [
     "header_frames.py",
     "streams.py",
 ]
-"""Where frames are judged."""
+"""Modules that validate frames."""
 
 ELSEWHERE = {
     "connection.py": "ends a connection for its user",
@@ -31,7 +31,7 @@ ELSEWHERE = {
 
 
 def checks(source: str) -> list[tuple[int, str]]:
-    """Return the line of each failure that is made, with the lines of its check above."""
+    """Return the line of each failure, with the text of the check above it."""
     lines = source.splitlines()
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -46,7 +46,7 @@ def checks(source: str) -> list[tuple[int, str]]:
 
 
 def _check_above(lines: list[str], at: int, end: int | None) -> list[str]:
-    """Return the statement and the condition that it stands under, with its comments."""
+    """Return the statement and its enclosing condition, with their comments."""
     indent = len(lines[at]) - len(lines[at].lstrip())
     taken = lines[at:end]
     while at > 0:
@@ -82,7 +82,7 @@ def test_no_file_is_left_out() -> None:
 
 
 def test_a_check_without_a_section_is_found() -> None:
-    """Or the test above could not fail."""
+    """Otherwise the test above could not fail."""
     cited = "def f(a):\n    if a:  # 6.9.1\n        raise StreamFailure(1)\n"
 
     assert [SECTION.search(_comments(text)) is not None for _, text in checks(cited)] == [True]

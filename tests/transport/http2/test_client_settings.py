@@ -1,4 +1,4 @@
-"""The settings of a client, and the change in what it is sent (RFC 9113 4.3.1, 6.5.2)."""
+"""Client settings and their effect on what the server sends (RFC 9113 4.3.1, 6.5.2)."""
 
 from collections.abc import Callable, Mapping
 
@@ -40,7 +40,7 @@ FRAME = 16_384
 
 
 def asked(*values: tuple[int, int], route: Unary | Streaming | None = None) -> MemoryClient:
-    """Return a client that has asked for these values, and then has sent four requests."""
+    """Return a client that has sent these settings, and then four requests."""
     client = MemoryClient(route)
     client.send(settings(*values), window_update(0, 1 << 20))
     for stream in (1, 3, 5, 7):
@@ -50,7 +50,7 @@ def asked(*values: tuple[int, int], route: Unary | Streaming | None = None) -> M
 
 
 def blocks(client: MemoryClient) -> list[bytes]:
-    """Return the header blocks that have come since."""
+    """Return the header blocks received since the last call."""
     return [frame.payload for frame in client.taken() if frame.kind == Kind.HEADERS]
 
 
@@ -58,7 +58,7 @@ def table_of(size: int) -> tuple[int, int]:
     return Setting.HEADER_TABLE_SIZE, size
 
 
-# --- 4.3.1: the table of the encoder, which is never used ---------------------------------------
+# # --- 4.3.1: the encoder's table, which is never used --------------------------------------------
 
 
 def _piecemeal(stream: ServerStream) -> None:
@@ -78,7 +78,7 @@ ANSWERS: Mapping[str, tuple[Callable[[ServerStream], object], list[bytes]]] = {
 @pytest.mark.parametrize("way", ANSWERS)
 @pytest.mark.parametrize("size", [0, 1, 4095])
 def test_the_next_block_says_that_a_smaller_table_is_smaller(way: str, size: int) -> None:
-    """RFC 9113 4.3.1: else the client ends the connection with COMPRESSION_ERROR."""
+    """RFC 9113 4.3.1: otherwise the client ends the connection with COMPRESSION_ERROR."""
     client = asked(table_of(size))
     send, expected = ANSWERS[way]
     sent = []
@@ -100,7 +100,7 @@ def test_a_larger_table_changes_nothing(way: str, size: int) -> None:
 
 
 def test_a_smaller_table_that_was_made_wider_again_is_told_as_well() -> None:
-    """RFC 7541 4.2: the smallest maximum since the last block counts."""
+    """RFC 7541 4.2: the smallest maximum since the last block must be signalled."""
     client = asked(table_of(0), table_of(4096))
     answer(client.route.streams[1])
 
@@ -108,7 +108,7 @@ def test_a_smaller_table_that_was_made_wider_again_is_told_as_well() -> None:
 
 
 def test_a_table_of_0_is_told_once() -> None:
-    """Nothing is smaller; a wider one that the client allows later is not taken."""
+    """It cannot shrink further; a wider table that the client allows later is not used."""
     client = asked(table_of(0))
     answer(client.route.streams[1])
     client.taken()
@@ -130,7 +130,7 @@ def test_it_is_told_in_trailers_when_the_headers_have_left_already() -> None:
 
 
 def test_it_is_told_behind_the_acknowledgement() -> None:
-    """6.5.3: the client applies its new value when it reads that."""
+    """6.5.3: the client applies its new value when it reads the acknowledgement."""
     client = MemoryClient()
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True), settings(table_of(0)))
     answer(client.route.streams[1])
@@ -154,7 +154,7 @@ def test_an_answer_that_finds_no_memory_leaves_it_to_the_next_one() -> None:
 
 @pytest.mark.parametrize("size", [FRAME - 1, FRAME, FRAME + 1])
 def test_it_takes_part_in_the_cutting_of_a_long_block(size: int) -> None:
-    """4.2: no frame is longer for it."""
+    """4.2: the update must not make a frame exceed the limit."""
     client = asked(table_of(0))
     block = bytes(size)
     client.route.streams[1].send_headers(block)
@@ -185,7 +185,7 @@ class _H2:
             self.events += self.h2.receive_data(octets)
 
     def ask(self, stream: int) -> dict[str, str]:
-        """Send a request, have it answered, and return the headers that were read."""
+        """Send a request, have it answered, and return the decoded response headers."""
         self.h2.send_headers(stream, [*LINES, (":authority", "a")])
         self.h2.send_data(stream, MESSAGE, end_stream=True)
         self.exchange()
@@ -217,7 +217,7 @@ def test_h2_reads_our_blocks_whatever_table_it_wants(sizes: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("size", [FRAME, FRAME + 1, 40_000, 2**24 - 1])
 def test_no_frame_is_longer_than_the_client_takes(size: int) -> None:
-    """4.2: neither DATA nor a header block."""
+    """4.2: this holds for DATA and for header blocks."""
     client = asked((Setting.MAX_FRAME_SIZE, size), (Setting.INITIAL_WINDOW_SIZE, 1 << 20))
     long = literals([("x", "y" * 45_000)])
     stream = client.route.streams[1]
@@ -235,7 +235,7 @@ def _joined(frames: list[Frame], kinds: set[Kind]) -> bytes:
 
 
 def test_the_header_list_that_a_client_wants_at_most_is_advice() -> None:
-    """6.5.2: an answer that has more is sent, and its client may discard it."""
+    """6.5.2: a longer answer is sent nevertheless, and the client may discard it."""
     client = asked((Setting.MAX_HEADER_LIST_SIZE, 1))
     answer(client.route.streams[1])
 
@@ -243,7 +243,7 @@ def test_the_header_list_that_a_client_wants_at_most_is_advice() -> None:
 
 
 def test_streams_that_a_client_allows_are_those_that_a_server_would_open() -> None:
-    """5.1.2: we open none, so that 0 changes nothing."""
+    """5.1.2: the server opens no streams, so 0 changes nothing."""
     client = asked((Setting.MAX_CONCURRENT_STREAMS, 0))
     answer(client.route.streams[1])
 
@@ -251,7 +251,7 @@ def test_streams_that_a_client_allows_are_those_that_a_server_would_open() -> No
 
 
 def test_the_window_of_a_new_stream_is_that_of_the_settings_before_its_headers() -> None:
-    """6.9.2: and one that was open is changed with it."""
+    """6.9.2: windows of open streams change with the setting."""
     client = MemoryClient()
     for stream, window in ((1, 4), (3, 9), (5, 2)):
         client.send(settings((Setting.INITIAL_WINDOW_SIZE, window)))
@@ -265,7 +265,7 @@ def test_the_window_of_a_new_stream_is_that_of_the_settings_before_its_headers()
 
 
 def test_the_preface_and_settings_may_come_with_the_first_request() -> None:
-    """3.4: a client need not wait for ours."""
+    """3.4: a client need not wait for the server's preface."""
     client = MemoryClient(greets=False)
     client.send(
         PREFACE, settings(table_of(0)), headers(1, REQUEST), data(1, MESSAGE, end_stream=True)

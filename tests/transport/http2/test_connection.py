@@ -1,4 +1,4 @@
-"""One connection as its shell uses it: reads and turns, what takes too long, and the end."""
+"""The connection as its shell uses it: reads, turns, timeouts and the end."""
 
 import pytest
 from support.clock import HandClock
@@ -36,7 +36,7 @@ UNKNOWN = 0x2A
 
 
 def read(client: MemoryClient, *parts: Frame | bytes) -> bool:
-    """Receive one read, and say whether it was handled whole."""
+    """Receive one read; return whether all of it was handled."""
     octets = b"".join(map(bytes, parts))
     space = client.core.receive_buffer()
     space[: len(octets)] = octets
@@ -44,7 +44,7 @@ def read(client: MemoryClient, *parts: Frame | bytes) -> bool:
 
 
 class Call:
-    """A call that notes why it was cancelled."""
+    """A call that records why it was cancelled."""
 
     awaits_client = False
 
@@ -74,7 +74,7 @@ def test_a_read_is_as_long_as_ever_behind_what_another_has_left(left: int) -> No
 def test_a_stream_that_is_reset_while_its_message_is_received_leaves_others_alone(
     ends: bool,
 ) -> None:
-    """The rest of its frame comes in a read of the usual kind, with more behind it."""
+    """The rest of its frame comes in an ordinary read, followed by other frames."""
     client = MemoryClient()
     octets = bytes(data(1, PREFIX.pack(0, 100_000) + bytes(100_000)))
     client.send(OPEN, window_update(1, 1), octets[:40_000])
@@ -92,7 +92,7 @@ def test_a_stream_that_is_reset_while_its_message_is_received_leaves_others_alon
 
 
 def test_what_is_received_directly_is_a_whole_read_when_its_space_is_filled() -> None:
-    """More may wait in the socket: others have their turn first, if time is over."""
+    """The socket may hold more: other connections run first once the turn's time is over."""
     clock = HandClock()
     client = MemoryClient(now=clock)
     octets = bytes(data(1, PREFIX.pack(0, 100_000) + bytes(100_000)))
@@ -107,7 +107,7 @@ def test_what_is_received_directly_is_a_whole_read_when_its_space_is_filled() ->
 
 
 def full(kind: int = UNKNOWN) -> bytes:
-    """Return a frame that fills a read."""
+    """Return a frame as large as a read."""
     return bytes(Frame(kind, 0, 0, bytes(RECEIVE_BYTES - 9)))
 
 
@@ -122,7 +122,7 @@ def test_a_full_read_is_of_the_same_turn_until_that_ends(late: float, done: bool
 
 
 def test_a_short_read_ends_its_turn() -> None:
-    """The next one has all of its own."""
+    """The next read has a full turn."""
     clock = HandClock(0.0)
     client = MemoryClient(now=clock)
     assert read(client, ping())
@@ -132,7 +132,7 @@ def test_a_short_read_ends_its_turn() -> None:
 
 
 def test_a_full_read_of_which_some_is_left_is_not_done() -> None:
-    """However early it is."""
+    """This applies however early in the turn it is."""
     client = MemoryClient(max_work=64, max_control_frames=10**6)
     many = bytes(ping()) * (RECEIVE_BYTES // 17)
 
@@ -141,7 +141,7 @@ def test_a_full_read_of_which_some_is_left_is_not_done() -> None:
 
 @pytest.mark.parametrize(("frames", "done"), [(63, True), (64, True), (65, False)])
 def test_a_pass_handles_so_many_frames(frames: int, done: bool) -> None:
-    """And says that some are left only where some are."""
+    """It reports remaining frames only if there are some."""
     client = MemoryClient(max_work=64)
 
     assert done is read(client, *[ping()] * frames)
@@ -175,7 +175,7 @@ def _ends(client: MemoryClient) -> list[str]:
     ],
 )
 def test_the_longest_frame_that_waits_until_it_is_whole(kind: Kind, most: int) -> None:
-    """10.5: as long as half a read, however long header blocks may be; control frames 16 KB."""
+    """10.5: at most half a read, whatever the header limit; control frames at most 16 KB."""
     outcomes = []
     for length in (most, most + 1):
         client = MemoryClient(max_header_bytes=1 << 20)
@@ -187,7 +187,7 @@ def test_the_longest_frame_that_waits_until_it_is_whole(kind: Kind, most: int) -
 
 
 def test_a_header_frame_of_just_the_limit_waits() -> None:
-    """10.5.1: four times max_header_bytes, its padding counted."""
+    """10.5.1: four times max_header_bytes, padding included."""
     client = MemoryClient(max_header_bytes=1024)
     frame = padded(headers(1, request(("x", "y" * 3796))), 255)
     assert 4096 == len(frame.payload)
@@ -201,7 +201,7 @@ def test_a_header_frame_of_just_the_limit_waits() -> None:
 
 
 class AtOnce(Unary):
-    """A route that answers the first two requests at once."""
+    """A route that answers the first two requests immediately."""
 
     def begin(self, stream: ServerStream) -> None:
         super().begin(stream)
@@ -211,7 +211,7 @@ class AtOnce(Unary):
 
 @pytest.mark.parametrize("size", [3, 20_000])
 def test_output_is_not_announced_while_frames_are_handled(size: int) -> None:
-    """It leaves when all of them were; what is answered later is announced, once."""
+    """It leaves once all frames are handled; later answers are announced once."""
     woken: list[int] = []
     client = MemoryClient(AtOnce(), wake=lambda: woken.append(1))
     client.send(OPEN, ENDED, headers(3, REQUEST), data(3, MESSAGE, end_stream=True))
@@ -224,7 +224,7 @@ def test_output_is_not_announced_while_frames_are_handled(size: int) -> None:
 
 
 def test_a_long_answer_leaves_piece_by_piece() -> None:
-    """`pump` makes more each time that what there was is taken."""
+    """`pump` produces more each time the previous output has been taken."""
     client = MemoryClient()
     client.send(
         settings((Setting.INITIAL_WINDOW_SIZE, 1 << 22)), window_update(0, 1 << 22), OPEN, ENDED
@@ -241,7 +241,7 @@ def test_a_long_answer_leaves_piece_by_piece() -> None:
 
 
 def test_frames_of_answers_are_counted() -> None:
-    """So that who watches a connection sees that it goes on."""
+    """Progress of a connection is thus visible to whoever monitors it."""
     client = MemoryClient()
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 20_000)), OPEN, ENDED)
     seen = [client.core.frames_sent]
@@ -265,11 +265,12 @@ def test_a_connection_is_held_back_by_its_own_window_alone() -> None:
     assert [False, True, False] == told
 
 
-# --- what takes too long -------------------------------------------------------------------------
+# # --- timeouts
+# ------------------------------------------------------------------------------------
 
 
 def test_a_message_has_its_time_and_no_more() -> None:
-    """From the headers on, whatever comes; with the deadline its memory goes."""
+    """From the headers on, whatever arrives; its memory is released at the deadline."""
     client = MemoryClient()
     client.core.sweep(2, 9)
     client.send(OPEN, data(1, PREFIX.pack(0, 1000) + bytes(500)))
@@ -293,7 +294,7 @@ def test_a_request_that_was_begun_does_not_expire() -> None:
 
 
 def test_an_answer_that_is_not_read_is_cut_off() -> None:
-    """7: ENHANCE_YOUR_CALM, behind so many sweeps in which nothing has left."""
+    """7: ENHANCE_YOUR_CALM after this many sweeps without progress."""
     client = MemoryClient()
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 10)), OPEN, ENDED)
     stream = client.route.streams[1]
@@ -303,7 +304,7 @@ def test_an_answer_that_is_not_read_is_cut_off() -> None:
     client.taken()
     for _ in range(2):
         client.core.sweep(9, 2)
-    client.send(window_update(1, 10))  # it reads a little: its time begins anew
+    client.send(window_update(1, 10))  # the client reads a little, which restarts its timeout
     for _ in range(2):
         client.core.sweep(9, 2)
     assert client.ended == []
@@ -316,7 +317,7 @@ def test_an_answer_that_is_not_read_is_cut_off() -> None:
 
 
 def test_an_answer_that_waits_for_the_connection_is_not_cut_off() -> None:
-    """5.2: its own window is open, and others may have taken the connection's."""
+    """5.2: its stream's window is open, but other streams may use up the connection's."""
     client = MemoryClient()
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 20)), OPEN, ENDED)
     answer(client.route.streams[1], bytes(100_000))
@@ -351,7 +352,7 @@ def test_an_ended_connection_keeps_its_reason_when_it_is_lost() -> None:
 
 
 def test_what_an_account_holds_is_released_with_its_connection() -> None:
-    """Also what others than streams have reserved on it."""
+    """This includes reservations made by others than streams."""
     client = MemoryClient()
     client.core.account.hold(100)
     client.core.lost()
@@ -360,7 +361,7 @@ def test_what_an_account_holds_is_released_with_its_connection() -> None:
 
 
 def test_no_stream_is_opened_behind_the_last_goaway() -> None:
-    """6.8, 8.7: not even where none is open."""
+    """6.8, 8.7: this holds even if no stream is open."""
     client = MemoryClient()
     client.core.leave()
     client.send(OPEN, ENDED)
@@ -371,7 +372,7 @@ def test_no_stream_is_opened_behind_the_last_goaway() -> None:
 
 @pytest.mark.parametrize("frame", [rst_stream(1), Frame(Kind.PING, 0, 0, b"short")])
 def test_a_call_hears_why_nobody_wants_its_answer(frame: Frame) -> None:
-    """Once: the stream was reset, or its connection ended."""
+    """It learns once whether the stream was reset or its connection ended."""
     client = MemoryClient(Streaming())
     client.send(OPEN)
     client.route.streams[1].call = call = Call()

@@ -1,7 +1,7 @@
-"""Our HTTP/2 core and h2, fed with the same mutated conversations, come to the same answers.
+"""Our HTTP/2 core and h2, fed with the same mutated conversations, give the same answers.
 
-Frame by frame: what is sent back, the states of the streams, and the codes of errors. A
-conversation is compared up to the first difference. Those that are meant are listed, with reasons.
+Compared frame by frame: frames sent, stream states, and error codes. A conversation is compared
+up to its first difference. Intended differences are listed with their reasons.
 """
 
 import os
@@ -19,28 +19,28 @@ from support.http2_core import Core
 from support.http2_reference import Reference
 
 SEQUENCES = int(os.environ.get("HTTP2_SEQUENCES", "20_000"))
-"""In all shards together."""
+"""Total over all shards."""
 SHARDS = 20
 
 Said: TypeAlias = Mapping[int, tuple[object, ...]]
-"""What was answered in one step, by stream; in their order on each."""
+"""Answers of one step, by stream, and in order on each stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What became of one part of a conversation that both have followed up to it."""
+    """The outcome of one part of a conversation on which both agreed up to then."""
 
     part: bytes
     first: bool
-    """Whether it is what comes behind the preface."""
+    """Whether the part directly follows the preface."""
     abandoned: bool
-    """Whether it is for a stream that we have reset."""
+    """Whether the part is for a stream that we have reset."""
     ours: Said
     theirs: Said
     our_states: Mapping[int, str]
     their_states: Mapping[int, str]
     silent_end: bool
-    """Whether h2 has ended the connection and said nothing."""
+    """Whether h2 ended the connection without sending a GOAWAY."""
 
     @property
     def kind(self) -> int:
@@ -49,12 +49,12 @@ class Step:
 
     @property
     def length(self) -> int:
-        """What the frame says that its payload has, in bytes."""
+        """Payload length in bytes, as the frame declares it."""
         return int.from_bytes(self.part[:3], "big")
 
     @property
     def partial(self) -> bool:
-        """Whether the rest of the frame does not come."""
+        """Whether the rest of the frame is missing."""
         return len(self.part) < HEAD_BYTES + self.length
 
     @property
@@ -79,12 +79,12 @@ class Step:
 
     @property
     def has_headers(self) -> bool:
-        """Whether it is a part of a header block."""
+        """Whether the frame is part of a header block."""
         return self.kind in (Kind.HEADERS, Kind.CONTINUATION)
 
     @property
     def codes(self) -> tuple[str, str]:
-        """The codes of the end of the connection, ours first."""
+        """The codes that ended the connection, ours first."""
         return self.our_end, self.their_end
 
 
@@ -102,10 +102,10 @@ def _data_bytes(said: Said) -> int:
 WRONG, SIZE, CLOSED = "PROTOCOL_ERROR", "FRAME_SIZE_ERROR", "STREAM_CLOSED"
 CALM = "ENHANCE_YOUR_CALM"
 _HOST = b"\xa6"
-"""The header host, empty, as HPACK's own table has it."""
+"""An empty `host` header as an index into HPACK's static table."""
 
 DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
-    # --- h2 ends the connection, we do not ---
+    # # --- h2 ends the connection, ours continues ---
     "a malformed request costs its stream (8.1.1)": lambda step: (
         step.kind in (Kind.HEADERS, Kind.CONTINUATION, Kind.DATA)
         and (step.our_reset, step.their_end) == (WRONG, WRONG)
@@ -164,7 +164,7 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
     "trailers may be empty (8.1)": lambda step: (
         step.has_headers and step.their_end == WRONG and not any(step.part[HEAD_BYTES + 1 :])
     ),
-    # --- we end, or reset, and h2 does not ---
+    # # --- ours ends or resets, h2 does not ---
     "what comes first is SETTINGS (3.4)": lambda step: (
         step.first and step.our_end == WRONG and step.kind != Kind.SETTINGS
     ),
@@ -180,7 +180,7 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
     "a name is a token, content-length the number of the body (8.2.1, 8.1.1)": lambda step: (
         step.has_headers and step.our_reset == WRONG and not step.their_end
     ),
-    # --- both end, or reset, with other codes ---
+    # # --- both end or reset, with different codes ---
     "what cannot be decoded is COMPRESSION_ERROR (4.3)": lambda step: (
         step.codes == ("COMPRESSION_ERROR", WRONG)
     ),
@@ -211,7 +211,7 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
     "another preface ends with a GOAWAY (3.4)": lambda step: (
         step.our_end == WRONG and step.silent_end
     ),
-    # --- both say something, or only h2 does ---
+    # # --- both answer, or only h2 does ---
     "which stream goes on when the window of all opens is for each to decide": lambda step: (
         step.kind == Kind.WINDOW_UPDATE
         and 0 not in step.ours
@@ -222,7 +222,7 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
         step.abandoned and not step.ours
     ),
 }
-"""What is different on purpose: the reason, with the section of RFC 9113, and how it is known."""
+"""Intended differences: the reason, with the section of RFC 9113, and how to recognize it."""
 
 
 @own_engine_only
@@ -250,11 +250,11 @@ def _reason(step: Step, said: Conversation) -> str:
 
 
 def first_difference(said: Conversation, random: Random) -> Step | None:
-    """Feed both; return what they do not agree on first, or None."""
+    """Feed both; return the first step in which they differ, or None."""
     ours, theirs = Core(), Reference()
     reset: set[int] = set()
     for at, part in enumerate(said):
-        # Where reads of a socket end is not where frames do.
+        # Where a socket read ends inside a frame.
         cut = random.randrange(len(part)) if part and random.random() < 0.2 else 0
         our_answer = ours.receive(part[:cut]) + ours.receive(part[cut:])
         their_answer = theirs.receive(part)
@@ -280,18 +280,18 @@ def first_difference(said: Conversation, random: Random) -> Step | None:
 
 
 def _said(answer: bytes) -> Said:
-    """Put what was answered in a form in which the same is equal."""
+    """Normalize the answers, so that equivalent ones compare equal."""
     frames, rest = parse(answer)
     assert rest == b""
     said: dict[int, list[object]] = {}
     for frame in frames:
         if frame.kind == Kind.WINDOW_UPDATE:
-            continue  # when, and by how much, is for each to decide
+            continue  # when a window is widened, and by how much, is free to choose
         answers = said.setdefault(frame.stream, [])
         if frame.kind == Kind.DATA and answers and isinstance(answers[-1], Frame):
             before = answers[-1]
             if before.kind == Kind.DATA:
-                # Where DATA is cut into frames means nothing.
+                # Boundaries between DATA frames have no meaning.
                 answers[-1] = frame._replace(payload=before.payload + frame.payload)
                 continue
         answers.append(_told(frame))

@@ -1,4 +1,4 @@
-"""The dynamic table: blocks that are only noted count as if entries had been made (RFC 7541 4)."""
+"""The dynamic table: entries noted lazily count as if they had been inserted (RFC 7541 4)."""
 
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ TWO = (INSERTION, Insertion(1, "a", NAME.size, NAME))
 _ALL = 1 << 30
 
 Step: TypeAlias = list[bytes] | int | None
-"""Values of a block, a size of the table, or that entries are made."""
+"""The values of a block, a new table size, or None to insert the pending entries."""
 
 
 def values_of(*values: bytes) -> BlockValues:
@@ -59,7 +59,7 @@ def test_the_table_is_what_it_would_be_if_entries_had_been_made_at_once(steps: l
 
 
 def test_no_more_is_noted_than_the_limit() -> None:
-    """Or a client could fill the memory with blocks that nobody refers to."""
+    """Otherwise a client could fill the memory with blocks that nothing refers to."""
     table = DynamicTable()
     for _ in range(1000):
         note(table, [b"v" * 100])
@@ -80,7 +80,7 @@ def test_entries_are_not_made_before_they_are_asked_for() -> None:
 
 
 def test_a_long_value_is_not_kept_for_a_short_entry_of_its_block() -> None:
-    """The table would hold what its limit says nothing about."""
+    """The table would hold memory beyond its limit."""
     pair = LayoutPair()
     for number in range(10):
         pair.compare(

@@ -1,7 +1,7 @@
-"""The fast paths of the engine come to the same as the general ones: bytes in, state and bytes out.
+"""The engine's fast paths are equivalent to the general path: bytes in, state and bytes out.
 
-One engine has its fast paths, the other none. Both get the same reads, and whatever one does the
-other does: state of each stream, windows, what is answered, byte for byte.
+One engine has fast paths, the other none. Both get the same reads and must agree in stream
+states, windows and answers, byte for byte.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ LIMITS: Mapping[str, Any] = {
 
 
 class Waiting:
-    """A call that waits for whatever answers its request."""
+    """A call that waits for the test to answer its request."""
 
     awaits_client = False
 
@@ -86,7 +86,7 @@ def general(route: str = "unary", **limits: Any) -> MemoryClient:
 
 
 def told(client: MemoryClient) -> dict[str, object]:
-    """Tell all that may not depend on the path."""
+    """Return all state that must not depend on the path."""
     core: Any = client.core
     return {
         "failed": None if core.failed is None else core.failed.code,
@@ -102,7 +102,7 @@ def told(client: MemoryClient) -> dict[str, object]:
 
 
 def _waiting(stream: ServerStream) -> tuple[object, ...]:
-    """What has come of a request of many messages, and is counted for it."""
+    """Return the received and still unread part of a streaming request, which is counted for it."""
     reader = stream.reader
     if not isinstance(reader, StreamingReader):
         return ()
@@ -110,7 +110,7 @@ def _waiting(stream: ServerStream) -> tuple[object, ...]:
 
 
 def _of(stream: ServerStream) -> tuple[object, ...]:
-    # Nobody asks what has come of a request that has ended.
+    # The received bytes of a request that has ended do not matter.
     received = () if stream.ended_by_client else (stream.received, stream.recv_window)
     return (
         stream.state,
@@ -124,7 +124,7 @@ def _of(stream: ServerStream) -> tuple[object, ...]:
 
 
 class Both:
-    """Both engines, side by side."""
+    """Both engines, fed with the same input."""
 
     def __init__(self, route: str = "unary", **limits: Any) -> None:
         self.fast, self.general = fast(route, **limits), general(route, **limits)
@@ -147,7 +147,7 @@ class Both:
     def compare(self) -> None:
         assert told(self.general) == told(self.fast)
         for stream in self.fast.core.streams.values():
-            # A message that waits is charged whole on either path, at most with its prefix.
+            # A waiting message is charged whole on either path, at most with its prefix.
             held = len(stream.message or b"")
             if stream.call is not None and held:
                 assert held <= stream.charged <= held + PREFIX_BYTES
@@ -166,12 +166,12 @@ LONG = message(40_000)
 
 
 def sized(size: int) -> Frame:
-    """Open stream 1 with a content-length."""
+    """Open stream 1 with this content-length."""
     return headers(1, request(("content-length", str(size))))
 
 
 def run(octets: bytes, size: int, *, end: bool = False) -> tuple[Frame, ...]:
-    """Cut octets into frames of one size on stream 1."""
+    """Split bytes into equal frames on stream 1."""
     cuts = range(0, len(octets), size)
     return tuple(
         data(1, octets[at : at + size], end_stream=end and at + size >= len(octets)) for at in cuts
@@ -270,7 +270,7 @@ SEQUENCES: dict[str, Sequence[Frame]] = {
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequence(name: str, route: str) -> None:
-    """As one read, and each frame as one of its own."""
+    """Tested both as one read, and with a read per frame."""
     frames = SEQUENCES[name]
     at_once, one_by_one = Both(route), Both(route)
     for frame in frames:
@@ -291,7 +291,7 @@ def test_sequence(name: str, route: str) -> None:
 @pytest.mark.parametrize("behind", range(1, 12))
 @pytest.mark.parametrize("name", ["frames of 4 KB", "frames of 16 KB", "frames between others"])
 def test_a_run_may_end_with_a_frame_that_has_come_in_part(name: str, behind: int) -> None:
-    """Its header in part or whole, and its payload in part."""
+    """Either its header or its payload is incomplete."""
     octets = b"".join(map(bytes, SEQUENCES[name]))
     places = [0, *_ends(SEQUENCES[name])]
     for place in places[2:5]:
@@ -321,7 +321,7 @@ TIGHT: Mapping[str, Any] = {"stream_window_bytes": 10_000, "max_message_bytes": 
 def test_a_message_about_as_large_as_its_window_and_the_limit(
     size: int, frames: int, ends: bool
 ) -> None:
-    """A client without a window could not even end the request: it is given more (6.9)."""
+    """A client with an empty window could not even end the request: it is granted more (6.9)."""
     both = Both(**TIGHT)
     for frame in (OPEN, *run(message(size), -(-(size + 5) // frames), end=ends)):
         both.send(frame)
@@ -333,7 +333,7 @@ def test_a_message_about_as_large_as_its_window_and_the_limit(
 @pytest.mark.parametrize("size", [65_535, 65_536, 70_000, 131_072, 200_000])
 @pytest.mark.parametrize("more", [0, 5000])
 def test_a_run_of_frames_whose_length_takes_three_octets(size: int, more: int) -> None:
-    """4.1."""
+    """4.1: the length field of a frame has three octets."""
     both = Both(**WIDE)
     octets = message(500_000)
     first, rest = octets[: 100_000 + more], octets[100_000 + more :]
@@ -347,7 +347,7 @@ def test_a_run_of_frames_whose_length_takes_three_octets(size: int, more: int) -
 
 @pytest.mark.parametrize("end", [END, data(1, b"a", end_stream=True), EMPTY])
 def test_under_pressure_a_short_message_is_reserved_like_any_other(end: Frame) -> None:
-    """The ledger decides then, on either path."""
+    """On either path the ledger decides then."""
     both = Both()
     for client in (both.fast, both.general):
         client.ledger.is_pressed = True
@@ -356,7 +356,7 @@ def test_under_pressure_a_short_message_is_reserved_like_any_other(end: Frame) -
 
 @pytest.mark.parametrize("reserved", [0, 3, 8, 100])
 def test_each_message_of_many_is_counted_and_kept(reserved: int) -> None:
-    """One that is a frame, behind one that has been taken, and behind one that has not."""
+    """A message in a single frame, after one that was read and after one that was not."""
     both = Both("streaming")
     both.send(OPEN)
     for taken in (True, True, False, False):
@@ -376,7 +376,7 @@ def test_each_message_of_many_is_counted_and_kept(reserved: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 5, 16_383, 16_384, 16_385, 30_000])
 @pytest.mark.parametrize("paused", [False, True])
 def test_messages_of_an_answer_of_many_leave_in_their_order(size: int, paused: bool) -> None:
-    """Until the window of the stream is used up, and once there is a new one."""
+    """Until the stream's window is used up, and again once it is widened."""
     both = Both("streaming")
     both.send(OPEN, data(1, SMALL))
     for number in range(6):
@@ -401,11 +401,12 @@ def test_messages_of_an_answer_of_many_leave_in_their_order(size: int, paused: b
     assert not both.fast.core.streams
 
 
-# --- at random -----------------------------------------------------------------------------------
+# # --- random conversations
+# ------------------------------------------------------------------------
 
 
 class Conversation:
-    """Frames at random, most of them in order, and answers."""
+    """Random frames, mostly valid, and answers."""
 
     def __init__(self, random: Random, route: str) -> None:
         self.random = random
@@ -458,7 +459,7 @@ class Conversation:
         )
 
     def step(self) -> None:
-        """Send a read of some frames, or have a request answered."""
+        """Send some frames as one read, or have a request answered."""
         waiting = [n for n in self.both.fast.core.streams if n in self.both.fast.route.streams]
         if waiting and self.random.random() < 0.4:
             stream = self.random.choice(waiting)
@@ -475,7 +476,7 @@ class Conversation:
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("seed", range(12))
 def test_conversation(seed: int, route: str) -> None:
-    """Both engines end alike, whatever is sent and answered, up to the end of the connection."""
+    """Whatever is sent and answered, both engines end in the same state."""
     random = Random(f"{seed} {route}")
     steps = 0
     for _ in range(6):
@@ -489,10 +490,11 @@ def test_conversation(seed: int, route: str) -> None:
     assert steps > 40
 
 
-# --- several long messages by turns --------------------------------------------------------------
+# # --- interleaved long messages
+# -------------------------------------------------------------------
 
 SIZES = (1, 4095, 4096, 5000, 16_384, 19_000)
-"""Payloads around the least that a run takes."""
+"""Payload sizes around the smallest that the run path takes."""
 WAYS: Mapping[str, Callable[[Frame], Sequence[Frame]]] = {
     "plain": lambda frame: (frame,),
     "padded": lambda frame: (padded(frame, 9),),
@@ -508,16 +510,16 @@ TURNS = st.tuples(
     st.sampled_from(SIZES),
     st.sampled_from((*("plain",) * 12, *WAYS)),
 )
-"""A frame: its stream, its payload, and how it is."""
+"""A frame: its stream, payload size and variant."""
 CUTS = st.lists(st.sampled_from((1, 8, 9, 100, 5000, 16_393, 1 << 17, 1 << 18)), max_size=8)
 WAYS_OF_SIZE = (None, 0, 0, -1, 1)
-"""How far the content-length is from the truth; None for none."""
+"""Error of the content-length, or None if there is none."""
 
 
 def turned(
     turns: Sequence[tuple[int, int, str]], sizes: Sequence[int], more: Sequence[int | None]
 ) -> Iterator[Frame]:
-    """Write three requests, whose messages come in frames by turns; what is left comes last."""
+    """Write three requests with interleaved message frames; the remaining bytes come last."""
     left = {}
     for number, size, length in zip((1, 3, 5), sizes, more, strict=True):
         octets = bytearray(message(size))
@@ -552,9 +554,9 @@ def test_long_messages_by_turns(
     more: tuple[int | None, ...],
     cuts: list[int],
 ) -> None:
-    """Whatever is between their frames, and wherever reads end.
+    """For any frames in between, and any read boundaries.
 
-    The window of the connection is widened by as much, though perhaps behind other frames.
+    The connection's window is widened by the same amount, though possibly after other frames.
     """
     both = Both(connection_window_bytes=window)
     octets = b"".join(map(bytes, turned(turns, sizes, more)))
@@ -573,7 +575,7 @@ def test_long_messages_by_turns(
 
 
 def _granted(client: MemoryClient) -> int:
-    """Return how much more the client may send on the connection, as it knows and as we do."""
+    """Return the remaining connection window, as the client and the server count it."""
     frames = [f for f in client.all if (f.kind, f.stream) == (Kind.WINDOW_UPDATE, 0)]
     core: Any = client.core
     left: int = core._windows.left
@@ -581,7 +583,7 @@ def _granted(client: MemoryClient) -> int:
 
 
 def test_a_run_asks_no_more_of_a_client_than_frame_by_frame() -> None:
-    """The window of the connection is widened behind each frame that leaves it half empty."""
+    """The window of the connection is widened after each frame that leaves it half empty."""
     both = Both(connection_window_bytes=70_000)
     numbers = (1, 3, 5)
     cut = [[f._replace(stream=n) for f in run(LONG, 5000, end=True)] for n in numbers]
@@ -597,7 +599,7 @@ def test_a_run_asks_no_more_of_a_client_than_frame_by_frame() -> None:
 
 @pytest.mark.parametrize("streams", [2, 3])
 def test_a_run_takes_the_frames_of_all_long_messages(streams: int) -> None:
-    """All frames of a read in one go: they are handled by the rules no frame at a time."""
+    """All frames of a read are handled together: none goes through the per-frame rules."""
     client = fast(max_streams=streams)
     core: Any = client.core
     numbers = [1 + 2 * n for n in range(streams)]
@@ -626,7 +628,7 @@ def test_a_run_takes_the_frames_of_all_long_messages(streams: int) -> None:
     ),
 )
 def test_long_answers_by_turns(sizes: list[int], windows: list[tuple[int, int]]) -> None:
-    """However the windows open, frame for frame; and the ledger has what has not left."""
+    """However the windows open, frames are equal; the ledger counts the bytes not yet sent."""
     both = Both()
     both.send(
         *(f for n in (1, 3, 5) for f in (headers(n, REQUEST), data(n, SMALL, end_stream=True)))
@@ -643,7 +645,7 @@ def test_long_answers_by_turns(sizes: list[int], windows: list[tuple[int, int]])
 
 
 def test_long_answers_leave_without_a_look_at_each_frame() -> None:
-    """Frames that leave a rest, of answers by turns."""
+    """Interleaved answers whose frames leave a remainder."""
     client = fast()
     client.send(
         *(f for n in (1, 3) for f in (headers(n, REQUEST), data(n, SMALL, end_stream=True)))
@@ -670,7 +672,7 @@ def test_long_answers_leave_without_a_look_at_each_frame() -> None:
 
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_a_header_alone_is_judged(path: str) -> None:
-    """No payload has come: what is wrong with the frame is known (5.1, 6.1)."""
+    """An invalid frame is detected before its payload arrives (5.1, 6.1)."""
     client = {"fast": fast, "general": general}[path]()
     client.send(head(10, Kind.DATA, 0, 1))
 
@@ -678,7 +680,7 @@ def test_a_header_alone_is_judged(path: str) -> None:
 
 
 def test_the_fast_paths_are_taken() -> None:
-    """Or nothing would be compared above."""
+    """Otherwise the tests above would compare nothing."""
     client = fast()
     taken = []
     core: Any = client.core

@@ -1,6 +1,6 @@
-"""Attackers get nothing out of it: the server lives, stays small, and serves others meanwhile.
+"""Attacks fail: the server survives, its memory stays bounded, and others are served.
 
-Latencies and CPU are printed, not asserted: machines are shared.
+Latencies and CPU time are printed, not asserted: machines are shared.
 """
 
 import resource
@@ -25,13 +25,14 @@ MESSAGE_BYTES = 16 << 20
 HELD_BYTES = 40 << 20
 EXECUTE_THREADS = 2
 OUTPUTS_BYTES = EXECUTE_THREADS * (1 + AHEAD) * WIDE_BYTES
-"""Outputs beside the ledger: those being made, and those whose completion waits for the loop."""
+"""Output bytes not on the ledger: being computed, or completed and waiting for the loop."""
 PROCESSES = (1, 2)
 GROWTH_BYTES = {
     count: HELD_BYTES + OUTPUTS_BYTES + count * arenas() * KEPT_BYTES for count in PROCESSES
 }
-"""What is on the ledgers, what is made before it gets there, and what each allocator keeps. Limits
-are of all processes together, and each has its share."""
+"""Allowed growth: ledgers, data not yet on them, and memory kept by allocators. The limits cover
+all processes, each of which has its share.
+"""
 SILENT = 2000
 ROUNDS = 5
 ANSWERS = 100
@@ -43,7 +44,7 @@ RETURN_SECONDS = 5
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
-    """A server with budgets that an attack of a moment can come near to."""
+    """A server whose budgets a short attack can nearly exhaust."""
     folder = tmp_path_factory.mktemp("floods")
     export_models(folder / "models")
     flags = {
@@ -59,7 +60,7 @@ def server(
     given = [text for flag, value in flags.items() for text in (flag, str(value))]
     with target(folder, *given) as running:
         with Victim(running.url):
-            time.sleep(0.5)  # every path has been taken once, and has its memory
+            time.sleep(0.5)  # every path has run once and allocated its memory
         yield running
 
 
@@ -94,7 +95,7 @@ def _most_growth(server: Target) -> int:
 
 
 def test_clients_that_say_nothing_are_dropped(server: Target) -> None:
-    """Those over the limit at once, the others after preface_seconds; then there is room."""
+    """Connections over the limit are closed immediately, others after preface_seconds."""
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < SILENT + 200:
         pytest.skip(f"ulimit -n allows fewer than {SILENT} connections")
     before = server.resident_bytes()
@@ -121,7 +122,7 @@ def test_clients_that_say_nothing_are_dropped(server: Target) -> None:
 
 
 def test_answers_that_nobody_takes_are_forgotten_with_their_client(server: Target) -> None:
-    """Without waiting for garbage to be collected."""
+    """The memory is freed without a garbage collection."""
     before = server.resident_bytes()
     for _ in range(ROUNDS):
         attacker = Attacker(server.url, (Setting.INITIAL_WINDOW_SIZE, 0))

@@ -1,4 +1,4 @@
-"""Every rule on frames, by its section of RFC 9113, however the frames are cut into reads."""
+"""Every rule on frames, by section of RFC 9113, for any division of the frames into reads."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -38,7 +38,7 @@ from support.memory_client import (
 )
 
 LARGEST = 20_000
-"""What a frame may have here."""
+"""The largest frame size in these tests, in bytes."""
 STREAMS = 2
 
 WRONG = "GOAWAY PROTOCOL_ERROR"
@@ -52,13 +52,13 @@ Parts: TypeAlias = "tuple[Frame | bytes, ...]"
 
 
 class Rule(NamedTuple):
-    """What is sent, and what the server ends for it."""
+    """The frames sent, and what the server ends because of them."""
 
     section: str
     name: str
     parts: Parts
     outcome: str
-    """RST_STREAM or GOAWAY with the code; FINE where all goes on."""
+    """RST_STREAM or GOAWAY with its code; FINE if nothing ends."""
 
 
 OPEN = headers(1, REQUEST)
@@ -69,7 +69,7 @@ MAX = 2**31 - 1
 
 
 def sized(frame: Frame, size: int) -> Frame:
-    """Give a frame so much payload, its own or zeros."""
+    """Set the payload length of a frame, filling up with zeros."""
     return frame._replace(payload=frame.payload[:size].ljust(size, b"\0"))
 
 
@@ -82,12 +82,12 @@ def flagged(frame: Frame, flags: int) -> Frame:
 
 
 def _index(rest: bytes) -> bytes:
-    """Write a request, and the name `accept-charset` (15) in so many octets."""
+    """Write a request, then the name index 15 (`accept-charset`) encoded with these octets."""
     return REQUEST + b"\x0f" + rest + b"\1a"
 
 
 def _coded(value: bytes) -> bytes:
-    """Write a request, and a header whose value is in the Huffman code."""
+    """Write a request, then a header with a Huffman-coded value."""
     return REQUEST + b"\0\1a" + bytes((0x80 | len(value),)) + value
 
 
@@ -106,7 +106,7 @@ def asking(*lines: tuple[str, str]) -> Frame:
 
 
 def adding(*lines: tuple[str, str]) -> Frame:
-    """Open a stream with these fields behind those of a request."""
+    """Open a stream with these fields appended to those of a request."""
     return headers(1, request(*lines))
 
 
@@ -555,7 +555,7 @@ def made(route: str, *, greets: bool) -> MemoryClient:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.section} {rule.name}")
 def test_rule(rule: Rule) -> None:
-    """The same is ended, with the same code, for every kind of route and however it is read."""
+    """The same stream or connection ends, with the same code, on every route and for any reads."""
     octets = b"".join(map(bytes, rule.parts))
     greets = rule.section != "3.4"
     for route in ROUTES:
@@ -581,12 +581,12 @@ BESIDE_OTHERS = [
     for rule in RULES
     if rule.section != "3.4" and HALF not in rule.parts and rule.parts[0] != headers(MAX, REQUEST)
 ]
-"""Those that leave room for another stream beside theirs."""
+"""Rules that leave room for another open stream."""
 
 
 @pytest.mark.parametrize("rule", BESIDE_OTHERS, ids=lambda rule: f"{rule.section} {rule.name}")
 def test_an_error_costs_what_it_may_and_no_more(rule: Rule) -> None:
-    """5.4.1, 5.4.2: of a stream only that one, and of a connection all that is open on it."""
+    """5.4.1, 5.4.2: a stream error affects that stream, a connection error all open streams."""
     client = MemoryClient(Streaming(), max_frame_bytes=LARGEST, max_header_bytes=1024)
     client.send(*(part for part in rule.parts))
     highest = max((s for s in client.route.streams), default=0)
@@ -602,7 +602,7 @@ def test_an_error_costs_what_it_may_and_no_more(rule: Rule) -> None:
         assert highest <= int.from_bytes(last.payload[:4], "big")
 
 
-# --- what a table of one outcome cannot say ---------------------------------------------------
+# # --- beyond the table -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", range(len(PREFACE)))
@@ -619,7 +619,7 @@ def test_a_preface_with_one_wrong_byte_is_none(at: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, len(PREFACE)))
 def test_a_preface_may_come_in_pieces(size: int) -> None:
-    """3.4; the server's own settings have not waited for it."""
+    """3.4; the server sends its own settings without waiting for it."""
     client = MemoryClient(greets=False)
     first = client.taken()
     assert [Kind.SETTINGS, Kind.WINDOW_UPDATE] == [frame.kind for frame in first]
@@ -651,7 +651,7 @@ def test_our_settings_are_our_limits() -> None:
 
 
 def test_the_least_window_is_announced_without_an_increment_of_0() -> None:
-    """6.9: a client would have to end the connection for it."""
+    """6.9: the client would have to end the connection for it."""
     client = MemoryClient(greets=False, connection_window_bytes=65_535)
 
     assert [Kind.SETTINGS] == [frame.kind for frame in client.taken()]
@@ -666,7 +666,7 @@ def test_settings_are_acknowledged_each_time_and_in_order() -> None:
 
 
 def test_the_last_of_two_values_counts() -> None:
-    """6.5.3: they are taken in their order."""
+    """6.5.3: settings are applied in order."""
     client = MemoryClient()
     client.send(
         settings(
@@ -690,7 +690,7 @@ def test_a_ping_is_answered_with_its_bytes_and_its_acknowledgement_is_not() -> N
 
 
 def test_a_connection_error_names_the_last_stream() -> None:
-    """6.8: those above it may be sent again."""
+    """6.8: the client may retry streams above it."""
     client = MemoryClient()
     client.send(OPEN, headers(7, REQUEST), sized(ping(), 7))
     last = client.all[-1]
@@ -734,7 +734,7 @@ def test_our_goaway_leaves_streams_on_their_way_alone() -> None:
 
 
 def test_a_round_trip_later_our_goaway_names_the_last_stream() -> None:
-    """6.8: what was opened until then is served; what is opened later is refused unread (8.7)."""
+    """6.8: earlier streams are served; streams opened later are refused unread (8.7)."""
     client = MemoryClient()
     client.core.go_away()
     _, asked = client.taken()
@@ -755,7 +755,7 @@ def test_a_round_trip_later_our_goaway_names_the_last_stream() -> None:
 
 
 def test_a_later_goaway_names_no_higher_stream() -> None:
-    """6.8: those above the first one were refused, and their client may send them again."""
+    """6.8: streams above the first one were refused, and the client may retry them."""
     client = MemoryClient()
     client.send(OPEN)
     client.core.leave()
@@ -768,7 +768,7 @@ def test_a_later_goaway_names_no_higher_stream() -> None:
 
 @pytest.mark.parametrize("end", ["end", "lost"])
 def test_behind_the_last_goaway_there_is_no_other(end: str) -> None:
-    """6.8: the first of a graceful shutdown names all streams."""
+    """6.8: the first GOAWAY of a graceful shutdown covers all streams."""
     client = MemoryClient()
     getattr(client.core, end)()
     client.taken()
@@ -780,7 +780,7 @@ def test_behind_the_last_goaway_there_is_no_other(end: str) -> None:
 
 
 def test_what_is_refused_behind_our_goaway_counts_for_the_connection() -> None:
-    """6.8: its header blocks for the table, and its DATA for the window."""
+    """6.8: its header blocks update the HPACK table, and its DATA uses the window."""
     client = MemoryClient(connection_window_bytes=65_535)
     client.core.leave()
     client.taken()
@@ -805,10 +805,10 @@ def test_a_client_that_answers_no_ping_is_told_its_last_stream_too() -> None:
     assert [] == client.send(ping(b"farewell", ack=True))
 
 
-# --- 4.3: the table of a connection ------------------------------------------------------------
+# # --- 4.3: the HPACK table of a connection ------------------------------------------------------
 
 INSERT = b"\x40\x01a\x01"
-"""An entry of the dynamic table: the header a, of one byte."""
+"""Inserts an entry into the dynamic table: the header `a` with a value of one byte."""
 NEWEST = b"\xbe"
 
 
@@ -838,7 +838,7 @@ NEWEST = b"\xbe"
     }.items(),
 )
 def test_every_block_is_decoded_whatever_becomes_of_it(name: str, parts: Parts) -> None:
-    """Else the tables of both sides would differ from then on."""
+    """Otherwise the tables of both sides would diverge."""
     client = MemoryClient(max_streams=STREAMS)
     client.send(*parts)
     client.send(headers(99, REQUEST + NEWEST))
@@ -848,7 +848,7 @@ def test_every_block_is_decoded_whatever_becomes_of_it(name: str, parts: Parts) 
 
 
 def test_a_block_that_was_seen_is_read_anew_when_the_table_has_changed() -> None:
-    """RFC 7541 2.3.2: the index means something else then."""
+    """RFC 7541 2.3.2: its indexes refer to other entries then."""
     client = MemoryClient()
     client.send(headers(1, REQUEST + INSERT + b"1"), headers(3, REQUEST + NEWEST))
     client.send(headers(5, REQUEST + NEWEST), headers(7, REQUEST + INSERT + b"2"))
@@ -860,9 +860,9 @@ def test_a_block_that_was_seen_is_read_anew_when_the_table_has_changed() -> None
 
 @pytest.mark.parametrize("index", [b"\x0f\x2f", b"\x0f\xaf\x00", b"\x0f\xaf\x80\x00"])
 def test_a_name_of_the_table_is_read_anew_when_the_table_has_changed(index: bytes) -> None:
-    """RFC 7541 2.3.2: also in a block that has come often, and refers to nothing else."""
+    """RFC 7541 2.3.2: even in a frequent block whose other fields do not change."""
     client = MemoryClient()
-    named = REQUEST + index + b"\x011"  # the name of entry 62, however it is written (5.1)
+    named = REQUEST + index + b"\x011"  # the name of entry 62, in different encodings (5.1)
     client.send(headers(1, REQUEST + INSERT + b"1"), headers(3, REQUEST + NEVER))
     for stream in range(5, 13, 2):
         client.send(headers(stream, named))
@@ -872,7 +872,7 @@ def test_a_name_of_the_table_is_read_anew_when_the_table_has_changed(index: byte
     assert ["a", "a", "b"] == names
 
 
-# --- 5.4.2, 8.1: what a reset leaves ------------------------------------------------------------
+# # --- 5.4.2, 8.1: after a reset ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -901,7 +901,7 @@ def test_what_was_on_its_way_to_a_stream_that_we_have_reset_is_ignored(late: Fra
 
 @pytest.mark.parametrize("cut", [10, 14, 20, 60])
 def test_an_answer_within_the_last_frame_of_a_request_resets_nothing(cut: int) -> None:
-    """8.1: the client has said that it ends; the rest of the frame is dropped as it comes."""
+    """8.1: the frame has END_STREAM already; the rest of its payload is dropped."""
     client = MemoryClient()
     frame = bytes(data(1, b"\2" + bytes(60), end_stream=True))
     client.send(OPEN, frame[:cut])
@@ -917,7 +917,7 @@ def test_an_answer_within_the_last_frame_of_a_request_resets_nothing(cut: int) -
     assert [ping(ack=True)] == client.send(frame[cut:], ping())
 
 
-# --- 10.5: what is counted -------------------------------------------------------------------
+# # --- 10.5: counters --------------------------------------------------------------------------
 
 MOST = 20
 FLOODS: dict[str, tuple[Parts, Frame | bytes]] = {
@@ -942,7 +942,7 @@ FLOODS: dict[str, tuple[Parts, Frame | bytes]] = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_every_frame_that_carries_nothing_is_counted_once(name: str) -> None:
-    """However a client makes work for nothing, it comes to the same end."""
+    """Every kind of useless frame reaches the same limit."""
     before, flood = FLOODS[name]
     client = MemoryClient(Streaming(), max_control_frames=MOST, max_frame_bytes=LARGEST)
     client.send(*before)
@@ -969,7 +969,7 @@ RESETS: dict[str, Callable[[int], Parts]] = {
 
 @pytest.mark.parametrize("name", RESETS)
 def test_every_stream_that_is_reset_is_counted(name: str) -> None:
-    """CVE-2023-44487, and what came after it: by whom is no matter."""
+    """CVE-2023-44487 and its successors: which side resets does not matter."""
     client = MemoryClient(Streaming(), max_resets=MOST, stream_window_bytes=1024)
     for number in range(MOST):
         client.send(*RESETS[name](2 * number + 1))
@@ -1017,7 +1017,7 @@ def test_a_block_in_progress_is_on_the_ledger_until_its_end() -> None:
 
 
 def test_a_block_has_the_time_of_a_message_from_its_own_beginning() -> None:
-    """However long the connection has been there; then it ends, and nothing is held."""
+    """However old the connection is; then it ends, and no memory stays reserved."""
     client = MemoryClient(Unary())
     for _ in range(9):
         client.core.sweep(2, 2)

@@ -1,4 +1,4 @@
-"""The frames that we write are read by another's parser, and say what was meant (RFC 9113 6)."""
+"""Frames that we write, parsed by hyperframe (RFC 9113 6)."""
 
 from collections.abc import Iterator
 
@@ -102,7 +102,7 @@ def test_a_goaway(last: int, code: ErrorCode, reason: str) -> None:
 
 
 def test_the_numbers_are_those_of_the_registry() -> None:
-    """6, 6.5.2, 7: as a library of others has them."""
+    """6, 6.5.2, 7: compared with the constants of hyperframe and h2."""
     from h2.errors import ErrorCodes
     from h2.settings import SettingCodes
 
@@ -128,7 +128,7 @@ SIZES = [0, 1, 100, 16_384, 16_385, 50_000]
 @pytest.mark.parametrize("trailers", SIZES)
 @pytest.mark.parametrize("body", SIZES)
 def test_a_whole_answer(body: int, trailers: int) -> None:
-    """8.1: HEADERS, DATA, and trailers with END_STREAM; 6.10 where a block is long."""
+    """8.1: HEADERS, DATA, and trailers with END_STREAM; 6.10 for long header blocks."""
     client = MemoryClient()
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 20)))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))

@@ -1,7 +1,7 @@
 """h2spec, the conformance tests of HTTP/2 and HPACK: all cases of its strict mode, none skipped.
 
-Against the server as it is, whose gRPC answers h2spec's requests with 405 and 415; and against the
-engine under plain HTTP, which answers them with 200.
+Run against the gRPC server, which answers h2spec's requests with 405 and 415, and against the
+engine serving plain HTTP, which answers with 200.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def h2spec(pytestconfig: pytest.Config) -> str:
 
 
 async def failures(h2spec: str, port: str, report: Path) -> list[str]:
-    """Run every case against a port; return those that did not pass, with what became of them."""
+    """Run every case against a port; return the failed ones with their results."""
     await run_bytes(
         h2spec, *PARTS, "--strict", "-p", port, "-o", TIMEOUT_SECONDS, "-j", str(report)
     )
@@ -41,7 +41,7 @@ async def failures(h2spec: str, port: str, report: Path) -> list[str]:
 async def test_every_case_passes_against_the_server(
     h2spec: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """One case takes it for granted that no longer frames than the least were announced (4.2)."""
+    """One case assumes that the smallest maximum frame size was announced (4.2)."""
     async with serve(tmp_path, max_frame_bytes=LARGEST_FRAME) as server:
         port = server.url.rpartition(":")[2]
 
@@ -55,6 +55,6 @@ async def test_every_case_passes_against_the_engine(h2spec: str, tmp_path: Path)
 
 
 def _told(case: ElementTree.Element) -> str:
-    """Say which case it is, and what became of it: a failure, an error or a skip."""
+    """Describe a case and its result: failure, error or skip."""
     outcomes = ", ".join(f"{part.tag} {' '.join((part.text or '').split())}" for part in case)
     return f"{case.get('package')}: {case.get('classname')}: {outcomes}"

@@ -1,4 +1,4 @@
-"""Header blocks: what is known again, what is malformed, and what we write."""
+"""Header blocks: caching of known blocks, malformed blocks, and the blocks that we write."""
 
 import pytest
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
@@ -19,12 +19,12 @@ VALUES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF), max_size
 
 
 def literal(*fields: tuple[str, str]) -> bytes:
-    """Write a block that neither reads nor writes the dynamic table."""
+    """Encode fields without using the dynamic table."""
     return encode_fields(fields)
 
 
 class Counter:
-    """Counts what a reader decodes, and the kinds that it asks the route of."""
+    """Counts the blocks that a reader decodes, and how often it asks the route for a kind."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -51,7 +51,8 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     return counter
 
 
-# --- blocks that are equal -----------------------------------------------------------------------
+# # --- identical blocks
+# ----------------------------------------------------------------------------
 
 
 def test_a_block_that_came_twice_is_not_decoded_again(counter: Counter) -> None:
@@ -63,7 +64,7 @@ def test_a_block_that_came_twice_is_not_decoded_again(counter: Counter) -> None:
 
 
 def test_a_block_is_decoded_again_when_the_table_has_changed() -> None:
-    """Its indexed fields mean something else then (RFC 7541, 2.3.2)."""
+    """Its indexed fields refer to other entries then (RFC 7541, 2.3.2)."""
     encoder = Encoder()
     reader: HeaderReader[str] = HeaderReader(LIMIT)
     fields = [*PSEUDO, ("a", "1")]
@@ -95,7 +96,7 @@ def test_a_change_of_the_table_drops_only_what_refers_to_it(counter: Counter) ->
 
 
 def test_a_block_that_writes_the_table_is_read_each_time() -> None:
-    """It adds an entry each time, and older ones move (RFC 7541, 2.3.3)."""
+    """It inserts an entry each time, which shifts older ones (RFC 7541, 2.3.3)."""
     reader: HeaderReader[str] = HeaderReader(LIMIT)
     block = b"\x83\x86\x84\x40\x01a\x01"
     for value in (b"1", b"2", b"2", b"2", b"3"):
@@ -106,7 +107,7 @@ def test_a_block_that_writes_the_table_is_read_each_time() -> None:
 
 
 def test_a_block_is_read_again_when_the_table_has_another_name_for_it() -> None:
-    """A literal whose name is that of an entry means something else once there is a newer one."""
+    """A literal with an indexed name changes its meaning once an entry is inserted."""
     reader: HeaderReader[str] = HeaderReader(LIMIT)
     block = b"\x83\x86\x84\x0f\x2f\x01v"
     reader.read(b"\x83\x86\x84\x40\x01a\x01b")
@@ -118,7 +119,7 @@ def test_a_block_is_read_again_when_the_table_has_another_name_for_it() -> None:
 
 
 def test_a_change_of_the_tables_size_is_obeyed_each_time() -> None:
-    """A block with one is not taken for known, though it changes nothing the second time."""
+    """A block with a size update is never cached, even if a repetition changes nothing."""
     reader: HeaderReader[str] = HeaderReader(LIMIT)
     smaller, entry = b"\x20\x83\x86\x84", b"\x3f\xe1\x1f\x83\x86\x84\x40\x01a\x01b"
     for _ in range(3):
@@ -159,7 +160,7 @@ def test_no_more_blocks_are_kept_than_the_limit() -> None:
 
 
 def test_connections_share_no_route_of_a_kind() -> None:
-    """What follows from the headers is shared, what a connection makes of it is not."""
+    """Parsed headers are shared, but not what a connection derives from them."""
     kinds: list[RequestKind[str]] = []
 
     def route(kind: RequestKind[str]) -> str:
@@ -174,7 +175,7 @@ def test_connections_share_no_route_of_a_kind() -> None:
 
 
 def test_what_connections_share_is_bounded() -> None:
-    """A client that asks for ever new paths makes nobody remember them all."""
+    """A client that requests ever new paths cannot fill the cache."""
     for number in range(1000):
         reader: HeaderReader[str] = HeaderReader(LIMIT)
         path = f"/{number}" + "x" * (number % 400 if number < 999 else 3000)
@@ -188,13 +189,14 @@ def test_what_connections_share_is_bounded() -> None:
     assert 256 >= max(map(len, known))
 
 
-# --- blocks of one kind --------------------------------------------------------------------------
+# # --- similar blocks
+# ------------------------------------------------------------------------------
 
 NEVER, WITHOUT, INCREMENTAL = "never indexed", "without indexing", "with incremental indexing"
 
 
 def encoded(encoder: Encoder, number: int, way: str, coded: bool) -> bytes:
-    """Write the headers of a request as real clients do; the values of four of them vary."""
+    """Encode the headers of a request as real clients do; four values vary."""
     constant = [
         *PSEUDO,
         ("content-type", "application/grpc"),
@@ -208,7 +210,7 @@ def encoded(encoder: Encoder, number: int, way: str, coded: bool) -> bytes:
         ("x-request-id", f"{number:036x}"),
     ]
     if way == WITHOUT:
-        # The library has no way to ask for it.
+        # The library cannot write literals without indexing.
         strings = (hpack_string(text, coded) for field in varying for text in field)
         block = b"".join(b"\0" + name + value for name, value in zip(strings, strings, strict=True))
         return encoder.encode(constant, huffman=coded) + block
@@ -224,7 +226,7 @@ def hpack_string(text: str, coded: bool) -> bytes:
 @pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize("way", [NEVER, WITHOUT, INCREMENTAL])
 def test_headers_that_vary_are_of_one_kind(counter: Counter, way: str, coded: bool) -> None:
-    """Counted, not timed: the route is asked for once, and each value is read each time."""
+    """Counted, not timed: the route is asked once, and every value is read each time."""
     encoder, reader = Encoder(), counter.reader()
     heads = [(n, reader.read(encoded(encoder, n, way, coded))) for n in range(500)]
 
@@ -250,7 +252,7 @@ GOOD = [*PSEUDO, ("content-type", "a"), ("content-length", "1"), ("te", "trailer
 
 
 def but(name: str, value: str) -> list[tuple[str, str]]:
-    """Return the good headers with one other value."""
+    """Return the valid headers with one value replaced."""
     return [(one, value if one == name else old) for one, old in GOOD]
 
 
@@ -289,7 +291,7 @@ def test_what_decides_makes_another_kind(counter: Counter, other: list[tuple[str
         (":path", "/b"),
         ("te", "gzip"),
         ("connection", "a"),
-        # Written as the token of the field that is good.
+        # Encoded like the token of the valid field.
         ("content-type\nc", "a"),
     ],
 )
@@ -297,7 +299,7 @@ def test_what_decides_makes_another_kind(counter: Counter, other: list[tuple[str
 def test_no_malformed_request_is_of_a_known_kind(
     counter: Counter, bad: tuple[str, str], first: int
 ) -> None:
-    """Neither as a literal, nor by the index of what is in the table then."""
+    """Neither as a literal, nor by an index into the current table."""
     reader = counter.reader()
     good = [*PSEUDO, ("content-length", "1"), ("a", "b")]
     for more in (("a", "b"), ("content-type", "c")):
@@ -311,7 +313,7 @@ def test_no_malformed_request_is_of_a_known_kind(
 
 
 def test_a_check_sees_every_request() -> None:
-    """What is wrong with a value is found whatever was known of its kind."""
+    """An invalid value is detected however well-known the other headers are."""
     asked: list[str | None] = []
 
     def check(head: Head[str]) -> str | None:
@@ -331,7 +333,7 @@ def test_a_check_sees_every_request() -> None:
 
 @pytest.mark.parametrize("way", ["literal", "indexed"])
 def test_a_check_may_leave_out_what_has_time_enough(way: str) -> None:
-    """Where the only header that is checked is the timeout."""
+    """A check of the timeout alone is skipped while more than `unchecked_seconds` remain."""
     asked: list[float | None] = []
 
     def route(kind: RequestKind[str]) -> str:
@@ -349,7 +351,7 @@ def test_a_check_may_leave_out_what_has_time_enough(way: str) -> None:
 
 
 def test_a_kind_keeps_no_value_that_varies() -> None:
-    """So nobody can keep with it what follows from one."""
+    """A client cannot fill the cache with varying values."""
     kinds: list[RequestKind[str]] = []
     reader: HeaderReader[str] = HeaderReader(LIMIT, kinds.append)
     reader.read(literal(*PSEUDO, ("authorization", "secret"), ("te", "trailers")))
@@ -369,7 +371,8 @@ def test_headers_over_the_limit_are_of_no_known_kind(counter: Counter) -> None:
     assert heads[0].kind is heads[2].kind
 
 
-# --- what a head says ----------------------------------------------------------------------------
+# # --- request heads
+# -------------------------------------------------------------------------------
 
 
 def head_of(*fields: tuple[str, str]) -> Head[str]:
@@ -491,7 +494,7 @@ def _decode(fields: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 def test_a_list_of_the_limit_is_taken_and_one_more_byte_is_not(
     more: int, too_large: bool, by_layout: bool, counter: Counter
 ) -> None:
-    """RFC 9113 6.5.2: names, values, and 32 bytes for each; so also where a layout is read."""
+    """RFC 9113 6.5.2: names, values, and 32 bytes per field; also on the fast path."""
     size = sum(len(name) + len(value) + 32 for name, value in PSEUDO) + 33
     reader = counter.reader(1000)
     if by_layout:

@@ -1,5 +1,4 @@
-"""Header blocks: decoded as the hpack library decodes them, with the same table, or refused as it
-refuses them."""
+"""Header blocks decoded or refused as by the hpack library, with the same dynamic table."""
 
 import os
 
@@ -15,7 +14,7 @@ from xlaserve.grpc.http2.header_fields import STATIC
 from xlaserve.grpc.http2.hpack import BlockTooLarge, Decoder
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
-"""How many strings and blocks each comparison with the reference draws."""
+"""Number of strings and blocks that each comparison with the reference draws."""
 LIMIT = 1 << 10
 
 NAMES = st.sampled_from(
@@ -30,7 +29,7 @@ INDEXES = st.integers(1, 70) | st.sampled_from([61, 62, 63, 126, 127, 128, 200, 
 
 @st.composite
 def representations(draw: st.DrawFn) -> bytes:
-    """Write a field in one of the ways there are (RFC 7541, 6)."""
+    """Encode a field in one of the representations of RFC 7541, 6."""
     way = draw(st.sampled_from(["indexed", "named", "literal", "size"]))
     if way == "indexed":
         return integer(draw(INDEXES), 7, 0x80)
@@ -108,7 +107,7 @@ FIELDS = st.tuples(
 def test_blocks_that_begin_alike_are_read_as_by_the_reference(
     constant: Lines, varying: list[Lines], coded: bool
 ) -> None:
-    """What is added moves the references of the next block, and what is evicted ends them."""
+    """Inserted entries shift the references of the next block; evictions invalidate them."""
     encoder, pair = hpack.Encoder(), LayoutPair()
     for more in varying:
         fields = [(b":method", b"POST"), *constant, *more]
@@ -124,14 +123,14 @@ def test_references_move_by_what_was_added(references: bytes, added: int) -> Non
     pair.compare(references + b"\x40\x01n\x01v" * added)
     for moved in range(0xC2, 0xFF):
         pair.compare(references, b"\x83" + bytes((moved,)))
-    # What followed the same references before is gone, or elsewhere.
+    # The entries that the same references meant before are evicted or shifted.
     pair.compare(b"\x20\x3f\xe1\x1f")
 
     assert ["malformed"] == pair.compare(b"\x83\xbe")
 
 
 def test_a_reference_ends_with_its_entry() -> None:
-    """The same first fields, one place further: but the oldest of them was evicted (4.4)."""
+    """The same first fields, one index further, but the oldest of them was evicted (4.4)."""
     pair = Pair(1 << 16)
     pair.compare(*[b"\x40\x01a" + string(b"v" * 1300, False) for _ in range(3)])
     pair.compare(b"\x83\xc0\x40\x01b" + string(b"v" * 1300, False))
@@ -139,7 +138,8 @@ def test_a_reference_ends_with_its_entry() -> None:
     assert ["malformed"] == pair.compare(b"\x83\xc1")
 
 
-# --- the rules, one by one -----------------------------------------------------------------------
+# # --- single rules
+# --------------------------------------------------------------------------------
 
 ENTRY = b"\x40" + string(b"a", False) + string(b"b", False)
 
@@ -176,7 +176,7 @@ def test_a_malformed_block_is_refused(block: bytes, why: str) -> None:
 
 
 def test_an_entry_larger_than_the_table_empties_it() -> None:
-    """RFC 7541, 4.4: that is no error."""
+    """RFC 7541, 4.4: this is not an error."""
     pair = Pair(1 << 16)
     pair.compare(ENTRY, b"\x40" + string(b"a", False) + string(b"v" * 4096, False))
 
@@ -211,7 +211,7 @@ def test_a_list_over_the_limit_is_too_large_whatever_follows() -> None:
     assert [[(b"a", b"v" * 967)]] == Pair(1000).compare(field)
     for more in (b"\x82", b"\x82\x80"):
         assert ["too large"] == Pair(1000).compare(field + more)
-    # What is malformed before that is.
+    # A malformed field before the limit is reported as malformed.
     assert ["malformed"] == Pair(1000).compare(field + b"\x80" + b"\x82")
     assert ["malformed"] == Pair(1000).compare(field + b"\x40\x05a")
 
@@ -219,7 +219,7 @@ def test_a_list_over_the_limit_is_too_large_whatever_follows() -> None:
 def test_a_long_block_of_short_references_is_not_decoded_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each octet may stand for an entry of 4 KB; what is decoded is counted, not timed."""
+    """Each octet may stand for an entry of 4 KB; decoded bytes are counted, not timed."""
     decoder = Decoder(1 << 16)
     decoder.decode(b"\x40" + string(b"a", False) + string(b"v" * 4000, False))
     parts = []
@@ -237,7 +237,7 @@ def test_a_long_block_of_short_references_is_not_decoded_to_its_end(
 
 
 def test_changes_of_the_table_are_counted() -> None:
-    """What was known of a block may not hold after one."""
+    """Cached blocks may be invalid after a change."""
     decoder = Decoder(LIMIT)
     decoder.decode(b"\x82\x00" + string(b"a", False) + string(b"b", False))
 

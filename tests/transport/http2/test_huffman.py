@@ -1,4 +1,4 @@
-"""Huffman strings: decoded as the hpack library decodes them, and refused as it refuses them."""
+"""Huffman strings: decoded or refused as by the hpack library."""
 
 import os
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from xlaserve.grpc.http2 import huffman
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
-"""How many strings and blocks each comparison with the reference draws."""
+"""Number of strings and blocks that each comparison with the reference draws."""
 
 encode = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
 
@@ -23,7 +23,7 @@ OCTETS = TEXT.map(str.encode) | st.binary(max_size=40)
 
 
 def expected(data: bytes) -> bytes | None:
-    """Return what the reference makes of a string; None where it refuses it."""
+    """Return what the reference decodes; None if it refuses the string."""
     try:
         return decode_huffman(data)
     except HPACKDecodingError:
@@ -38,7 +38,7 @@ def found(data: bytes) -> bytes | None:
 
 
 def test_the_code_follows_from_its_lengths() -> None:
-    """It is canonical, which is why zlib can read it."""
+    """The code is canonical, which is why zlib can decode it."""
     codes = huffman.canonical_codes(REQUEST_CODES_LENGTH)
 
     assert dict(enumerate(REQUEST_CODES)) == codes
@@ -77,7 +77,7 @@ def test_any_octets_end_as_with_the_reference(data: bytes) -> None:
     assert expected(data) == found(data)
 
 
-# As long as zlib decodes, and as short as the table does.
+# Long enough for zlib, and short enough for the table.
 @pytest.mark.parametrize("text", [b"0" * 8, b"0" * 80])
 @pytest.mark.parametrize(
     "end",
@@ -101,14 +101,14 @@ def test_any_octets_end_as_with_the_reference(data: bytes) -> None:
     ],
 )
 def test_the_ends_of_a_string_end_as_with_the_reference(text: bytes, end: bytes) -> None:
-    """RFC 7541, 5.2: padding is up to seven ones, and EOS is none."""
+    """RFC 7541, 5.2: padding is up to seven ones, and EOS is not allowed."""
     data = encode(text) + end
 
     assert expected(data) == found(data)
 
 
 def test_each_symbol_is_decoded_at_each_bit_of_an_octet() -> None:
-    """By the table, and by zlib where it is one of text. `0` has five bits."""
+    """By the table, and by zlib if it is a text symbol. `0` has five bits."""
     for zeros in (*range(8), *range(20, 28)):
         for symbol in range(256):
             octets = b"0" * zeros + bytes((symbol,))
@@ -117,7 +117,7 @@ def test_each_symbol_is_decoded_at_each_bit_of_an_octet() -> None:
 
 
 def test_no_string_adds_to_the_table() -> None:
-    """Counted: the first strings of rare symbols filled 257 rows, and held the loop for 15 ms."""
+    """Counted: strings of rare symbols must not fill table rows, which would block the loop."""
     rows = {path: list(row) for path, row in huffman._Table().rows.items()}
 
     assert 257 == len(rows)
@@ -125,7 +125,7 @@ def test_no_string_adds_to_the_table() -> None:
 
 
 def test_a_string_of_rare_symbols_takes_one_step_an_octet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted: an octet of the string is one look at a row, whatever it stands for."""
+    """Counted: each octet of the string is one table lookup."""
     table, steps = huffman._Table(), 0
 
     class Counting(list[Any]):
@@ -148,7 +148,7 @@ def test_a_string_of_rare_symbols_takes_one_step_an_octet(monkeypatch: pytest.Mo
 
 
 def test_text_is_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted, not timed: the table decodes no string of text that is longer than its limit."""
+    """Counted, not timed: the table decodes no text longer than its limit."""
 
     def refuse(data: bytes) -> bytes:
         raise AssertionError(data)
@@ -173,7 +173,7 @@ DAMAGED = st.builds(
 MARKS = [b"09,", b"=9,", b"E9,", b"Uo(", b"wa'", b"&a'", b"X1#", b"!a'"]
 
 PIECES = [huffman._MARK, encode(b"0\0"), encode(b"\xff"), b"\xff" * 2, b"\xff\xff\xb1", b"\x07"]
-"""A NUL, what ends a block of DEFLATE, and what the mark is made of."""
+"""A NUL, the end of a DEFLATE block, and the bits that make up the mark."""
 
 
 def _flipped(data: bytes, place: int, bit: int) -> bytes:
@@ -184,7 +184,7 @@ def _flipped(data: bytes, place: int, bit: int) -> bytes:
 
 
 def all_of(strings: list[bytes]) -> list[bytes] | None:
-    """Decode strings in one go; None where they are left to `decode`."""
+    """Decode several strings together; None if they must be decoded one by one."""
     decoded = huffman.decode_marked(strings)
     if decoded is None:
         return None
@@ -206,10 +206,10 @@ def all_of(strings: list[bytes]) -> list[bytes] | None:
         max_size=5,
     )
 )
-@example([huffman._MARK, b"\xff\xff\xb1"])  # a NUL too many, and one that is not read
+@example([huffman._MARK, b"\xff\xff\xb1"])  # one NUL too many, and one that is not read
 @example([b"", huffman._MARK, b"\xff\xff\xff\xff"])
 def test_strings_are_decoded_at_once_as_one_by_one(strings: list[bytes]) -> None:
-    """Or not at all: where one is malformed, has a NUL or a symbol that is none of text."""
+    """Or refused together: when one is malformed, has a NUL, or has a symbol that is not text."""
     each = [expected(string) for string in strings]
     is_text = all(
         octets is not None
@@ -219,12 +219,12 @@ def test_strings_are_decoded_at_once_as_one_by_one(strings: list[bytes]) -> None
     )
 
     assert (each if is_text else None) == all_of(strings)
-    # What came before has no effect on what follows.
+    # Earlier strings have no effect on later ones.
     assert [b"next", b"0"] == all_of([encode(b"next"), encode(b"0")])
 
 
 def test_strings_of_text_are_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each padding there is, and a symbol that marks are made of in front of it."""
+    """Tested with every padding, and with a symbol of the mark in front of it."""
     strings = [b"0" * count + mark for mark in MARKS for count in range(8)]
     coded = list(map(encode, strings))
     monkeypatch.delattr(huffman, "decode")
@@ -233,9 +233,9 @@ def test_strings_of_text_are_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_mark_synchronises_from_whatever_bits() -> None:
-    """After it all that came is symbols, the last of them NUL; padding alone gives the marks.
+    """After the mark all bits form symbols, the last of them NUL; padding alone yields the marks.
 
-    Other bits give other symbols before NUL, or one NUL more.
+    Other bits yield other symbols before NUL, or one NUL more.
     """
     longest = 15
     codes = {
@@ -250,7 +250,7 @@ def test_the_mark_synchronises_from_whatever_bits() -> None:
         path, given_ = state, bytearray()
         for bit in bits:
             path += bit
-            assert path != "1" * longest  # which ends what zlib reads
+            assert path != "1" * longest  # which terminates the zlib stream
             if path in codes:
                 given_.append(codes[path])
                 path = ""

@@ -1,4 +1,4 @@
-"""Blocks that are read by their layout say what the hpack library says, and leave its table."""
+"""Blocks read by their layout agree with the hpack library in fields and dynamic table."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from support.hpack_pair import LayoutPair, string
 from xlaserve.grpc.http2.dynamic_table import DynamicTable
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
-"""How many sequences each comparison with the reference draws."""
+"""Number of sequences that each comparison with the reference draws."""
 
 CONSTANT = [
     (b":method", b"POST"),
@@ -28,13 +28,13 @@ CONSTANT = [
 
 
 class Writer:
-    """Writes blocks as a client does, whose encoder has a table."""
+    """Encodes blocks like a client whose encoder has a dynamic table."""
 
     def __init__(self) -> None:
         self.encoder = hpack.Encoder()
 
     def block(self, *fields: "tuple[bytes, bytes, str]", coded: bool = False) -> bytes:
-        """Write fields, each with incremental indexing, never indexed, or without indexing."""
+        """Encode fields, each with incremental indexing, never indexed, or without indexing."""
         octets = b""
         for name, value, way in fields:
             if way == "without":
@@ -45,7 +45,7 @@ class Writer:
         return octets
 
     def request(self, *values: bytes, way: str, coded: bool = False) -> bytes:
-        """Write a request with these values of headers of its own."""
+        """Encode a request with these values for its own headers."""
         own = [(b"x-%d" % number, value, way) for number, value in enumerate(values)]
         return self.block(*((*field, "indexed") for field in CONSTANT), *own, coded=coded)
 
@@ -57,7 +57,7 @@ WAYS = ["indexed", "never", "without"]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("long", [0, 300])
 def test_blocks_of_one_layout_are_read_by_it(way: str, coded: bool, long: int) -> None:
-    """But for the first ones, and those in which a client writes anew what was evicted (4.4)."""
+    """Except for the first blocks, and those that re-insert evicted entries (4.4)."""
     writer, pair = Writer(), LayoutPair()
     for n in range(100):
         values = (b"%du" % (10**n % 99_999_937), b"00-%032x" % n, b"%x" % n * (1 + long))
@@ -67,7 +67,8 @@ def test_blocks_of_one_layout_are_read_by_it(way: str, coded: bool, long: int) -
     assert pair.read >= (97 if way != "indexed" else 50 if long else 70)
 
 
-# --- anything that clients may send ---------------------------------------------------------------
+# # --- arbitrary blocks
+# -----------------------------------------------------------------------------
 
 Fields: TypeAlias = list[tuple[bytes, str]]
 
@@ -83,7 +84,7 @@ VALUES = (
 
 @dataclass(frozen=True)
 class Turn:
-    """One block: which shape it has, with these values, or octets that were drawn."""
+    """One block: its shape and values, or random octets."""
 
     shape: int
     values: list[bytes]
@@ -113,7 +114,7 @@ TURNS = st.lists(
 @settings(max_examples=_EXAMPLES, deadline=None)
 @given(SHAPES, TURNS)
 def test_any_blocks_are_read_as_by_the_reference(shapes: list[Fields], turns: list[Turn]) -> None:
-    """The table too, and up to the first block that is refused."""
+    """Fields and table agree up to the first refused block."""
     writer, pair = Writer(), LayoutPair()
     for turn in turns:
         shape = shapes[turn.shape % len(shapes)]
@@ -123,7 +124,8 @@ def test_any_blocks_are_read_as_by_the_reference(shapes: list[Fields], turns: li
             (name, value, way) for (name, way), value in zip(shape, turn.values, strict=False)
         ]
         block = b"\x83\x86" + writer.block(*fields, coded=turn.coded)
-        # The reference encoder knows nothing of these: from then on its references are any.
+        # The reference encoder does not know these entries: its references are arbitrary
+        # afterwards.
         if any(isinstance(lines, str) for lines in pair.compare(turn.octets, block)):
             break
 
@@ -153,14 +155,15 @@ def test_a_block_of_a_layout_that_was_changed_ends_as_with_the_reference(
     assert pair.read
 
 
-# --- blocks as octets, whose references mean something else each time -----------------------------
+# # --- raw blocks whose references change their meaning
+# ---------------------------------------------
 
 Template: TypeAlias = Callable[[], bytes]
-"""Writes a block, with other values each time."""
+"""Writes a block with new values on each call."""
 
 
 def template(random: Random) -> Template:
-    """Make up a block: some references, and behind them literals of any kind and name."""
+    """Make a random block: references followed by literals of any kind and name."""
     references = bytes(random.choices((0x82, 0x83, 0x84, 0xBE, 0xBF, 0xC0), k=random.randint(0, 3)))
     literals = [
         random.choice((b"\x40\x01a", b"\x40\x01b", b"\0\x01a", b"\x10\x01c", b"\x41", b"\x04"))
@@ -174,7 +177,7 @@ def template(random: Random) -> Template:
     sizes = (0, 1, 1, 2, 5, *random.choices((0, 126, 127, 128, 900, 2000, 4030, 4100), k=2))
 
     def write() -> bytes:
-        """Write a block of these literals, some of which have the same value each time."""
+        """Write a block of these literals, some with a constant value."""
         octets = references
         if random.random() < 0.1:
             octets = bytes(random.choices((0x82, 0x83, 0xBE, 0xBF, 0xC0, 0xC1), k=len(references)))
@@ -188,7 +191,7 @@ def template(random: Random) -> Template:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_of_a_few_shapes_by_turns_are_read_as_by_the_reference(seed: int) -> None:
-    """Whatever they refer to, and whatever the table has evicted since."""
+    """For any references, and any evictions in between."""
     random = Random(seed)
     read = 0
     for _ in range(40):
@@ -210,7 +213,7 @@ def test_blocks_of_a_few_shapes_by_turns_are_read_as_by_the_reference(seed: int)
 def test_what_references_mean_is_not_looked_up_for_each_of_two_layouts_by_turns(
     added: int, varies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One adds entries, and the other refers to all of them."""
+    """One block inserts entries, and the other refers to all of them."""
     looked_up = []
     newest = DynamicTable.newest
 
@@ -239,7 +242,8 @@ def test_what_references_mean_is_not_looked_up_for_each_of_two_layouts_by_turns(
     assert [] == looked_up
 
 
-# --- the rules, one by one ------------------------------------------------------------------------
+# # --- single rules
+# ---------------------------------------------------------------------------------
 
 
 def never(value: bytes) -> bytes:
@@ -271,7 +275,7 @@ def test_what_is_not_of_the_layout_is_decoded(block: bytes) -> None:
 
 
 def test_a_name_is_looked_up_anew_when_the_table_has_changed() -> None:
-    """The index is the same, but another name stands there (2.3.3)."""
+    """The index is the same, but refers to another name (2.3.3)."""
     named = b"\x83\x0f\x2f\x01"
     pair = LayoutPair()
     pair.compare(b"\x40\x01a\x01v", *(named + b"%d" % n for n in range(5)))
@@ -292,7 +296,7 @@ def test_a_reference_is_looked_up_anew_when_the_table_has_changed() -> None:
 
 
 def test_a_reference_is_looked_up_anew_behind_blocks_of_another_layout() -> None:
-    """It is known what it means behind those that came so far, and behind no others."""
+    """Its meaning is cached only for the layouts that have preceded it."""
     pair = LayoutPair()
     refers = b"\xbe\x00\x01x\x01%d"
     for number in range(10):
@@ -308,7 +312,7 @@ def test_a_reference_is_looked_up_anew_behind_blocks_of_another_layout() -> None
 
 
 def test_a_reference_ends_with_its_entry() -> None:
-    """It moves with each block, until its entry is evicted (2.3.3, 4.4)."""
+    """Its index grows with each block until the entry is evicted (2.3.3, 4.4)."""
     pair, add = LayoutPair(), b"\x40\x01b"
     pair.compare(b"\x40\x01a\x01v", *(bytes((n,)) + add + b"\x01v" for n in range(0xBE, 0xC8)))
     assert 9 == pair.read
@@ -318,7 +322,7 @@ def test_a_reference_ends_with_its_entry() -> None:
 
 
 def test_a_reference_of_more_than_an_octet_is_none() -> None:
-    """Behind 0xfe an index takes two octets (5.1), and 0xfe is another entry by then."""
+    """After 0xfe an index takes two octets (5.1), and 0xfe then means another entry."""
     pair, add = LayoutPair(), b"\x40\x01b\x01"
     pair.compare(b"\x40\x01a\x01v", *(bytes((n,)) + add + b"v" for n in range(0xBE, 0xFF)))
     outcomes = pair.compare(b"\xfe" + add + b"v", b"\xff\x01" + add + b"v")
@@ -346,11 +350,11 @@ def test_the_end_of_a_block_is_compared_too() -> None:
 
 
 NAMED = b"\x83\x7e\x01"
-"""Adds an entry with the name of the newest one."""
+"""Inserts an entry with the name of the newest one."""
 
 
 def test_a_name_ends_with_its_entry() -> None:
-    """An entry that is larger than the table empties it (4.4)."""
+    """An entry larger than the table empties it (4.4)."""
     pair = LayoutPair()
     pair.compare(b"\x40\x01a\x01v", *(NAMED + b"%d" % n for n in range(4)))
     assert 3 == pair.read
@@ -360,7 +364,7 @@ def test_a_name_ends_with_its_entry() -> None:
 
 
 def test_a_name_is_that_of_another_entry_once_some_were_added() -> None:
-    """Two entries by turns: the older one is named, and is the newer one then."""
+    """With two alternating insertions, the index of the older one moves to the newer one."""
     pair = LayoutPair()
     outcomes = pair.compare(
         b"\x40\x01a\x01v\x40\x01b\x01v", *(b"\x83\x7f\x00\x01%d" % n for n in range(8))
@@ -385,7 +389,7 @@ def test_a_name_ends_when_the_block_itself_evicts_its_entry(first: bytes, block:
 
 
 def test_a_name_ends_when_its_entry_has_become_large() -> None:
-    """What a block of the layout may add depends on what the table has by then."""
+    """How much a block of the layout may insert depends on the current table."""
     pair = LayoutPair()
     block = b"\x83\x40\x01x%s\x7f\x00\x01v"
     pair.compare(b"\x40\x01a\x01v", *(block % b"\x01w" for _ in range(6)))
@@ -398,7 +402,7 @@ def test_a_name_ends_when_its_entry_has_become_large() -> None:
 def test_layouts_that_are_of_no_use_are_learned_ever_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Learning takes as long as decoding: a client may not have it done for each block."""
+    """Learning costs as much as decoding: a client must not trigger it for each block."""
     pair, learned = LayoutPair(), []
     for number in range(300):
         pair.compare(b"\x00" + string(b"n%d" % number, coded=False) + b"\x01v")
@@ -420,7 +424,7 @@ def test_two_layouts_by_turns_are_both_read() -> None:
 
 
 def test_a_third_layout_takes_the_place_of_the_older_one() -> None:
-    """As when a proxy sends the requests of another client on the same connection."""
+    """As when a proxy sends another client's requests on the same connection."""
     pair = LayoutPair()
     for name in (b"a", b"b", b"c"):
         pair.compare(*[b"\x83\x00\x01%s\x01v" % name] * 20)

@@ -1,4 +1,4 @@
-"""What is counted of a client, with a clock that the test turns."""
+"""Limits per client, with a fake clock."""
 
 import pytest
 from support.clock import HandClock
@@ -89,7 +89,7 @@ def test_what_was_served_before_the_window_does_not_count(
 
 
 class Asking:
-    """A client whose requests are refused with a status alone, or answered."""
+    """A client whose requests are answered normally or refused with a status alone."""
 
     def __init__(self, max_refusals: int = MAX_REFUSALS) -> None:
         self.clock = HandClock()
@@ -110,7 +110,7 @@ class Asking:
 
 
 def test_a_client_that_is_refused_too_often_is_asked_to_go() -> None:
-    """Not cut off: what it has in flight is answered, and only later streams are refused (6.8)."""
+    """It is not cut off: requests in flight are answered, later streams are refused (6.8)."""
     asking = Asking(max_refusals=3)
     asking.ask()
     in_flight = asking.client.route.streams[1]
@@ -128,7 +128,7 @@ def test_a_client_that_is_refused_too_often_is_asked_to_go() -> None:
 
 
 def test_a_client_that_was_asked_to_go_is_told_no_later_stream() -> None:
-    """6.8: the last stream of a GOAWAY is not above that of one before."""
+    """6.8: a later GOAWAY must not name a higher last stream."""
     asking = Asking(max_refusals=3)
     asking.refused(4)
     asking.client.core.go_away()

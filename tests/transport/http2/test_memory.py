@@ -1,4 +1,4 @@
-"""The memory of messages comes back when nobody refers to it, and is kept within bounds."""
+"""Message memory is reused once unreferenced, and the amount kept is bounded."""
 
 import gc
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def test_memory_is_used_again_once_nobody_refers_to_it() -> None:
 
 
 def aligned(octets: memoryview) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    """Return numbers that JAX takes as they are, without a copy."""
+    """Return an array that JAX accepts without a copy."""
     array = np.frombuffer(octets, np.uint8)
     return array[-array.ctypes.data % ALIGNMENT :][: SIZE // 2].view(np.float32)
 
@@ -63,7 +63,7 @@ def test_memory_is_not_used_again_while_there_is_any_view_of_it(
 
 
 def test_memory_that_only_garbage_refers_to_is_used_again() -> None:
-    """As that of the last message is, which JAX has read in place."""
+    """As with the last message, which JAX has read in place."""
     memory = MessageMemory(LIMIT)
     first = memory.take(SIZE)
     where = address(first)
@@ -84,7 +84,7 @@ def test_a_block_serves_messages_that_are_somewhat_smaller() -> None:
 
 @pytest.mark.parametrize(("kept", "size"), [(LIMIT, LIMIT), (2 * SIZE, SIZE), (SIZE, SIZE)])
 def test_a_block_serves_the_longest_and_the_shortest_that_it_may(kept: int, size: int) -> None:
-    """As long as all that is kept, or half of the block: neither is mapped anew each time."""
+    """From half a block to all of the kept memory, nothing is mapped anew."""
     memory = MessageMemory(LIMIT)
     where = address(memory.take(kept))
 
@@ -94,7 +94,7 @@ def test_a_block_serves_the_longest_and_the_shortest_that_it_may(kept: int, size
 
 
 def test_a_block_does_not_serve_a_message_of_less_than_half() -> None:
-    """The rest of it would be held for as long as the message is."""
+    """The rest of the block would stay in use for as long as the message."""
     memory = MessageMemory(LIMIT)
     where = address(memory.take(4 * SIZE))
     message = memory.take(2 * SIZE - 1)
@@ -104,7 +104,7 @@ def test_a_block_does_not_serve_a_message_of_less_than_half() -> None:
 
 
 def test_memory_is_mapped_from_the_shortest_on_that_is_kept() -> None:
-    """The C library keeps what is freed, and maps what the system is to have back."""
+    """Shorter buffers come from the C library, which reuses freed memory."""
     short, long = fresh(SMALLEST_BYTES - 1), fresh(SMALLEST_BYTES)
 
     assert (True, False) == (short.base is None, long.base is None)
@@ -158,7 +158,7 @@ def test_what_nobody_has_used_for_long_is_given_back() -> None:
 
 
 def test_long_memory_is_private() -> None:
-    """What is shared has small pages alone: to touch 64 MiB took 100 ms instead of 14."""
+    """Shared memory has only small pages: touching 64 MiB takes 100 ms instead of 14."""
     octets = fresh(4 << 20)
     where = address(octets)
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -172,14 +172,14 @@ def test_long_memory_is_private() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [(SIZE, "nh"), (16 << 20, "nh"), (64 << 20, "hg")])
 def test_only_very_long_messages_have_huge_pages(size: int, expected: str) -> None:
-    """The first touch of one keeps the event loop for longer than a turn may take."""
+    """The first touch of a huge page blocks the event loop for longer than a turn may take."""
     block = fresh(size)
 
     assert expected in _flags(address(block))
 
 
 def _flags(where: int) -> list[str]:
-    """Return what the system has been told of the memory at an address."""
+    """Return the kernel's flags for the memory at an address."""
     is_there = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *rest = line.split()

@@ -1,4 +1,4 @@
-"""Whatever is taken and dropped, no two messages share memory, and no more is kept than may be."""
+"""Random allocations: no two messages share memory, and the kept memory stays bounded."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ LONG = (3 * SMALLEST_BYTES, LIMIT, LIMIT + 1)
 
 
 class Model:
-    """Messages in use, each full of a number of its own."""
+    """Messages in use, each filled with its own number."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -36,7 +36,7 @@ class Model:
             del self.used[self.random.choice(sorted(self.used))]
 
     def keep_a_part(self) -> None:
-        """Have a tensor refer to a part of a message, and nothing to the whole."""
+        """Keep a tensor that refers to a part of a message, and drop the message."""
         if self.used:
             number = self.random.choice(sorted(self.used))
             self.used[number] = self.used[number][self.used[number].nbytes // 2 :]
@@ -50,14 +50,14 @@ class Model:
         assert 0 == self.memory.spare_bytes
 
     def look(self) -> None:
-        """Compare what each message has with what was put there."""
+        """Check that each message still has its contents."""
         assert self.memory.spare_bytes <= LIMIT
         for number, octets in self.used.items():
             assert np.all(octets == number), "another message was put there"
 
 
 STEPS = {Model.take: 5, Model.release: 4, Model.keep_a_part: 1, Model.wait: 1, Model.drop: 1}
-"""Each step, and how often it is taken."""
+"""Weight of each step."""
 
 
 @pytest.mark.parametrize("seed", range(5))

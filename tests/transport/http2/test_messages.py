@@ -1,4 +1,4 @@
-"""Messages are put together from whatever pieces they come in."""
+"""Messages are assembled from any division into pieces."""
 
 import itertools
 
@@ -102,7 +102,7 @@ def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
 
 @pytest.mark.parametrize(("length", "in_place"), [(0, True), (-1, False)])
 def test_a_message_is_received_in_place_from_a_length_on(length: int, in_place: bool) -> None:
-    """A shorter one has a buffer of its own, which nobody asks the memory of messages for."""
+    """A shorter message has an ordinary buffer, without use of the message memory."""
     asked: list[int] = []
 
     def take(size: int) -> Octets:

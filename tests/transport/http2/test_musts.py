@@ -1,7 +1,7 @@
-"""Each MUST of RFC 9113 and RFC 7541 on a server, and the test that holds it.
+"""Each MUST of RFC 9113 and RFC 7541 for a server, and the test that covers it.
 
-The table is checked: every test that it names exists, and every section of the rules that are sent
-as bytes (`test_frame_rules.py`) is in it.
+The table itself is checked: every test that it names exists, and it contains every section of
+`test_frame_rules.py`.
 """
 
 import ast
@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 
 
 class Must(NamedTuple):
-    """One rule, and what holds it."""
+    """A requirement and its tests."""
 
     section: str
     text: str
     held_by: tuple[str, ...]
-    """Tests as `file::test`, and rules of test_frame_rules.py by their names."""
+    """Tests as `file::test`, and rules of test_frame_rules.py by name."""
 
 
 FRAMES, PAIRS = "frame_rules::", "transitions::test_pair"
@@ -373,7 +373,7 @@ def functions(name: str) -> frozenset[str]:
 
 @cache
 def rules() -> frozenset[tuple[str, str]]:
-    """Return section and name of each rule that is sent as bytes."""
+    """Return section and name of each rule in test_frame_rules.py."""
     tree = ast.parse((HERE / "test_frame_rules.py").read_text())
     return frozenset(
         (ast.literal_eval(node.args[0]), ast.literal_eval(node.args[1]))
@@ -383,7 +383,7 @@ def rules() -> frozenset[tuple[str, str]]:
 
 
 def missing(must: Must) -> list[str]:
-    """Return the tests of a rule that there are not."""
+    """Return the tests of a requirement that do not exist."""
     names = {name for _, name in rules()}
     return [
         test
@@ -416,7 +416,7 @@ def test_no_section_of_the_rules_is_left_out() -> None:
 
 
 def test_a_test_that_there_is_not_is_found() -> None:
-    """Or nothing above could fail."""
+    """Otherwise the checks above could not fail."""
     held = (FRAMES + "test_rule", FRAMES + "test_nothing", "an even id", "an odd id")
 
     assert [held[1], held[3]] == missing(Must("5.1.1", "", held))

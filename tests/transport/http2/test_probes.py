@@ -1,7 +1,7 @@
-"""What clients may do wrong, or oddly, one row each, and how it is answered.
+"""Client errors and oddities, one row each, and the server's answer.
 
-The connection goes on after all that concerns one request; it ends, with a GOAWAY that says why,
-where its own state is in doubt. Nothing is answered with silence.
+The connection survives every error of a single request; it ends with an explanatory GOAWAY if
+its own state is in doubt. No request goes unanswered.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +22,7 @@ LIVE = f"{SERVICE}ServerLive"
 READY = f"{SERVICE}ModelReady"
 EMPTY = framed(b"")
 STREAMS = 5
-"""That the server lets a connection have."""
+"""Streams per connection that the server allows."""
 
 OK = "grpc-status 0"
 DEADLINE_EXCEEDED = "grpc-status 4"
@@ -38,11 +38,11 @@ Parts: TypeAlias = Sequence[Frame | bytes]
 
 
 class Probe(NamedTuple):
-    """What is sent, and what comes of it."""
+    """The frames sent, and their outcome."""
 
     parts: Parts
     outcome: str
-    """Of stream 1, which is the first; of the connection where it is a GOAWAY."""
+    """The outcome of stream 1, the first stream, or a GOAWAY of the connection."""
 
 
 def call(path: str, *bodies: bytes, lines: Sequence[tuple[str, str]] = ()) -> Parts:
@@ -53,7 +53,7 @@ def call(path: str, *bodies: bytes, lines: Sequence[tuple[str, str]] = ()) -> Pa
 
 
 def live(*lines: tuple[str, str]) -> Parts:
-    """Make a call that is right, with these headers besides."""
+    """Make a valid call with these additional headers."""
     return call(LIVE, EMPTY, lines=lines)
 
 
@@ -69,12 +69,12 @@ def without(name: str) -> Parts:
 
 
 def behind(parts: Parts, *more: Frame | bytes) -> Parts:
-    """Send something else behind."""
+    """Append frames to a call."""
     return (*parts, *more)
 
 
 def opened(*more: Frame | bytes) -> Parts:
-    """Open a call, and send something else before its message."""
+    """Open a call, and send other frames before its message."""
     return behind(call(LIVE), *more)
 
 
@@ -153,7 +153,7 @@ PROBES = {
     ),
     "a method that there is not": Probe(call(f"{SERVICE}Nope", EMPTY), UNIMPLEMENTED),
     "GET": Probe(altered(lambda lines: [(":method", "GET"), *lines[1:]]), "HTTP 405"),
-    # --- frames that are in order ---
+    # # --- valid frames ---
     "a frame of a kind that is not known": Probe(
         [UNKNOWN_FRAME._replace(stream=0), *opened(UNKNOWN_FRAME), *live()[1:]], OK
     ),
@@ -173,7 +173,7 @@ PROBES = {
         ],
         OK,
     ),
-    # --- one request is wrong ---
+    # # --- errors of one request ---
     "DATA after the end": Probe(
         [*call(READY, b"\0\0\0\0\0", b""), frames.data(1, b"more")], "RST_STREAM STREAM_CLOSED"
     ),
@@ -185,7 +185,7 @@ PROBES = {
         opened(frames.headers(1, literals([("x-end", "1")]))), MALFORMED
     ),
     "less body than content-length says": Probe(live(("content-length", "6")), MALFORMED),
-    # --- the connection is in doubt ---
+    # # --- errors of the connection ---
     "a window of 0 is added to the connection": Probe(
         opened(frames.window_update(0, 0)), "GOAWAY PROTOCOL_ERROR"
     ),
@@ -244,7 +244,7 @@ H2 = {
     "trailers that do not end it": CLOSED,
     "less body than content-length says": CLOSED,
 }
-"""What grpclib over h2 does instead; and where a GOAWAY is expected, it closes without one."""
+"""Outcomes with grpclib over h2; where a GOAWAY is expected, it closes without one."""
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ async def server(serve: Serve, tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 async def serves_on(client: Peer) -> None:
-    """A call on the connection is served."""
+    """Check that a further call on the connection succeeds."""
     block = literals(request_headers(LIVE))
     client.send(frames.headers(101, block), frames.data(101, EMPTY, end_stream=True))
 
@@ -278,11 +278,11 @@ async def test_every_client_is_answered(server: RunningServer, name: str) -> Non
 
 @own_engine_only
 async def test_a_stream_too_many_is_refused(server: RunningServer) -> None:
-    """RFC 9113, 5.1.2; the others are served, and so is the next when one of them has ended."""
+    """RFC 9113, 5.1.2; the others are served, and so is a new stream once one of them has ended."""
     streams = range(1, 2 * STREAMS + 2, 2)
     block = literals(request_headers(LIVE))
     async with peer(server.url) as client:
-        await client.ping()  # by then it has acknowledged the limit
+        await client.ping()  # the client has acknowledged the limit by then
         client.send(*(frames.headers(stream, block) for stream in streams))
         refused = await client.outcome(streams[-1])
         client.send(*(frames.data(stream, EMPTY, end_stream=True) for stream in streams[:-1]))
@@ -303,7 +303,7 @@ async def test_what_comes_for_a_stream_that_was_abandoned_is_ignored(server: Run
 
 
 async def test_the_end_of_a_message_that_was_refused_is_taken(server: RunningServer) -> None:
-    """A client that has not yet read the refusal of a message goes on sending it."""
+    """A client that has not yet read the refusal keeps sending its message."""
     async with peer(server.url) as client:
         client.send(*PROBES["a message of 4 GiB is declared"].parts)
 

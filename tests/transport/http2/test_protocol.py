@@ -1,4 +1,4 @@
-"""What a connection writes, and when: answers leave as soon as they are there, and together."""
+"""What a connection writes and when: answers leave as soon as they exist, several together."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ HEAD, TRAILERS = b"\x88", literals([("grpc-status", "0")])
 
 
 class Written:
-    """A transport that keeps what each of its writes was given."""
+    """A transport that records the data of each write."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -38,7 +38,7 @@ class Written:
 
 
 class Server:
-    """The host of one connection, which answers as it is told."""
+    """The host of one connection, which answers with the given callback."""
 
     message_first = True
     placement: Placement | None = None
@@ -94,7 +94,7 @@ async def test_answers_of_one_pass_leave_in_one_write() -> None:
 
 
 async def test_answers_of_the_next_turn_leave_in_that_turn() -> None:
-    """A loop that had to turn once more would ask its sockets in vain in between."""
+    """Another loop iteration would poll the sockets in vain."""
     server = Server(answer_soon)
 
     server.requests(1, 3, 5)

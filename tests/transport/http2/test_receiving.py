@@ -1,4 +1,4 @@
-"""Messages come whole, however they are framed and read, within the windows (RFC 9113, 5.2)."""
+"""Messages arrive whole within the windows, for any framing and reads (RFC 9113, 5.2)."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ PLENTY = 1 << 40
 
 
 class Client:
-    """A connection in memory that sends what the windows allow, in reads of any size."""
+    """An in-memory connection that sends what the windows allow, in reads of any size."""
 
     message_first = True
     placement: Placement | None = None
@@ -47,7 +47,7 @@ class Client:
         self.messages[stream.id] = bytes(stream.message)
 
     def exchange(self) -> None:
-        """Have read what was sent, in pieces, and take note of the windows."""
+        """Deliver the pending bytes in pieces, and apply the WINDOW_UPDATE frames received."""
         while self._unsent:
             size = self._random.choice((1, 9, 100, 5000, 20_000, 1 << 17, 1 << 18))
             read, self._unsent = self._unsent[:size], self._unsent[size:]
@@ -63,7 +63,7 @@ class Client:
                     self.window += increment
 
     def send(self, stream: int, octets: bytes, *, end: bool = False) -> int:
-        """Send as much as the windows allow, if it is not too little to care."""
+        """Send as many bytes as the windows allow; return their number."""
         size = min(len(octets), self.windows[stream], self.window)
         if min(self.windows[stream], self.window) <= 0:
             self.exchange()
@@ -83,7 +83,7 @@ class Client:
 def test_a_long_message_comes_whole_within_the_windows(
     streams: int, frame_bytes: int, seed: int
 ) -> None:
-    """A client that has no window left sends not even the empty frame that ends its request."""
+    """A client without a window cannot even send the empty frame that ends its request."""
     random = Random(f"{seed}")
     size = random.choice((WINDOW - PREFIX_BYTES, WINDOW, 70_000, 1 << 20, (1 << 20) + 77))
     client = Client(random, streams)

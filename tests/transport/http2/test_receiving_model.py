@@ -1,8 +1,7 @@
-"""Whatever a client sends, and however it is cut, the invariants of receiving hold (RFC 9113 5.2,
-6.1, 6.9).
+"""Invariants of receiving hold for any client behavior and framing (RFC 9113 5.2, 6.1, 6.9).
 
-Random steps of a client and its server; after each of them windows and messages are what a plain
-model of them says, and nobody who has something to send is without a window.
+Random steps of a client and its server; after each step windows and messages match a simple
+model, and no stream with unsent data is left without a window.
 """
 
 from collections.abc import Callable
@@ -30,11 +29,11 @@ STEPS = 80
 STREAM, CONNECTION, MAX_FRAME = 3000, 70_000, 16_384
 """Windows that a few frames fill, and the longest frame."""
 SIZES = (0, 1, 5, 100, STREAM - 6, STREAM - 5, STREAM, 5000, 66_000, 200_000)
-"""Lengths of messages: within a window, at its edges, and in the memory of long ones."""
+"""Message lengths: within a window, at its edges, and in the memory for long messages."""
 
 
 class Model:
-    """What the server has granted, and what it has been sent."""
+    """The windows that the server has granted, and the bytes sent to it."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -50,12 +49,12 @@ class Model:
         self.connection = DEFAULT_WINDOW
         self.windows: dict[int, int] = {}
         self.left: dict[int, bytes] = {}
-        """What each stream has still to send."""
+        """Bytes that each stream has still to send."""
         self.messages: dict[int, bytes] = {}
         self.ended: set[int] = set()
         """Streams that the client has ended."""
         self._known_ended: set[int] = set()
-        """Those of them whose end the server had before the last step."""
+        """Streams of `ended` whose end had reached the server before the last step."""
         self.gone: set[int] = set()
         """Streams that either side has reset."""
         self.answered: set[int] = set()
@@ -76,12 +75,12 @@ class Model:
         self._send(headers(number, block))
 
     def send_some(self) -> None:
-        """Send a frame on each of some streams, all in one read or cut anywhere."""
+        """Send a frame on each of some streams, as one read or cut anywhere."""
         octets = b"".join(bytes(self._frame(number)) for number in self._sending()[:3])
         self._take(self.client.send_at_random(octets, self.random))
 
     def send_a_run(self) -> None:
-        """Send all that the windows allow of one stream, in frames of one size."""
+        """Send all that one stream's windows allow, in frames of one size."""
         for number in self._sending():
             size = self.random.choice((1000, 1 << 12, MAX_FRAME))
             frames = []
@@ -117,7 +116,7 @@ class Model:
             return
 
     def send_to_nobody(self) -> None:
-        """Send to a stream that was reset: it is charged to the connection all the same (5.1)."""
+        """Send to a reset stream: the connection window is charged nevertheless (5.1)."""
         for number in self._shuffled(self.gone - self.ended):
             if size := min(self.connection, self.random.choice((0, 1, 2000))):
                 self.connection -= size
@@ -125,10 +124,10 @@ class Model:
             return
 
     def send_else(self) -> None:
-        """Send frames that carry no request between others."""
+        """Send frames that belong to no request in between."""
         self._send(ping(b"12345678"), window_update(0, 1), Frame(0xEE, 0, 0, b"unknown"))
 
-    # --- what there is ---
+    # # --- state ---
 
     def _sending(self) -> list[int]:
         left = {number for number, octets in self.left.items() if octets}
@@ -146,7 +145,7 @@ class Model:
     # --- frames ---
 
     def _frame(self, number: int) -> Frame:
-        """Return a frame of any size that the windows allow, now and then with padding."""
+        """Return a frame of any size that the windows allow, sometimes with padding."""
         room = self._room(number)
         pad = self.random.choice((0, 0, 0, 1, 7, 255))
         if pad and pad + 1 <= room:
@@ -184,10 +183,10 @@ class Model:
                 else:
                     self.connection += increment
 
-    # --- what holds after each step ---
+    # # --- invariants ---
 
     def look(self) -> None:
-        """Take the output, and compare."""
+        """Take the output, and compare it with the model."""
         self._take(self.client.taken())
         self._known_ended = set(self.ended)
         core = self.client.core
@@ -215,7 +214,7 @@ WEIGHTS: dict[Callable[[Model], None], int] = {
     Model.send_to_nobody: 2,
     Model.send_else: 1,
 }
-"""How often each step is taken."""
+"""Weight of each step."""
 
 
 def walked(seed: int, steps: int) -> Model:
@@ -229,7 +228,7 @@ def test_the_invariants_hold_at_every_step(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_everything_comes_whole_and_nothing_is_held(seed: int) -> None:
-    """Whoever is granted what is wanted gets to the end of each message."""
+    """A client that gets the windows it needs completes each message."""
     model = walked(seed, STEPS)
     while model._sending():
         model.send_a_run()

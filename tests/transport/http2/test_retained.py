@@ -1,6 +1,6 @@
-"""What has ended keeps nothing: no stream, no bytes of the ledger, no memory, and no garbage.
+"""Ended requests leave nothing behind: no stream, ledger bytes, memory or garbage.
 
-Garbage is not collected here: what ends is freed by the last reference to it, at once.
+The garbage collector is disabled: objects must be freed by their last reference.
 """
 
 import gc
@@ -49,7 +49,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class Watch:
-    """Knows what of a connection is still alive."""
+    """Tracks which streams and buffers of a connection are still alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, route: Streaming | Unary) -> None:
         self.memory: list[weakref.ref[Any]] = []
@@ -71,14 +71,14 @@ class Watch:
 
     @property
     def alive(self) -> tuple[int, int]:
-        """How many streams, and how many blocks of memory there are."""
+        """The number of live streams, and of live message buffers."""
         return (
             sum(ref() is not None for ref in self.streams),
             sum(ref() is not None for ref in self.memory),
         )
 
     def forget(self) -> None:
-        """Let the route forget its requests, as one does whose answers were cancelled."""
+        """Have the route drop its requests, as it does when answers are cancelled."""
         route = self.client.route
         route.streams.clear()
         if isinstance(route, Unary):
@@ -86,7 +86,7 @@ class Watch:
 
 
 class Call:
-    """What answers a request, and keeps its stream."""
+    """A call that answers a request, and references its stream."""
 
     awaits_client = False
 
@@ -95,7 +95,7 @@ class Call:
         self.reasons: list[str] = []
 
     def cancel(self, reason: str) -> None:
-        """Stop."""
+        """Record the reason."""
         self.reasons.append(reason)
 
 
@@ -108,12 +108,12 @@ def ask(client: MemoryClient, *frames: Frame) -> None:
 
 
 def half(size: int) -> bytes:
-    """Write a prefix, and half of its message."""
+    """Return a length prefix, and half of its message."""
     return PREFIX.pack(0, size) + bytes(size // 2)
 
 
 def beginning(frame: Frame, size: int) -> bytes:
-    """Cut a frame off."""
+    """Return the first bytes of a frame."""
     return bytes(frame)[:size]
 
 
@@ -147,7 +147,7 @@ STAGES: Mapping[str, Callable[[MemoryClient], object]] = {
     "an answer that is parked": parked,
     "a call that waits": with_a_call,
 }
-"""How far a request has come."""
+"""Progress of a request at the time it ends."""
 
 BROKEN: Mapping[str, Callable[[MemoryClient], object]] = {
     "half a DATA frame": lambda client: client.send(
@@ -162,7 +162,7 @@ BROKEN: Mapping[str, Callable[[MemoryClient], object]] = {
     "half a HEADERS frame": lambda client: client.send(beginning(headers(1, REQUEST), 20)),
     "half a PING": lambda client: client.send(headers(1, REQUEST), beginning(ping(), 12)),
 }
-"""How far a frame has come, or a header block: another one cannot come before its end."""
+"""Progress of a frame or header block that must be completed before any other frame."""
 
 
 def sweep(client: MemoryClient) -> None:
@@ -180,13 +180,13 @@ ENDS: Mapping[str, Callable[[MemoryClient], object]] = {
     "it depends on itself": lambda client: client.send(priority(1, 1)),
     "the connection is wrong": lambda client: client.send(ping(b"short")),
 }
-"""How a request ends by what its client sends."""
+"""Client frames that end a request."""
 
 ANY_ENDS: Mapping[str, Callable[[MemoryClient], object]] = {
     "the connection is lost": lambda client: client.core.lost(),
     "the server ends the connection": end_it,
 }
-"""How it ends whatever has come in part."""
+"""Ends that are possible even within an incomplete frame."""
 
 
 @pytest.mark.parametrize("route", [Unary, Streaming])
@@ -227,7 +227,7 @@ def test_a_connection_that_ends_within_a_frame_leaves_nothing(
 def test_a_stream_that_the_server_resets_within_a_frame_leaves_nothing(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the frame may never come; when it does, it is dropped."""
+    """The rest of the frame may never come; if it does, it is dropped."""
     watch = Watch(monkeypatch, Unary())
     client = watch.client
     BROKEN[stage](client)
@@ -261,7 +261,7 @@ def test_a_request_that_is_late_keeps_no_memory_once_it_is_refused(
 def test_a_message_that_was_taken_is_kept_by_whoever_took_it(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by its stream until the answer has left."""
+    """The stream does not keep the message until the answer has been sent."""
     watch = Watch(monkeypatch, Unary())
     client = watch.client
     whole = PREFIX.pack(0, size) + bytes(size)
@@ -291,7 +291,7 @@ def test_an_answer_that_has_left_keeps_no_stream(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_error_of_a_connection_keeps_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its traceback would, for as long as the connection lingers: all came in one read."""
+    """A traceback would keep the stream for as long as the connection lingers."""
     watch = Watch(monkeypatch, Unary())
     client = watch.client
     client.send(headers(1, REQUEST), data(1, half(LONG)), data(1, b"more"), ping(b"short"))
@@ -305,7 +305,7 @@ def test_the_error_of_a_connection_keeps_no_stream(monkeypatch: pytest.MonkeyPat
 def test_a_stream_that_somebody_keeps_has_no_memory(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a task does that is slow to end."""
+    """As a task keeps it that is slow to end."""
     watch = Watch(monkeypatch, Unary())
     STAGES["half a long message"](watch.client)
     kept = watch.client.core.streams[1]
@@ -313,7 +313,7 @@ def test_a_stream_that_somebody_keeps_has_no_memory(
 
     assert (1, 0) == watch.alive
     assert kept.reader is None
-    # Whoever answers it all the same writes nothing, and nothing is held for it.
+    # A late answer writes nothing, and reserves nothing.
     assert not kept.open
     watch.client.taken()
     assert answer(kept, bytes(100_000))
@@ -345,7 +345,7 @@ def test_a_call_is_cancelled_once_and_let_go_of(end: str) -> None:
 
 @pytest.mark.parametrize("end", [*ENDS, *ANY_ENDS])
 def test_whoever_waits_for_bytes_to_leave_is_told(end: str) -> None:
-    """Or it would wait for ever, and keep its stream."""
+    """Otherwise a waiter would wait forever, and keep its stream."""
     client = MemoryClient()
     parked(client)
     told: list[str] = []
@@ -356,7 +356,7 @@ def test_whoever_waits_for_bytes_to_leave_is_told(end: str) -> None:
 
 
 def test_what_is_remembered_of_streams_is_bounded() -> None:
-    """Ids that were reset, and gaps between ids."""
+    """This covers ids that were reset, and gaps between ids."""
     client = MemoryClient(max_resets=10**9, max_control_frames=10**9)
     for number in range(1, 40_000, 8):
         client.send(headers(number, REQUEST), window_update(number, 0))
@@ -369,7 +369,7 @@ def test_what_is_remembered_of_streams_is_bounded() -> None:
 
 
 def test_ten_thousand_aborted_requests_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H6: 1 000 aborted answers of 10 MiB left 280 MB."""
+    """H6: 1,000 aborted answers of 10 MiB must not leave memory behind."""
     watch = Watch(monkeypatch, Unary())
     client = watch.client
     narrow(client)

@@ -1,4 +1,4 @@
-"""Answers leave within both windows, in turns, and are parked up to a limit (RFC 9113, 5.2)."""
+"""Answers stay within both windows, alternate, and are parked up to a limit (RFC 9113, 5.2)."""
 
 import weakref
 from collections import Counter
@@ -36,7 +36,7 @@ INITIAL_WINDOW = 4
 
 
 class Client:
-    """A connection in memory, whose requests wait until the test answers them."""
+    """An in-memory connection whose requests wait until the test answers them."""
 
     message_first = True
     placement: Placement | None = None
@@ -57,7 +57,7 @@ class Client:
         return self.sent()
 
     def sent(self) -> list[Frame]:
-        """Return what the server has sent since."""
+        """Return the frames sent since the last call."""
         octets = b""
         while self.core.output:
             octets += b"".join(self.core.take_output())
@@ -73,7 +73,7 @@ class Client:
 
 @pytest.fixture
 def client() -> Client:
-    """A client whose streams take four bytes until it says more."""
+    """A client with a stream window of four bytes."""
     made = Client()
     made.send(settings((INITIAL_WINDOW, 4)))
     return made
@@ -134,7 +134,7 @@ def test_frames_are_as_long_as_the_client_takes_them() -> None:
 
 
 def test_large_answers_take_turns() -> None:
-    """None waits for the end of another."""
+    """No answer waits until another is complete."""
     client = Client()
     client.send(settings((INITIAL_WINDOW, 1 << 30)))
     for number in (1, 3, 5):
@@ -185,7 +185,7 @@ def test_what_is_parked_is_counted_until_it_is_over(
 
 
 def waits_for(client: Client, kind: str) -> None:
-    """Let the client hold the next answer up: by its windows, or by not reading."""
+    """Let the client delay the next answer: by its windows, or by not reading."""
     if kind == "it does not read":
         client.send(settings((INITIAL_WINDOW, 1000)))
         client.core.pause()
@@ -198,9 +198,9 @@ HOLDS = ["the window of the stream", "the window of the connection", "it does no
 
 @pytest.mark.parametrize("kind", HOLDS)
 def test_a_row_that_waits_does_not_keep_the_batch_that_it_is_of(client: Client, kind: str) -> None:
-    """The budget counts the row."""
+    """The memory budget counts the row only."""
     waits_for(client, kind)
-    batch = np.zeros((10, 80_000), np.uint8)  # the array itself, and no view of another
+    batch = np.zeros((10, 80_000), np.uint8)  # owns its data
     batch += np.arange(10, dtype=np.uint8)[:, None]
     rows = [bytes(row) for row in batch]
     stream = client.request(1)
@@ -218,7 +218,7 @@ def test_a_row_that_waits_does_not_keep_the_batch_that_it_is_of(client: Client, 
 
 
 def test_an_answer_that_waits_by_itself_is_not_copied(client: Client) -> None:
-    """Nor what is left of it, however little."""
+    """The unsent remainder is not copied either, however small it is."""
     whole = np.zeros(80_000, np.uint8)
     client.request(1).answer(HEAD, [b"abc", whole[None].data.cast("B")], 80_003, TRAILERS)
     held = weakref.ref(whole)
@@ -277,7 +277,7 @@ def test_nothing_is_sent_on_a_stream_that_is_over(client: Client) -> None:
 
 
 def test_a_header_block_longer_than_a_frame_goes_on_in_others(client: Client) -> None:
-    """RFC 9113, 6.10."""
+    """RFC 9113, 6.10: CONTINUATION frames follow."""
     stream = client.request(1)
     block = literals([("a", "b" * 40_000)])
     stream.send_headers(block, end=True)
@@ -289,7 +289,7 @@ def test_a_header_block_longer_than_a_frame_goes_on_in_others(client: Client) ->
 
 
 def test_a_long_answer_is_asked_for_however_wide_its_window_is() -> None:
-    """More than a flush of it waits for the transport, which may stop at any time."""
+    """More than a flush of it waits for the transport, which may pause at any time."""
     client = Client(limit=4 * FLUSH_BYTES)
     client.send(settings((INITIAL_WINDOW, 1 << 30)), window_update(0, 1 << 30))
     first, second = client.request(1), client.request(3)

@@ -1,7 +1,7 @@
-"""Whatever is sent, and however windows move, the invariants of sending hold (RFC 9113 5.2, 6.9).
+"""Invariants of sending hold for any answers and window changes (RFC 9113 5.2, 6.9).
 
-Random steps of a server and its client; after each of them the windows, the ledger and the output
-are what a plain model of them says.
+Random steps of a server and its client; after each step the windows, the ledger and the output
+match a simple model.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STEPS = 60
 
 
 class Model:
-    """What the client has granted, and what it has been sent."""
+    """The windows that the client has granted, and the bytes sent to it."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -115,7 +115,7 @@ class Model:
             self.route.streams[number].reset()
             return
 
-    # --- what there is ---
+    # # --- state ---
 
     def _open(self) -> list[int]:
         return self._shuffled(set(self.windows) - self.ended - self.gone)
@@ -135,10 +135,10 @@ class Model:
     def _window(self) -> int:
         return self.random.choice((1, 7, 1000, 16_384, 200_000))
 
-    # --- what holds after each step ---
+    # # --- invariants ---
 
     def look(self) -> None:
-        """Take the output, and compare."""
+        """Take the output, and compare it with the model."""
         self._take(self.client.taken())
         core = self.client.core
         unsent = {number: stream.unsent for number, stream in core.streams.items()}
@@ -183,7 +183,7 @@ WEIGHTS: dict[Callable[[Model], None], int] = {
     Model.reset_by_client: 1,
     Model.reset_by_server: 1,
 }
-"""How often each step is taken."""
+"""Weight of each step."""
 
 
 def walked(seed: int, steps: int) -> Model:
@@ -202,7 +202,7 @@ def test_everything_leaves_when_the_windows_open(seed: int) -> None:
     model = walked(seed, STEPS)
     model.resume()
     for number in model._open():
-        # A window may be far below zero after a SETTINGS frame (6.9.2).
+        # After a SETTINGS frame a window may be far below zero (6.9.2).
         model.windows[number] += 10_000_000
         model._take(model.client.send(window_update(number, 10_000_000)))
     model.connection += 500_000_000
@@ -227,7 +227,7 @@ def test_the_invariants_hold_for_long() -> None:
 
 @pytest.mark.parametrize("streams", [2, 5, 20])
 def test_turns_are_even(streams: int) -> None:
-    """However the window of the connection opens, no stream is more than one frame ahead."""
+    """However the connection's window opens, no stream is more than one frame ahead."""
     random = Random(f"turns {streams}")
     client = MemoryClient(route := Unary(), max_control_frames=10**9)
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 30)))

@@ -1,4 +1,4 @@
-"""What the engine sends: well-formed frames, none on closed streams, and DATA within windows."""
+"""Sent frames: well-formed, none on closed streams, and DATA within the windows."""
 
 from collections.abc import Callable, Mapping
 
@@ -46,11 +46,11 @@ DEFINED: Mapping[int, tuple[int, bool]] = {
     Kind.WINDOW_UPDATE: (0, True),
     Kind.CONTINUATION: (END_HEADERS, True),
 }
-"""The flags that a server sends with each type, and whether it is on a stream (6.1 to 6.10)."""
+"""Flags that a server sends with each frame type, and whether it has a stream (6.1 to 6.10)."""
 
 
 def test_what_we_send_is_well_formed() -> None:
-    """4.1, 8.4: types, flags and the reserved bit; nothing is pushed."""
+    """4.1, 8.4: types, flags and the reserved bit are valid; nothing is pushed."""
     client = MemoryClient(max_streams=4)
     core = client.core
     octets = b""
@@ -85,7 +85,7 @@ def test_what_we_send_is_well_formed() -> None:
         assert 0 == frame.flags & ~flags
         assert not octets[at + 5] & 0x80
         assert len(frame.payload) <= LARGEST
-        # WINDOW_UPDATE is on either.
+        # WINDOW_UPDATE is sent on both.
         assert frame.stream % 2 == 1 if on_a_stream and frame.stream else frame.stream == 0
         assert frame.stream or not on_a_stream or frame.kind == Kind.WINDOW_UPDATE
         at += 9 + len(frame.payload)
@@ -115,7 +115,7 @@ ACTS: Mapping[str, Callable[[ServerStream], object]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("ended", [True, False])
 def test_nothing_is_sent_on_a_closed_stream(end: str, act: str, ended: bool) -> None:
-    """5.1: whoever answers may not know yet that it was closed; nothing is held for it either."""
+    """5.1: the handler may answer before it learns of the close; no memory is reserved then."""
     client = MemoryClient(Streaming())
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=ended))
     stream = client.route.streams[1]
@@ -131,7 +131,7 @@ def test_nothing_is_sent_on_a_closed_stream(end: str, act: str, ended: bool) -> 
 
 @pytest.mark.parametrize("end", ["reset by the client", "reset by us", "ended with its connection"])
 def test_what_was_pending_goes_with_its_stream(end: str) -> None:
-    """5.1: no window that is opened later lets it leave."""
+    """5.1: widening a window later does not send it."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 10)))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
@@ -145,7 +145,7 @@ def test_what_was_pending_goes_with_its_stream(end: str) -> None:
 
 
 def test_no_window_holds_back_anything_but_data() -> None:
-    """5.2.1, 6.9: of the stream and the connection both are closed."""
+    """5.2.1, 6.9: the windows of both the stream and the connection are exhausted."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 65_535)))
     for stream in (1, 3, 5):
@@ -164,7 +164,7 @@ def test_no_window_holds_back_anything_but_data() -> None:
 
 
 def test_an_empty_frame_needs_no_window() -> None:
-    """6.9: the end of a stream is sent at once."""
+    """6.9: the end of a stream is sent immediately."""
     client = MemoryClient(Streaming())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 0)))
     client.send(headers(1, REQUEST, end_stream=True))
@@ -179,7 +179,7 @@ def test_an_empty_frame_needs_no_window() -> None:
 
 @pytest.mark.parametrize("short", [1, 5, 10])
 def test_nothing_leaves_while_a_window_is_negative(short: int) -> None:
-    """6.9.2: not before it is positive again."""
+    """6.9.2: sending resumes only when the window is positive."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 10)))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
@@ -195,7 +195,7 @@ def test_nothing_leaves_while_a_window_is_negative(short: int) -> None:
 
 
 def test_the_client_that_leaves_gets_what_is_pending() -> None:
-    """6.8: a GOAWAY of a client ends no stream."""
+    """6.8: a client's GOAWAY ends no stream."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 10)))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
@@ -211,7 +211,7 @@ def test_the_client_that_leaves_gets_what_is_pending() -> None:
 @pytest.mark.parametrize("head", [1, 255, 256, 300, 511, 512, 5000])
 @pytest.mark.parametrize("trailers", [1, 256, 700, 4096])
 def test_the_lengths_of_a_whole_answer_are_those_of_its_parts(head: int, trailers: int) -> None:
-    """4.1: where its frames are joined."""
+    """4.1: checks the frames of an answer that is joined into one buffer."""
     client = MemoryClient(Unary())
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
     body = bytes(head + trailers)
@@ -223,7 +223,7 @@ def test_the_lengths_of_a_whole_answer_are_those_of_its_parts(head: int, trailer
 
 
 def test_trailers_leave_behind_the_data_that_waits() -> None:
-    """8.1: and they end the stream, not the DATA in front of them."""
+    """8.1: the trailers end the stream, not the DATA before them."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 10)))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
@@ -240,7 +240,7 @@ def test_trailers_leave_behind_the_data_that_waits() -> None:
 
 @pytest.mark.parametrize("act", [*ACTS.keys() - {"more window"}])
 def test_whatever_is_sent_later_is_announced(act: str) -> None:
-    """Nothing is being received: else it would leave with the next read alone."""
+    """Outside of a read, the output would otherwise wait for the next read."""
     woken: list[int] = []
     client = MemoryClient(Unary(), wake=lambda: woken.append(1))
     client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True))
@@ -252,7 +252,7 @@ def test_whatever_is_sent_later_is_announced(act: str) -> None:
 
 
 def test_answers_that_wait_to_be_written_fill_a_flush() -> None:
-    """5.2: what a client does not read is not made ready; it is parked, and counted."""
+    """5.2: answers that a client does not read are not serialized, but parked and counted."""
     client = MemoryClient(Unary())
     client.send(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 20)), window_update(0, 1 << 22))
     for number in range(21):
@@ -271,7 +271,7 @@ def test_answers_that_wait_to_be_written_fill_a_flush() -> None:
 
 @pytest.mark.parametrize("memory", [1000, 1 << 20])
 def test_memory_is_reserved_for_open_streams_alone(memory: int) -> None:
-    """One that was closed needs none, and what there is not cannot be had."""
+    """A closed stream needs no memory, and unavailable memory is refused."""
     client = MemoryClient(Streaming(), limit=memory)
     client.send(headers(1, REQUEST), headers(3, REQUEST))
     closed, stream = client.route.streams[1], client.route.streams[3]
@@ -287,7 +287,7 @@ def test_memory_is_reserved_for_open_streams_alone(memory: int) -> None:
 
 @pytest.mark.parametrize(("timeout", "seconds"), [("2S", 2.0), ("1500m", 1.5), (None, None)])
 def test_a_deadline_counts_from_the_headers(timeout: str | None, seconds: float | None) -> None:
-    """gRPC over HTTP/2, Timeout: however long the message takes to come."""
+    """gRPC over HTTP/2, Timeout: it runs while the message arrives."""
     clock = HandClock(100.0)
     client = MemoryClient(Unary(), now=clock)
     client.send(headers(1, request(*([("grpc-timeout", timeout)] if timeout else []))))

@@ -1,4 +1,4 @@
-"""The shell of a connection: admission, backpressure, reading on, and the ways to its end."""
+"""The shell of a connection: admission, backpressure, reading, and closing."""
 
 import asyncio
 import gc
@@ -39,11 +39,11 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 HIGH = 1 << 18
-"""Bytes that a transport buffers before it asks for no more."""
+"""Bytes that a transport buffers before it pauses writing."""
 
 
 class Transport:
-    """Buffers what is written until its client reads, and asks for a pause as asyncio does."""
+    """Buffers output until its client reads, and pauses the protocol as asyncio does."""
 
     def __init__(self, *, alpn: str | None = None, half_closes: bool = True) -> None:
         self.protocol: Http2Protocol | None = None
@@ -115,18 +115,18 @@ class Transport:
 
     @property
     def frames(self) -> list[Frame]:
-        """What was written."""
+        """The frames written so far."""
         return parse(self.read_by_client + self.buffered)[0]
 
     @property
     def code(self) -> str:
-        """With which code the connection was ended."""
+        """The error code that ended the connection."""
         (said,) = [f for f in self.frames if f.kind == Kind.GOAWAY]
         return ErrorCode(int.from_bytes(said.payload[4:8], "big")).name
 
 
 class Host:
-    """The server of the connections."""
+    """The server that owns the connections."""
 
     message_first = True
     placement: Placement | None = None
@@ -185,7 +185,7 @@ def asked(number: int) -> bytes:
     return bytes(headers(number, REQUEST)) + bytes(data(number, MESSAGE, end_stream=True))
 
 
-# --- the beginning ----------------------------------------------------------------------------
+# # --- opening ----------------------------------------------------------------------------------
 
 
 async def test_the_server_speaks_first() -> None:
@@ -209,7 +209,7 @@ async def test_a_connection_too_many_is_told_why_and_closed() -> None:
 
 @pytest.mark.parametrize(("alpn", "fine"), [("h2", True), ("http/1.1", False), ("", False)])
 async def test_tls_needs_alpn(alpn: str, fine: bool) -> None:
-    """9.2, 3.2: without h2 the client does not know that it speaks HTTP/2."""
+    """9.2, 3.2: without ALPN h2 the client does not know that it speaks HTTP/2."""
     transport = Transport(alpn=alpn, half_closes=False)
     Host().connection(transport, greets=False)
 
@@ -218,7 +218,7 @@ async def test_tls_needs_alpn(alpn: str, fine: bool) -> None:
 
 
 async def test_a_client_that_does_not_greet_is_dropped_in_time() -> None:
-    """`preface_seconds`: half a preface is none. No sweep is waited for."""
+    """`preface_seconds`: half a preface is none. The timeout does not depend on sweeps."""
     host = Host(limits=Http2Limits(preface_seconds=0.05))
     greeted, silent = Transport(), Transport()
     host.connection(greeted)
@@ -228,7 +228,7 @@ async def test_a_client_that_does_not_greet_is_dropped_in_time() -> None:
     await until(lambda: silent.ended)
 
     assert "SETTINGS_TIMEOUT" == silent.code
-    # Its time was up before.
+    # The timeout of the other client expired before.
     assert not greeted.ended
 
 
@@ -257,7 +257,7 @@ async def test_a_client_that_has_greeted_may_say_nothing() -> None:
 
 
 async def test_a_client_that_takes_nothing_is_cut_off_in_time() -> None:
-    """Also once its connection has ended: a GOAWAY that it does not read holds nothing up."""
+    """This includes ended connections: an unread GOAWAY does not delay the close."""
     transport = Transport(alpn="h2", half_closes=False)
     protocol = Host().connection(transport)
     transport._paused, transport.buffered = True, b"x" * 1000
@@ -278,7 +278,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_in_time() -> None:
 
 
 async def test_a_client_that_does_not_read_holds_its_answers_back() -> None:
-    """No more is made ready than the transport takes; the rest is in the ledger."""
+    """No more is serialized than the transport accepts; the rest is on the ledger."""
     size = 4 << 20
     transport = Transport()
     host = Host(lambda stream: answer(stream, bytes(size)))
@@ -309,14 +309,14 @@ async def test_control_frames_leave_though_answers_are_held_back() -> None:
     assert ping(ack=True) in transport.frames
 
 
-# --- the end ----------------------------------------------------------------------------------
+# # --- closing ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["is lost", "breaks the protocol"])
 async def test_answers_that_nobody_reads_are_let_go_of_in_turns(
     monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
-    """Hundreds of MB at once take the system tens of milliseconds; the ledger is told at once."""
+    """Freeing hundreds of MB takes tens of milliseconds; the ledger is updated immediately."""
     monkeypatch.setattr(shell, "_LETTING_GO_SECONDS", 0)
     made: list[weakref.ref[Any]] = []
 
@@ -346,7 +346,7 @@ async def test_answers_that_nobody_reads_are_let_go_of_in_turns(
 
 
 async def test_an_error_is_told_before_the_connection_is_closed() -> None:
-    """5.4.1; what the client still sends is dropped: to close now would lose the GOAWAY."""
+    """5.4.1; remaining client data is read and dropped: an early close would lose the GOAWAY."""
     transport = Transport()
     protocol = Host().connection(transport)
     read(protocol, ping(b"short"))
@@ -374,7 +374,7 @@ async def test_a_client_that_stays_after_the_end_is_cut_off(
 
 @pytest.mark.parametrize("half_closes", [True, False])
 async def test_where_no_end_can_be_written_the_connection_is_closed(half_closes: bool) -> None:
-    """As over TLS; and where the client was quicker."""
+    """TLS cannot half-close, and the client may have closed first."""
     transport = Transport(half_closes=half_closes)
     transport.eof_error = OSError("the client has gone")
     protocol = Host().connection(transport)
@@ -424,7 +424,7 @@ async def test_a_lost_connection_is_told_to_the_server_once() -> None:
 
 
 async def test_a_connection_that_ends_within_a_pass_reads_on() -> None:
-    """Its socket was not read; that its client has gone would never be seen."""
+    """Otherwise the loss of its client would go unnoticed."""
     transport = Transport()
     host = Host()
 

@@ -1,4 +1,4 @@
-"""HTTP/2 over TLS: wherever records and segments end, nothing of a conversation is lost."""
+"""HTTP/2 over TLS: no data is lost, wherever records and segments end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ INFER, LIVE = (literals(request_headers(SERVICE + name)) for name in ("ModelInfe
 
 
 def echo(octets: bytes) -> bytes:
-    """Ask for bytes to be given back."""
+    """Make a request that returns these bytes."""
     tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="UINT8", shape=[len(octets)])
     message = pb.ModelInferRequest("echo", inputs=[tensor], raw_input_contents=[octets])
     return framed(bytes(message))
@@ -41,7 +41,7 @@ GREETING = PREFACE + bytes(settings()) + bytes(SETTINGS_ACK)
 
 
 def exchange(stream: int) -> bytes:
-    """Ask two things."""
+    """Make two requests."""
     return asked(stream, INFER, echo(b"one")) + asked(stream + 2, LIVE, framed(b""))
 
 
@@ -49,12 +49,12 @@ EXCHANGE_BYTES = len(exchange(1))
 STREAMS = 2
 
 LONG = bytes(range(256)) * 200
-"""So long that the rest of its frame is received where the message will stay."""
+"""Long enough that the rest of its frame is received directly into the message buffer."""
 LONG_CONVERSATION = PREFACE + bytes(settings()) + asked(1, INFER, echo(LONG))
 
 
 def answers(received: bytes) -> dict[int, tuple[bytes, str]]:
-    """Return what each request was answered: the bytes of its tensor, and its status."""
+    """Return the answer to each request: the bytes of its tensor, and its status."""
     decoder, bodies, statuses = Decoder(), dict[int, bytes](), dict[int, str]()
     for frame in parse(received)[0]:
         if frame.kind == Kind.DATA:
@@ -71,7 +71,7 @@ def _tensor(body: bytes) -> bytes:
 
 
 def ended(*streams: int) -> Callable[[bytes], bool]:
-    """Make what tells whether requests were answered, in whatever order."""
+    """Make a predicate that tells whether these requests were answered, in any order."""
     return lambda received: (
         {*streams} == {frame.stream for frame in parse(received)[0] if frame.ends_stream}
     )
@@ -89,7 +89,7 @@ Run = Callable[[Callable[[Connect], Awaitable[Any]]], Any]
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, authority: trustme.CA) -> Run:
-    """Run a coroutine beside a server in each kind of event loop."""
+    """Run a coroutine against a server, with each kind of event loop."""
     models = tmp_path / "models"
     identity_models.write(models, "echo", "UINT8")
     certificate = write_certificate(authority, tmp_path)
@@ -110,13 +110,13 @@ def run(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, authority:
 
 
 async def answered(client: TlsClient, stream: int) -> bool:
-    """Tell whether both things were answered that an exchange asks from a stream on."""
+    """Tell whether both requests of an exchange, starting at this stream, were answered."""
     received = await client.receive(ended(stream, stream + 2))
     return {stream: (b"one", "0"), stream + 2: (b"", "0")} == answers(received)
 
 
 def in_pieces(record: bytes) -> list[bytes]:
-    """Cut a record behind the first byte of what it holds, and before its last byte."""
+    """Cut a record after the first byte of its payload, and before its last byte."""
     return [record[: HEAD_OF_RECORD + 1], record[HEAD_OF_RECORD + 1 : -1], record[-1:]]
 
 
@@ -134,7 +134,7 @@ def test_a_record_may_end_anywhere_in_a_greeting(run: Run) -> None:
 
 
 def test_a_record_may_end_anywhere_in_a_request(run: Run) -> None:
-    """And the next one may come in pieces: an incomplete record takes nothing from a frame."""
+    """The next record may come in pieces: an incomplete record yields no bytes of a frame."""
 
     async def conversation(connect: Connect) -> None:
         async with connect() as client:
@@ -157,7 +157,7 @@ def test_a_segment_may_end_anywhere(run: Run) -> None:
             for cut in range(1, EXCHANGE_BYTES + 2 * HEAD_OF_RECORD):
                 stream = 2 * STREAMS * cut + 1
                 said = exchange(stream)
-                # Two records, so that the first leaves a frame that has not come whole.
+                # Two records, so that the first ends inside a frame.
                 octets = client.record(said[:3]) + client.record(said[3:])
                 await client.send(octets[:cut], octets[cut:])
 

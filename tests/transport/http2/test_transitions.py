@@ -1,7 +1,7 @@
-"""Every input in every state of a stream does what the table says (RFC 9113 5.1): bytes in.
+"""Every input in every stream state follows the table (RFC 9113 5.1), on a real engine.
 
-`test_states.py` looks at the table itself. Here an engine is brought into each state, and whatever
-may happen then happens: as frames, or by what the server does.
+`test_states.py` checks the table itself. Here an engine is brought into each state and then
+given every input: as frames, or by an action of the server.
 """
 
 import ast
@@ -60,7 +60,7 @@ HAPPENINGS: Mapping[Input, Callable[[MemoryClient], None]] = {
     Input.SEND_RST: _reset,
     Input.CONNECTION_END: lambda client: client.core.lost(),
 }
-"""How each input happens to stream 1."""
+"""How each input is applied to stream 1."""
 
 BY_US = {Input.SEND_END, Input.SEND_RST, Input.CONNECTION_END}
 
@@ -99,22 +99,22 @@ REACHED: Mapping[State, Sequence[Sequence[Input]]] = {
         (Input.HEADERS_END, Input.DATA),
     ],
 }
-"""The ways into each state."""
+"""Sequences of inputs that lead to each state."""
 
 
 class Said:
-    """What an engine makes of one input after the other."""
+    """The reactions of an engine to a sequence of inputs."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.client = MemoryClient(Streaming(), now=lambda: self.now)
 
     def happens(self, happening: Input) -> str:
-        """Let an input happen; tell the state of the stream then, or what was ended for it."""
+        """Apply an input; return the resulting stream state, or what was ended because of it."""
         before = len(self.client.all)
         HAPPENINGS[happening](self.client)
         if happening is Input.SEND_RST:
-            # What was answered is reset by time alone.
+            # Only the passage of time resets an answered stream.
             self.now += ANSWERED_SECONDS
             self.client.core.sweep(1000, 1000)
         self.client.taken()
@@ -131,20 +131,20 @@ class Said:
 
 
 class Expected:
-    """What the table makes of them."""
+    """The reactions that the table predicts."""
 
     def __init__(self) -> None:
         self.state = State.IDLE
         self.ended = False
 
     def happens(self, happening: Input) -> str:
-        """Take the step that the table has, and those that follow from it at once."""
+        """Take the step in the table, and those that follow immediately from it."""
         self.ended = happening is Input.CONNECTION_END
         following = TRANSITIONS[self.state].get(happening, Reaction.FAULT)
         if isinstance(following, State):
             return self._goes_to(following, happening)
         if following is Reaction.FAULT:
-            assert happening in BY_US  # and the server does not do it
+            assert happening in BY_US  # and the server does not do so
             return self.state.name if self.state is State.HALF_CLOSED_LOCAL else "gone"
         return self._reacts(following)
 
@@ -195,7 +195,7 @@ def check(sequence: Sequence[Input]) -> None:
 
 
 def test_every_sequence_of_three() -> None:
-    """From idle on: 729 of them, each up to the end of its connection."""
+    """From idle: 729 sequences, each up to the end of its connection."""
     for sequence in product(Input, repeat=3):
         check(sequence)
 
@@ -206,7 +206,7 @@ def test_every_sequence_of_five() -> None:
         check(sequence)
 
 
-# --- one place --------------------------------------------------------------------------------
+# # --- assignments of states --------------------------------------------------------------------
 
 FOLDER = Path(http2.__path__[0])
 
@@ -250,7 +250,7 @@ def test_what_a_stream_sets_is_of_the_table() -> None:
 
 
 def test_an_assignment_elsewhere_is_found() -> None:
-    """Or the test above could not fail."""
+    """Otherwise the test above could not fail."""
     source = "def f(a):\n    a.stream.state = 1\ndef g(a):\n    setattr(a, 'state', 1)\n"
 
     assert ["f", "g by setattr"] == assignments_of_states(source)

@@ -33,11 +33,11 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 MOST_SECONDS = 0.005
-"""That a turn may take."""
+"""Maximum length of a turn in seconds."""
 
 
 class Costly(Unary):
-    """A route whose requests each take their time on the event loop."""
+    """A route whose requests each take time on the event loop."""
 
     def __init__(self, clock: HandClock, seconds: float) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def whole_request(number: int, *more: tuple[str, str]) -> bytes:
 
 
 def turns(client: MemoryClient, clock: HandClock, octets: bytes) -> list[float]:
-    """Have bytes read as a loop reads them; return how long each turn took by the clock."""
+    """Deliver bytes as an event loop does; return the length of each turn by the clock."""
     found = []
     while octets:
         began = clock.now
@@ -74,7 +74,7 @@ def turns(client: MemoryClient, clock: HandClock, octets: bytes) -> list[float]:
 
 @pytest.mark.parametrize("seconds", [0.00005, 0.0002, 0.0004])
 def test_requests_that_take_long_leave_others_their_turn(seconds: float) -> None:
-    """Those that are left are handled in their order, each once."""
+    """The remaining requests are handled in order, each once."""
     clock = HandClock()
     client = MemoryClient(Costly(clock, seconds), now=clock, max_streams=1000)
     numbers = range(1, 601, 2)
@@ -96,7 +96,7 @@ def test_what_takes_no_time_is_one_turn() -> None:
 def let_blocks_take(
     seconds_a_byte: float, client: MemoryClient, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Have the clock show a time for each byte of a header block that is read."""
+    """Advance the clock for each byte of a header block that is decoded."""
     reader = client.core._headers._begun_reader()
     read_new = reader.read_new
 
@@ -109,7 +109,7 @@ def let_blocks_take(
 
 @pytest.mark.parametrize("size", [100, 1000, 14_000])
 def test_header_work_counts_as_time(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H7: 3.85 ms for 14 KB was not counted at all."""
+    """H7: the time for decoding header blocks must count."""
     clock = HandClock()
     client = MemoryClient(Costly(clock, 0), now=clock, max_streams=1000)
     seconds_a_byte = 0.1e-6
@@ -139,7 +139,7 @@ def in_pieces(number: int, block: bytes) -> bytes:
 def test_a_long_header_block_is_not_begun_late_in_a_turn(
     write: Callable[[int, bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rare symbols of the Huffman code take the longest: 64 KB of them some 2 ms."""
+    """Rare symbols of the Huffman code are slowest: 64 KB of them take about 2 ms."""
     clock = HandClock()
     route = Costly(clock, 0.0005)
     client = MemoryClient(route, now=clock, max_streams=1000, max_work=10**9)
@@ -179,7 +179,7 @@ def test_a_block_in_many_frames_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("work", [16, 100, 1024])
 def test_frames_are_bounded_without_a_clock_too(work: int) -> None:
-    """`max_work_per_pass`: where time is cheap, and where the clock stands still."""
+    """`max_work_per_pass` limits frames if they are cheap or the clock stands still."""
     clock = HandClock()
     client = MemoryClient(now=clock, max_work=work, max_control_frames=10**6)
     taken = turns(client, clock, bytes(ping()) * 2000)
@@ -196,11 +196,11 @@ def test_a_request_counts_as_sixteen_frames() -> None:
     assert 100 * 16 / 64 <= len(taken) <= 100 * (18 + len(REQUEST) // 16) / 64 + 1
 
 
-# --- reads that fill what they were given ----------------------------------------------------
+# # --- reads that fill the buffer --------------------------------------------------------------
 
 
 class Reading:
-    """A clock that each look at it moves, as reads do that are behind one another."""
+    """A clock that every query advances, as consecutive reads do."""
 
     def __init__(self, seconds: float) -> None:
         self.now = 1000.0
@@ -219,7 +219,7 @@ def long_message(size: int) -> bytes:
 
 
 def test_reads_that_follow_one_another_are_of_one_turn() -> None:
-    """libuv reads up to 32 times before it looks at others, as long as each read is full."""
+    """libuv reads up to 32 times from a socket before it serves others, while each read is full."""
     clock = Reading(0.0005)
     client = MemoryClient(now=clock)
     octets = long_message(16_000_000)
@@ -242,7 +242,7 @@ def test_reads_that_follow_one_another_are_of_one_turn() -> None:
 
 
 def test_reads_that_are_not_full_are_turns_of_their_own() -> None:
-    """Whatever time there is between them."""
+    """However short the time between them."""
     clock = Reading(0.002)
     client = MemoryClient(now=clock)
     for number in range(1, 99, 2):
@@ -253,7 +253,7 @@ def test_reads_that_are_not_full_are_turns_of_their_own() -> None:
 
 
 def test_what_is_received_directly_is_bounded_too() -> None:
-    """It costs no work on frames, and a loop may go on reading all the same."""
+    """It costs no work on frames, but the loop might otherwise keep reading."""
     clock = Reading(0.004)
     client = MemoryClient(now=clock, max_frame_bytes=1 << 22, stream_window_bytes=1 << 23)
     size = 4 << 20
@@ -262,7 +262,7 @@ def test_what_is_received_directly_is_bounded_too() -> None:
     assert client.core.received(100_000)
     space = client.core.receive_buffer()
 
-    assert len(octets) - 100_000 == len(space)  # right into the message
+    assert len(octets) - 100_000 == len(space)  # directly into the message buffer
     space[:] = octets[100_000:]
     assert client.core.received(len(space)) is False
     assert client.core.proceed()
@@ -270,11 +270,11 @@ def test_what_is_received_directly_is_bounded_too() -> None:
     assert [size - 5] == [len(m) for m in client.route.messages.values()]  # type: ignore[union-attr]
 
 
-# --- one frame that could mean much work ------------------------------------------------------
+# # --- single expensive frames ------------------------------------------------------------------
 
 
 def test_settings_go_over_the_streams_once_for_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 730 values fit into one; with 256 streams that would be 700 000 steps."""
+    """A frame holds 2,730 values; with 256 streams that would be 700,000 steps."""
     client = MemoryClient()
     client.send(*(headers(number, REQUEST) for number in range(1, 513, 2)))
     calls = []
@@ -304,7 +304,7 @@ def test_settings_that_change_no_window_go_over_no_stream(monkeypatch: pytest.Mo
 
 
 class Transport:
-    """Takes all that is written, at once."""
+    """A transport that accepts all output immediately."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log = log
@@ -333,7 +333,7 @@ class Transport:
 
 
 class Server:
-    """Connections of one loop, whose requests take time by the clock."""
+    """Connections of one loop, whose requests advance the clock."""
 
     message_first = True
     placement: Placement | None = None
@@ -381,7 +381,7 @@ def read(protocol: Http2Protocol, octets: bytes) -> None:
 
 
 async def test_another_connection_has_its_turn_within_the_work_of_one() -> None:
-    """The rest of a long pass waits, its socket is not read, and nothing of it is lost."""
+    """The rest of a long pass is postponed, its socket is not read, and no frame is lost."""
     clock = HandClock()
 
     def begin(stream: ServerStream) -> None:
@@ -419,7 +419,7 @@ def _frames(octets: bytes) -> int:
 
 
 async def test_a_client_that_reads_quickly_does_not_hold_the_others_up() -> None:
-    """A long answer leaves in several turns, though its client takes all of it at once."""
+    """A long answer is sent in several turns, even if its client reads all of it immediately."""
     size = 16 << 20
     server = Server(HandClock(), lambda stream: None)
     wide = settings((Setting.INITIAL_WINDOW_SIZE, 1 << 30))
@@ -443,7 +443,7 @@ async def test_a_client_that_reads_quickly_does_not_hold_the_others_up() -> None
 
 
 async def test_a_turn_goes_on_however_the_reads_fall() -> None:
-    """Requests in random reads, of two connections in turns: each is answered once, in order."""
+    """Random reads on two alternating connections: each request is answered once, in order."""
     random = Random("turns")
     clock = HandClock()
 

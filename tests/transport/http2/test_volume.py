@@ -1,7 +1,7 @@
-"""Many windows of bytes on one connection, in both directions, come whole (RFC 9113 5.2, 6.9).
+"""Many windows of data on one connection arrive whole, both ways (RFC 9113 5.2, 6.9).
 
-The client keeps to every window, and stalls where one is not given back; the server may not exceed
-one either. Frames and reads have odd sizes.
+The client respects every window, and stalls if one is not widened; the server must respect them
+too. Frames and reads have odd sizes.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, StreamingReader
 from xlaserve.grpc.http2.stream import ServerStream
 
 SMALL = 65_535
-"""The least that a window may be set to."""
+"""The smallest window that can be set."""
 
 SIZES: Mapping[str, Sizes] = {
     "frames of one byte": lambda random: 1,
@@ -27,18 +27,18 @@ SIZES: Mapping[str, Sizes] = {
     "any size": lambda random: random.choice((0, 1, 9, 4096, 10_000, 16_384, 16_385, 100_000)),
 }
 VOLUME: Mapping[str, int] = {"frames of one byte": 1, "short frames": 2}
-"""Of how many windows the volume is, where it is not forty."""
+"""Volume in windows, where it differs from forty."""
 
 
 def made(random: Random, size: int) -> bytes:
-    """Make up a message of so many bytes, and put its prefix in front."""
+    """Make a random message of this size, with its length prefix."""
     return PREFIX.pack(0, size) + random.randbytes(size)
 
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("streams", [1, 3])
 def test_long_messages_come_whole_through_small_windows(name: str, streams: int) -> None:
-    """One message of several windows of its stream and of the connection on each stream."""
+    """One message per stream, several windows of the stream and of the connection long."""
     random = Random(f"{name} {streams}")
     windows = VOLUME.get(name, 40)
     client = WindowedClient(
@@ -62,7 +62,7 @@ def test_long_messages_come_whole_through_small_windows(name: str, streams: int)
 @pytest.mark.parametrize("size", [5, 300, 10_000, 40_000])
 @pytest.mark.parametrize("padding", [0, 1, 255])
 def test_many_messages_come_whole_through_small_windows(size: int, padding: int) -> None:
-    """One frame each, or two: what the fast path takes is charged as any other (found.md 9)."""
+    """One or two frames per message: the fast path must charge the windows as well."""
     random = Random(f"{size} {padding}")
     client = WindowedClient(
         random, route := Unary(), connection_window_bytes=SMALL, max_control_frames=10**6
@@ -84,7 +84,7 @@ def test_many_messages_come_whole_through_small_windows(size: int, padding: int)
 @pytest.mark.parametrize("window", [1, 7, 1000, SMALL])
 @pytest.mark.parametrize("streams", [1, 4])
 def test_long_answers_come_whole_through_small_windows(window: int, streams: int) -> None:
-    """The connection has no more than all streams have together."""
+    """The connection window equals the sum of the stream windows."""
     random = Random(f"{window} {streams}")
     client = WindowedClient(random, route := Unary(), window=window, max_control_frames=10**6)
     size = min(700 * window, 2_000_000) + random.randint(0, 100)
@@ -103,7 +103,7 @@ def test_long_answers_come_whole_through_small_windows(window: int, streams: int
 
 
 class Echoing(Streaming):
-    """Answers each message of a streaming request with itself, as soon as it has come."""
+    """Echoes each message of a streaming request as soon as it is complete."""
 
     def begin(self, stream: ServerStream) -> None:
         self.streams[stream.id] = stream
@@ -130,7 +130,7 @@ class Echoing(Streaming):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("window", [100, SMALL])
 def test_both_directions_at_once(seed: int, window: int) -> None:
-    """Messages come back on streams that are still being sent, through windows of both sides."""
+    """Messages return on streams that are still being sent, within the windows of both sides."""
     random = Random(f"{seed} {window}")
     client = WindowedClient(
         random,
@@ -157,7 +157,7 @@ def test_both_directions_at_once(seed: int, window: int) -> None:
 @pytest.mark.large
 @pytest.mark.parametrize("streams", [1, 8])
 def test_a_gigabyte_on_one_connection(streams: int) -> None:
-    """Sixty-four windows of the size that the server has by default."""
+    """That is sixty-four windows of the default size."""
     random = Random("gigabyte")
     client = WindowedClient(random, route := Unary(), max_control_frames=10**9, max_streams=10**6)
     body = made(random, (8 << 20) // streams)

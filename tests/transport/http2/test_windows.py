@@ -1,4 +1,4 @@
-"""What a client may send is charged, granted anew, and never exceeded (RFC 9113, 5.2, 6.9)."""
+"""Receive windows: client data is charged, granted again, and limited (RFC 9113, 5.2, 6.9)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,12 +33,12 @@ PLENTY = 1 << 40
 
 
 def message(size: int) -> bytes:
-    """Frame a message so that it has so many bytes with its prefix."""
+    """Make a message that has this size including its prefix."""
     return PREFIX.pack(0, size - PREFIX_BYTES) + bytes(size - PREFIX_BYTES)
 
 
 class Client:
-    """A connection in memory, and what the server granted on it."""
+    """An in-memory connection, and the windows that the server granted on it."""
 
     message_first = True
     placement: Placement | None = None
@@ -60,7 +60,7 @@ class Client:
             self.messages.append(len(stream.message))
 
     def send(self, *parts: bytes | Frame) -> None:
-        """Send, and take note of what is granted and of what went wrong."""
+        """Send, then record window grants and errors."""
         sent = b"".join(map(bytes, parts))
         frames, rest = parse(sent.removeprefix(PREFACE))
         assert not rest
@@ -74,7 +74,7 @@ class Client:
 
     @property
     def said(self) -> list[tuple[str, int, str]]:
-        """What the server ended: the frame, its stream, and the error code."""
+        """The streams or connection that the server ended: frame, stream, and error code."""
         return [
             (Kind(f.kind).name, f.stream, Error(int.from_bytes(f.payload[at : at + 4], "big")).name)
             for f in self.answered
@@ -82,7 +82,7 @@ class Client:
         ]
 
 
-# --- charged ----------------------------------------------------------------------------------
+# # --- charging ---------------------------------------------------------------------------------
 
 SIZE = 500_000
 
@@ -106,7 +106,7 @@ WAYS: dict[str, Callable[[int, bytes], list[Frame]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_window_of_the_connection_comes_back_however_messages_are_framed(way: str) -> None:
-    """Or a client stalls after 16 MiB, on a connection that seems well."""
+    """Otherwise a client stalls after 16 MiB on a connection that seems healthy."""
     client = Client()
     least = client.window
     for number in range(40):
@@ -122,7 +122,7 @@ def test_the_window_of_the_connection_comes_back_however_messages_are_framed(way
 
 
 def test_data_for_a_stream_that_was_reset_is_charged_to_the_connection() -> None:
-    """It takes of the window like any other, and somebody has to give it back (5.2.1)."""
+    """It uses up the connection window, which must be granted again (5.2.1)."""
     client = Client(connection_window_bytes=100_000, max_header_bytes=1000)
     client.send(headers(1, literals([(":method", "POST"), (":path", "/a")])))  # no :scheme
     assert [("RST_STREAM", 1, "PROTOCOL_ERROR")] == client.said
@@ -133,7 +133,7 @@ def test_data_for_a_stream_that_was_reset_is_charged_to_the_connection() -> None
     assert client.window >= 50_000
 
 
-# --- exceeded ---------------------------------------------------------------------------------
+# # --- exceeding --------------------------------------------------------------------------------
 
 SMALL = 100_000
 
@@ -151,7 +151,7 @@ PAST_THE_CONNECTION: dict[str, list[Frame]] = {
 
 @pytest.mark.parametrize("kind", PAST_THE_CONNECTION)
 def test_past_the_window_of_the_connection_it_ends(kind: str) -> None:
-    """6.9.1: with FLOW_CONTROL_ERROR; the window of the stream would allow it."""
+    """6.9.1: with FLOW_CONTROL_ERROR, although the stream window would allow it."""
     client = Client(connection_window_bytes=SMALL, stream_window_bytes=1 << 20)
     client.send(headers(1, REQUEST), *PAST_THE_CONNECTION[kind])
 
@@ -176,7 +176,7 @@ PAST_THE_STREAM: dict[str, list[Frame]] = {
     "the beginning of a message": [data(1, message(2 * SMALL)[: SMALL + 1])],
     "padding": [padded(data(1, message(SMALL - 255), end_stream=True), 255)],
     "padding of nothing": [
-        data(1, message(2 * SMALL)[:2]),  # no length yet, so nothing more is granted
+        data(1, message(2 * SMALL)[:2]),  # no length prefix yet, so no window is granted
         *[padded(data(1), 255)] * (SMALL // 256 + 1),
     ],
 }
@@ -184,7 +184,7 @@ PAST_THE_STREAM: dict[str, list[Frame]] = {
 
 @pytest.mark.parametrize("kind", PAST_THE_STREAM)
 def test_past_the_window_of_a_stream_it_is_reset(kind: str) -> None:
-    """6.9.1: with FLOW_CONTROL_ERROR; the connection goes on with the others."""
+    """6.9.1: with FLOW_CONTROL_ERROR; the other streams continue."""
     client = Client(stream_window_bytes=SMALL)
     client.send(headers(1, REQUEST), *PAST_THE_STREAM[kind])
     client.send(headers(3, REQUEST), data(3, message(1000), end_stream=True))
@@ -205,7 +205,7 @@ def test_up_to_the_window_of_a_stream_all_is_well() -> None:
 
 @pytest.mark.parametrize("size", [256, 1000])
 def test_padding_is_no_part_of_a_message(size: int) -> None:
-    """Nor of what a content-length counts (6.1, 8.1.1)."""
+    """A content-length does not count it either (6.1, 8.1.1)."""
     lines = [(":method", "POST"), (":scheme", "http"), (":path", "/a")]
     block = literals([*lines, ("content-length", str(size))])
     client = Client()
@@ -215,11 +215,11 @@ def test_padding_is_no_part_of_a_message(size: int) -> None:
     assert [size - PREFIX_BYTES] == client.messages
 
 
-# --- granted ----------------------------------------------------------------------------------
+# # --- granting ---------------------------------------------------------------------------------
 
 
 def test_nothing_is_granted_on_a_stream_that_its_client_has_ended() -> None:
-    """6.9: nothing more is to come on it."""
+    """6.9: no further data can come on it."""
     client = MemoryClient(Streaming())
     client.send(headers(1, REQUEST), data(1, message(100), end_stream=True))
     client.core.streams[1].grant(1 << 24)
@@ -229,7 +229,7 @@ def test_nothing_is_granted_on_a_stream_that_its_client_has_ended() -> None:
 
 @pytest.mark.parametrize("wanted", [1, 1 << 19, (1 << 20) + 1, 1 << 26])
 def test_what_is_granted_is_what_is_wanted_or_the_usual_window(wanted: int) -> None:
-    """6.9: in one WINDOW_UPDATE, and none while there is enough."""
+    """6.9: in one WINDOW_UPDATE, and none while the window suffices."""
     client = MemoryClient(Streaming())
     client.send(headers(1, REQUEST))
     stream = client.core.streams[1]
@@ -243,20 +243,20 @@ def test_what_is_granted_is_what_is_wanted_or_the_usual_window(wanted: int) -> N
     assert ([wanted - (1 << 20)] if wanted > 1 << 20 else []) == increments
 
 
-# --- header blocks that do not end ------------------------------------------------------------
+# # --- unfinished header blocks -----------------------------------------------------------------
 
 TICKS = 3
 
 
 def test_a_header_block_that_does_not_end_ends_the_connection_in_time() -> None:
-    """Nothing else may come before its end (6.10), so that nothing else can be waited for."""
+    """No other frame may come before its end (6.10), so the connection could only wait."""
     client = Client()
     client.send(headers(1, REQUEST[:5], end_headers=False))
     for _ in range(TICKS):
         client.core.sweep(TICKS, TICKS)
         client.send()
     before = list(client.said)
-    # More of it is no end.
+    # Another CONTINUATION without END_HEADERS does not end it.
     client.send(continuation(1, REQUEST[5:10], end_headers=False))
     client.core.sweep(TICKS, TICKS)
     client.send()

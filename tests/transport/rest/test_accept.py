@@ -30,5 +30,5 @@ OFFERS = ("application/json", "text/csv", "application/x-npy")
     ],
 )
 def test_the_offer_of_the_highest_weight_is_preferred(accept: str, expected: str | None) -> None:
-    """RFC 9110, 12.5.1: the most specific range decides; of equal weights our own order does."""
+    """RFC 9110, 12.5.1: the most specific range decides; ties are broken by the server's order."""
     assert expected == preferred(accept, OFFERS)

@@ -1,4 +1,4 @@
-"""Content codings, both ways, with bombs."""
+"""Content codings in both directions, including decompression bombs."""
 
 import gzip
 import os
@@ -22,7 +22,7 @@ def test_what_is_packed_is_unpacked(coding: str, parts: list[bytes]) -> None:
 
 
 def test_every_form_that_clients_send_is_read() -> None:
-    """Python's zlib writes deflate with a header, some others write it bare."""
+    """Python's zlib writes deflate with a header, some other libraries without."""
     bare = zlib.compressobj(wbits=-15)
 
     assert b"abc" == bytes(inflate("gzip", gzip.compress(b"abc"), LIMIT))
@@ -37,7 +37,7 @@ def test_several_members_are_one_body() -> None:
 
 
 def test_members_without_end_are_refused() -> None:
-    """Each of them takes time, though there is nothing in it."""
+    """Each member costs time, even an empty one."""
     assert b"" == bytes(inflate("gzip", gzip.compress(b"") * 10_000, LIMIT))
     with pytest.raises(InvalidBody, match="10000 members"):
         inflate("gzip", gzip.compress(b"") * 10_001, LIMIT)

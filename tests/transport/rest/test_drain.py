@@ -1,4 +1,4 @@
-"""The graceful end of the HTTP server: what has begun is answered, and nobody is reset."""
+"""Graceful shutdown of the HTTP server: started requests are answered, no connection is reset."""
 
 import asyncio
 import socket
@@ -74,12 +74,12 @@ async def served() -> AsyncIterator[tuple[str, HttpServer]]:
 
 
 async def last(client: Connection, answer: Answer) -> bool:
-    """Tell whether an answer says that it is the last one, and is."""
+    """Check that an answer says `Connection: close`, and that the connection then closes."""
     return "close" == answer.headers.get("connection") and b"" == await client.ended()
 
 
 async def until_drains(server: HttpServer) -> None:
-    """Return once a drain limits the bodies: what comes from then on comes during it."""
+    """Return once a drain limits the bodies: later data arrives during the drain."""
     async with asyncio.timeout(SECONDS):
         while not server._bodies._is_draining:
             await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def connections_in_the_accept_queue_are_served() -> None:
     async with serving() as (address, server):
         host, _, port = address.rpartition(":")
         waiting = []
-        # The system accepts them; the event loop has no turn to do so before the drain.
+        # The kernel accepts them; the event loop gets no chance to before the drain.
         for _ in range(WAITING):
             client = socket.create_connection((host, int(port)), timeout=SECONDS)
             client.sendall(HELLO)
@@ -123,7 +123,7 @@ def test_connections_in_the_accept_queue_are_served(run: Run) -> None:
 async def test_a_request_that_is_on_its_way_to_an_idle_connection_is_answered(
     served: tuple[str, HttpServer], request_: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RFC 9112, 9.6: with `Connection: close`, so that the client sends no more."""
+    """RFC 9112, 9.6: with `Connection: close`, so that the client sends no further request."""
     monkeypatch.setattr(drain, "_IDLE_SECONDS", 30.0)
     address, server = served
     async with connect(address) as client:
@@ -193,7 +193,7 @@ async def test_a_body_whose_time_is_over_does_not_hold_the_end(
             while not reader._timeouts:
                 await asyncio.sleep(0)
         (timeout,) = reader._timeouts
-        # It fires in the next turn of the loop, and its task has the turn after that.
+        # It fires in the next loop iteration, and its task runs in the one after that.
         timeout.reschedule(loop.time() - 1)
         loop.call_soon(end, timeout)
 
@@ -230,7 +230,7 @@ async def test_half_a_body_that_comes_during_the_drain_is_refused_and_not_cut(
     is_known: bool,
     sent: int,
 ) -> None:
-    """However the server would have read it, and long before the timeout of bodies."""
+    """However the server would have read the body, and long before the body timeout."""
     monkeypatch.setattr(bodies, "_STALL_SECONDS", 0.1)
     monkeypatch.setattr(drain, "_IDLE_SECONDS", 30.0)
     address, server = served
@@ -257,7 +257,7 @@ async def test_half_a_body_at_the_end_of_the_grace_is_refused_and_not_cut(
     is_known: bool,
     coding: str,
 ) -> None:
-    """Of a grace that is shorter than the time for the next bytes of a body."""
+    """With a grace period shorter than the timeout for the next bytes of a body."""
     monkeypatch.setattr(bodies, "_STALL_SECONDS", 3600.0)
     address, server = served
     half = HALF
@@ -297,7 +297,7 @@ async def test_the_rest_of_a_body_that_comes_in_time_is_served(
 
 
 class Arriving:
-    """A body of which a piece comes whenever the reader asks; it notes how long it waits."""
+    """A body of which a piece arrives with each read; records how long the reader would wait."""
 
     def __init__(self, reader: BodyReader, length: int | None, pieces: int) -> None:
         self.body = self
@@ -320,7 +320,7 @@ class Arriving:
         self.waits.append(when - loop.time())
         if self.left == 3:
             self.reader.drain()
-        # Time passes.
+        # Simulate the passage of time.
         timeout.reschedule(when - 0.25)
         self.left -= 1
         return b"x" if self.left >= 0 else b""
@@ -328,7 +328,7 @@ class Arriving:
 
 @pytest.mark.parametrize("length", [5, None], ids=["length", "chunks"])
 async def test_each_piece_of_a_body_gives_the_next_one_its_time(length: int | None) -> None:
-    """Only what stalls is refused: an upload that goes on has the whole grace."""
+    """Only stalled uploads are refused: others have the whole grace period."""
     threads = HostThreads(1)
     limits = BodyLimits(1 << 20, 100, 30.0)
     reader = BodyReader(limits, OffLoop(threads), lambda size: np.empty(size, np.uint8))

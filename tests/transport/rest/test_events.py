@@ -32,7 +32,7 @@ from xlaserve.tensors import datatype_named
 FP32 = datatype_named("FP32")
 MAX_BYTES = 1 << 16
 MORE_BYTES = 1 << 10
-"""More than an event has beside its numbers."""
+"""More bytes than an event has in addition to its numbers."""
 ASK = message("POST", "/generate", ("Accept", EVENT_STREAM_TYPE), body=b"{}")
 
 
@@ -47,18 +47,18 @@ async def encode(given: InferResponse) -> HttpResponse:
 
 @dataclass
 class Model:
-    """A model that gives as many answers as it is told to, as quickly as its client reads."""
+    """A model that gives a fixed number of answers as fast as its client reads."""
 
     answers: int | None = 3
-    """None for answers without an end."""
+    """None for an endless stream."""
     count: int = 1
-    """Elements of each."""
+    """Elements per answer."""
     obeys: bool = True
-    """Whether it pauses when it has to."""
+    """Whether it respects backpressure."""
     error: Exception | None = None
-    """What comes instead of the last answer."""
+    """Raised instead of the last answer."""
     step: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1 << 20))
-    """Is acquired for each answer."""
+    """Acquired once for each answer."""
     given: int = 0
     calls: list[EventCall] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -136,7 +136,7 @@ def answer(number: int, *, last: bool, count: int = 1) -> Any:
 async def test_each_answer_is_an_event_and_the_last_one_says_so(count: int) -> None:
     model = Model(count)
     async with serving(model) as (address, _), connect(address) as client:
-        for _ in range(2):  # and the connection goes on
+        for _ in range(2):  # and the connection continues
             model.given = 0
             reader = EventReader(client)
             await client.send(ASK)
@@ -149,7 +149,7 @@ async def test_each_answer_is_an_event_and_the_last_one_says_so(count: int) -> N
 
 
 async def test_an_answer_is_sent_as_it_comes() -> None:
-    """Not with the next one, nor at the end."""
+    """It is not delayed until the next answer or the end."""
     model = Model(3, step=asyncio.Semaphore(0))
     async with serving(model) as (address, _), connect(address) as client:
         reader = EventReader(client)
@@ -173,7 +173,7 @@ async def test_an_error_before_the_first_answer_has_its_status() -> None:
 
 
 async def test_an_error_behind_an_answer_is_the_last_event() -> None:
-    """What nobody expected says nothing; and the connection goes on."""
+    """An unexpected error reveals no details; the connection continues."""
     model = Model(2, error=ZeroDivisionError("secret"))
     async with serving(model) as (address, _), connect(address) as client:
         for _ in range(2):
@@ -231,7 +231,7 @@ def test_who_would_rather_have_events(accept: str | None, *, wanted: bool) -> No
 
 @pytest.mark.slow
 async def test_a_client_that_does_not_read_pauses_the_model() -> None:
-    """What waits for it is bounded, and all of it comes once it reads."""
+    """Buffered events are bounded, and all of them arrive once it reads."""
     total, count = 400, 20_000
     model, ledger = Model(total, count), Ledger(1 << 30)
     async with serving(model, ledger=ledger) as (address, _), connect(address) as client:
@@ -249,7 +249,7 @@ async def test_a_client_that_does_not_read_pauses_the_model() -> None:
         found = await reader.events()
 
     assert paused < total // 2
-    # An answer that waits, and one as the event that it became: until it is sent, and unread.
+    # One answer waits as arrays and one as an event that is being sent, plus the unread bytes.
     event = count * len(f"{total}.0,") + MORE_BYTES
     assert held <= MAX_BYTES + 4 * count + 2 * event
     assert total == len(found) == model.given
@@ -257,7 +257,7 @@ async def test_a_client_that_does_not_read_pauses_the_model() -> None:
 
 
 async def settle() -> None:
-    """Let what can happen now happen: the kernel takes what its buffers hold in several turns."""
+    """Run the loop until idle: the kernel takes the contents of its buffers in several steps."""
     for _ in range(200):
         await asyncio.sleep(0.001)
 
@@ -276,7 +276,7 @@ async def test_a_model_that_does_not_pause_is_stopped_by_the_ledger() -> None:
         name, data = (await reader.events())[-1]
 
     assert "error" == name
-    assert not model.calls[0].is_cancelled  # it has failed
+    assert not model.calls[0].is_cancelled  # the request has failed
     assert "max_held_bytes" in data["error"]
     assert 0 == ledger.held
 
@@ -295,12 +295,12 @@ def test_a_call_takes_no_more_answers_than_may_wait() -> None:
     assert [True, True, False, False, False, False, True] == asyncio.run(scenario())
 
 
-# --- the ends ----------------------------------------------------------------------------------
+# # --- endings -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "does not read"])
 async def test_a_client_that_leaves_cancels_the_call(*, reads: bool) -> None:
-    """Also one for which the model waits; and everything that it holds is released."""
+    """Even while the model waits for it; all its reservations are released."""
     model, watch, ledger = Model(None, 20_000), Watch(), Ledger(1 << 30)
     gates = Gates(observers=[watch])
     async with serving(model, ledger=ledger, gates=gates) as (address, _):
@@ -389,7 +389,7 @@ async def test_what_ends_a_call_elsewhere_ends_its_stream() -> None:
 
 
 async def test_a_large_event_counts_while_it_is_sent() -> None:
-    """Beside the tensors that it was written of, until the next one is asked for."""
+    """It counts in addition to its tensors until the next answer is requested."""
     tensor, grown = 4 * 50_000, list[int]()
     call = EventCall({}, NO_HEADERS, NOBODY, 1 << 30)
     call.grow = lambda count, what: grown.append(count)

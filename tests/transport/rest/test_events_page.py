@@ -1,4 +1,4 @@
-"""The events of a server, as its page asks for them: who did what, and who may see it."""
+"""The event log on the status page: who did what, and who may see it."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from xlaserve.serving.observability.events import NOBODY, Asker, Event, EventKin
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ALL, MINE, LOOKS = new_token(), new_token(), new_token()
-"""Of an operator, of a tenant with one model, and of one who may look at the page alone."""
+"""Tokens of an operator, of a tenant with one model, and of a caller who may only view the page."""
 
 
 def _rules(path: Path) -> Path:
@@ -66,7 +66,7 @@ class Asking:
         self._headers = {"Authorization": f"Bearer {token}"}
 
     async def get(self, expected: int = 200, **query: str) -> Any:
-        """Return what the route says."""
+        """Return the JSON body of the route."""
         async with aiohttp.ClientSession(headers=self._headers) as session:
             async with session.get(f"{self._url}/page/events", params=query) as answer:
                 assert expected == answer.status, await answer.text()
@@ -132,7 +132,7 @@ async def test_models_that_a_caller_may_not_see_are_left_out(server: RunningServ
 async def test_no_number_tells_a_caller_what_happened_to_other_models(
     server: RunningServer,
 ) -> None:
-    """Neither by itself nor by what is left out between two; and `after` goes on as before."""
+    """Event numbers have no gaps for hidden events, and `after` works as before."""
     operator, tenant = Asking(server, ALL), Asking(server, MINE)
     await tenant.change("mine", "unload")
     assert 200 == await tenant.change("mine", "load")
@@ -153,7 +153,7 @@ async def test_no_number_tells_a_caller_what_happened_to_other_models(
 
 
 async def test_events_of_one_time_have_numbers_of_their_own() -> None:
-    """And so have those behind a clock that was set back."""
+    """This holds even if the clock was set back."""
     at = [5_000_000, 5_000_400, 4_000_000, 9_000_000]
     told = [Event(EventKind.LOAD, at_ns, number, "mine") for number, at_ns in enumerate(at, 1)]
 
@@ -171,7 +171,7 @@ async def test_a_model_is_not_named_in_the_eviction_of_another_to_who_may_not_se
 
 
 async def test_an_event_names_neither_hidden_models_nor_other_callers() -> None:
-    """In the text of a failed load neither; who sees all models is told all."""
+    """The text of a failed load is filtered too; a caller who sees all models sees everything."""
     text = "failed to load 'mine', its step failed: model 'theirs' has no step 'mine', got 'theirs'"
     told = [
         Event(EventKind.LOAD, number, model="mine", failed=True, text=text, asker=asker)

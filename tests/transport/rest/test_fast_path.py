@@ -1,4 +1,4 @@
-"""The fast path of HTTP: it answers as the general path does, and gives way to it."""
+"""The HTTP fast path: it gives the same answers as the general path, and falls back to it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -39,20 +39,20 @@ ENDS = "\r\n\r\n"
 
 
 class Desk:
-    """Where the requests for /wait wait."""
+    """Holds the requests for /wait until the test answers them."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.waiting: list[tuple[bytes, Answered]] = []
         self.handled = 0
-        """Requests that came the general path."""
+        """Number of requests on the general path."""
 
     def cancel(self) -> None:
         self.cancelled.set()
 
     def answer(self) -> None:
-        """Answer the request that waits longest."""
+        """Answer the oldest request."""
         body, done = self.waiting.pop(0)
         done(HttpResponse(content_type=BINARY_TYPE, parts=[body]))
 
@@ -132,7 +132,7 @@ async def address(desk: Desk) -> AsyncIterator[str]:
 
 @contextmanager
 def noting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Note what goes the general path."""
+    """Record the data that goes to the general path."""
     noted: list[bytes] = []
     take_over = Connection.take_over
 
@@ -147,7 +147,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What went the general path, by the first bytes that came of it."""
+    """The requests on the general path, by their first bytes."""
     with noting(monkeypatch) as noted:
         yield noted
 
@@ -167,7 +167,7 @@ def do(what: str, body: bytes = b"abc", *headers: tuple[str, str]) -> bytes:
 
 
 async def teach(client: Client, request: bytes) -> None:
-    """Send a request, whose head is known from then on."""
+    """Send a request, so that its head is known afterwards."""
     await raw(client, request)
 
 
@@ -206,7 +206,7 @@ async def test_both_ways_answer_byte_for_byte_alike(
 async def test_a_head_is_known_on_every_connection(address: str, general: list[bytes]) -> None:
     for number in range(5):
         async with connect(address) as client:
-            # The first bytes of a connection may come before aiohttp waits for them.
+            # The first bytes of a connection may arrive before aiohttp waits for them.
             assert 200 == (await client.ask(message("GET", "/hello"))).status
             answer = await client.ask(do("echo", b"%d" % number))
             assert b"%d" % number == answer.body
@@ -283,7 +283,7 @@ async def test_few_heads_may_be_known(desk: Desk) -> None:
             assert body == (await client.ask(do("echo", body))).body
 
 
-# --- requests in turn --------------------------------------------------------------------------
+# # --- consecutive requests ----------------------------------------------------------------------
 
 
 async def test_what_is_sent_at_once_is_answered_in_turn(address: str) -> None:
@@ -324,7 +324,7 @@ async def test_what_comes_while_a_request_waits_is_answered_after_it(
 async def test_what_comes_while_aiohttp_answers_does_not_stay_with_it(
     address: str, desk: Desk, general: list[bytes]
 ) -> None:
-    """A client may have its answer, and send again, before aiohttp is done with its request."""
+    """A client may get its answer, and send again, before aiohttp has finished its request."""
     async with connect(address) as client:
         await teach(client, do("echo", b"1"))
         for _ in range(3):
@@ -332,7 +332,7 @@ async def test_what_comes_while_aiohttp_answers_does_not_stay_with_it(
             await client.send(message("POST", "/do/wait", ("Expect", "nothing"), body=b"abc"))
             await desk.entered.wait()
             await client.send(do("echo", b"2"))
-            # The answer on another connection shows that the server has read what was sent before.
+            # The answer on another connection shows that the server has read the earlier bytes.
             async with connect(address) as other:
                 assert b"3" == (await other.ask(do("echo", b"3"))).body
             desk.answer()
@@ -349,11 +349,11 @@ async def test_a_body_may_come_after_its_head(address: str, general: list[bytes]
         for _ in range(3):
             head, _, body = do("echo").partition(ENDS.encode())
             await client.send(head + ENDS.encode())
-            # Another connection has its turn, so that the server has seen the head.
+            # The server serves another connection first, so that it has seen the head.
             async with connect(address) as other:
                 await other.ask(message("GET", "/hello"))
             assert body == (await client.ask(body)).body
-        # Nor is a timer left that would take the next body for one that does not come.
+        # No timer is left that would mistake the next body for one that never comes.
         timers = [one for one in scheduled() if not one.cancelled()]
 
     assert 1 == sum(data.startswith(b"POST") for data in general)
@@ -361,7 +361,7 @@ async def test_a_body_may_come_after_its_head(address: str, general: list[bytes]
 
 
 def scheduled() -> list[asyncio.TimerHandle]:
-    """Return the timers of the loop of this test, which is that of the server too."""
+    """Return the timers of the test's event loop, which the server shares."""
     loop: Any = asyncio.get_running_loop()
     return list(loop._scheduled)
 
@@ -463,11 +463,12 @@ async def test_a_reader_that_is_slow_gets_everything(address: str) -> None:
     assert [len(LARGE) + 8] * count == answers
 
 
-# --- the fast path by itself ---------------------------------------------------------------------
+# # --- the fast path in isolation
+# ------------------------------------------------------------------
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that records the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -492,7 +493,7 @@ class Wire(asyncio.Transport):
 
 
 class Owner:
-    """A connection of which there is nothing but the fast path."""
+    """A connection that consists of the fast path alone."""
 
     def __init__(
         self, desk: Desk, *, known: tuple[str, ...] = ("echo", "wait"), limit: int = 1 << 30
@@ -566,7 +567,7 @@ async def test_a_client_that_sends_ahead_is_stopped(desk: Desk) -> None:
 
 
 async def test_a_client_that_sends_ahead_of_aiohttp_is_stopped_again(desk: Desk) -> None:
-    """aiohttp resumes reading when its handler has read a large body."""
+    """aiohttp resumes reading after its handler has read a large body."""
     owner = Owner(desk)
     owner.fast.change(Input.GENERAL_BEGUN)
     owner.fast.change(Input.GENERAL_WHOLE)
@@ -621,7 +622,7 @@ async def test_what_waits_for_its_execution_is_on_the_ledger_until_it_is_answere
     account = owner.held.account
     owner.fast.receive(do("wait", bytes(3)))
     held = account.held
-    owner.fast.receive(do("echo"))  # counted as bytes that came ahead
+    owner.fast.receive(do("echo"))  # counted as bytes received ahead
     ahead = account.held
     desk.answer()
     while owner.fast.state is not State.IDLE:
@@ -636,7 +637,7 @@ async def test_under_pressure_a_short_body_is_asked_for_too(desk: Desk) -> None:
     other = owner.held.account.ledger.open()
     other.hold(1 << 9)
     owner.fast.receive(do("echo"))
-    assert (1, []) == (owner.answers, owner.others)  # at no cost
+    assert (1, []) == (owner.answers, owner.others)  # the fast path needs no memory for it
     other.hold(3 << 7)
 
     owner.fast.receive(do("echo"))
@@ -645,7 +646,7 @@ async def test_under_pressure_a_short_body_is_asked_for_too(desk: Desk) -> None:
 
 
 async def test_nothing_is_begun_on_a_connection_that_closes(desk: Desk) -> None:
-    """RFC 9112, 9.6: the last answer says so, and what is behind its request is not looked at."""
+    """RFC 9112, 9.6: the last answer announces the close, and later requests are ignored."""
     owner = Owner(desk)
     owner.fast.receive(do("wait") + do("echo"))
     owner.server.is_draining = True

@@ -1,4 +1,4 @@
-"""The JSON of the generate extension: which shape a field has, and how outputs are written."""
+"""JSON of the generate extension: the shapes of fields, and the form of outputs."""
 
 import json
 from typing import Any
@@ -93,7 +93,7 @@ def written(data: Any, datatype: str, rules: JsonRules = DEFAULT_RULES) -> Any:
 
 
 def test_one_element_is_no_list() -> None:
-    """However many dimensions it has."""
+    """Whatever the number of its dimensions."""
     assert 7 == written(np.full((1, 1, 1), 7), "INT64")
     assert "a]" == written(np.array([[b"a]"]], dtype=object), "BYTES")
     assert [1, 2] == written(np.array([[1], [2]]), "INT64")

@@ -1,4 +1,4 @@
-"""The metrics of generators: histograms, gauges, and the sums of those that share a series."""
+"""Metrics of generators: histograms, gauges, and sums over models that share a series."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def counts() -> GenerationCounts:
 
 
 async def test_a_generator_has_rows_and_other_models_have_none() -> None:
-    """A time that equals a bound is within it; without a time there is no histogram."""
+    """A time equal to a bound is in that bucket; without samples there is no histogram."""
     registry = Registry(10)
     load(registry, "story", counts=counts())
     load(registry, "other_kind")

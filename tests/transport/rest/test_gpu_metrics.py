@@ -1,4 +1,4 @@
-"""What /metrics says of GPUs, by a driver that is played."""
+"""GPU metrics in /metrics, with a fake driver."""
 
 import asyncio
 import sys
@@ -20,18 +20,18 @@ INTERVAL_SECONDS = 0.05
 
 
 class Driver(ModuleType):
-    """NVML of a machine with three GPUs, the last of which is old."""
+    """NVML on a machine with three GPUs, the last of which is old."""
 
     NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):
-        """As pynvml has it."""
+        """The same class as in pynvml."""
 
     class NVMLError_NotSupported(NVMLError):
-        """As pynvml has it."""
+        """The same class as in pynvml."""
 
     class NVMLError_InvalidArgument(NVMLError):
-        """As pynvml has it."""
+        """The same class as in pynvml."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")
@@ -41,10 +41,10 @@ class Driver(ModuleType):
         self.problem = ""
 
     def nvmlInit(self) -> None:
-        """Begin."""
+        """Do nothing."""
 
     def nvmlShutdown(self) -> None:
-        """End."""
+        """Do nothing."""
 
     def nvmlDeviceGetCount(self) -> int:
         self.asked += 1
@@ -104,12 +104,12 @@ async def server(
     }
     async with serving(tmp_path, example_models, **settings) as found:
         yield found
-        # The thread must not wait on when the driver is gone.
+        # Release the thread before the driver is gone.
         driver.may_answer.set()
 
 
 async def metrics(server: RunningServer) -> dict[str, float]:
-    """Return what is said of GPUs, by name and labels."""
+    """Return the GPU metrics by name and labels."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{server.http}/metrics") as answer,
@@ -151,7 +151,7 @@ async def test_a_driver_that_hangs_is_told_as_absent_and_stops_nobody(
     driver.may_answer.set()
     await until(server, there=True)
     driver.may_answer.clear()
-    # The server ends while it hangs, in the fixture.
+    # The fixture stops the server while the driver hangs.
 
 
 async def test_a_driver_that_fails_is_asked_again(server: RunningServer, driver: Driver) -> None:

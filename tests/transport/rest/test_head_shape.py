@@ -1,4 +1,4 @@
-"""Shapes of heads: they find what a look at each line finds, and nothing else."""
+"""Head shapes: matching by shape gives the same result as comparing each line."""
 
 from typing import NoReturn
 
@@ -34,7 +34,7 @@ def plan(length: int = 5) -> Plan:
 
 @pytest.fixture
 def plans() -> Plans:
-    """The plans of a server that has read one head."""
+    """Plans of a server that has read one head."""
     plans = Plans(10, MAX_LENGTH)
     plans.keep(varying(0), plan())
     return plans
@@ -42,7 +42,7 @@ def plans() -> Plans:
 
 @pytest.fixture
 def shaped(plans: Plans) -> ShapedPlans:
-    """The plans of a connection that has a shape."""
+    """Plans of a connection that has learned a shape."""
     shaped = ShapedPlans(plans)
     for number in range(1, IN_A_ROW + 1):
         assert plan() == shaped.find(varying(number))
@@ -73,7 +73,7 @@ def test_heads_of_a_shape_are_found_without_a_look_at_each_line(
 
 
 def test_a_shape_is_made_of_heads_in_a_row(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make one takes longer than to look at some heads: a client of few requests makes none."""
+    """Making a shape costs more than reading a few heads: short connections make none."""
     shaped = ShapedPlans(plans)
     for number in range(1, 2 * IN_A_ROW - 1):
         assert plan() == shaped.find(varying(number))
@@ -113,7 +113,7 @@ def test_a_shape_is_made_of_heads_in_a_row(plans: Plans, monkeypatch: pytest.Mon
         head("X-Request-Id: 1", "A: b", "traceparent: \x7f"),
         head("X-Request-Id : 1", "A: b", "traceparent: 1"),
         head("X-Request-Id: 1", "A: b", "traceparent"),
-        varying(1).replace(b"b.c", b"bxc"),  # a dot is no wildcard
+        varying(1).replace(b"b.c", b"bxc"),  # a dot is not a wildcard
     ],
 )
 def test_what_is_of_no_known_essence_is_left_to_the_general_path(
@@ -136,7 +136,7 @@ def test_heads_of_other_shapes_are_found_line_by_line(shaped: ShapedPlans, alike
 
 
 def test_two_lengths_of_which_one_is_none_make_no_wrong_shape(plans: Plans) -> None:
-    """Which of them is the length depends on the values."""
+    """Which of the two is the length depends on the values."""
     lines = ("Content-Length: x", "X-Request-Id: 1")
     plans.keep(head(*lines), plan())
     shaped = ShapedPlans(plans)
@@ -148,7 +148,7 @@ def test_two_lengths_of_which_one_is_none_make_no_wrong_shape(plans: Plans) -> N
 
 
 def test_a_shape_keeps_no_plan(shaped: ShapedPlans, plans: Plans) -> None:
-    """What the server knows of an essence is looked up for each head."""
+    """The plan of a head is looked up in the server's table each time."""
     newer = Plan("POST", "/a", 5, begin, finish=lambda answer, account: None)
     plans.keep(varying(0), newer)
 

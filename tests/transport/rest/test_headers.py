@@ -1,4 +1,4 @@
-"""Headers as calls read them: alike, whichever path a request takes."""
+"""Request headers look the same to calls on both paths."""
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -32,7 +32,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_both_paths_read_a_header_alike(name: str) -> None:
-    """Several of one name are one list (RFC 9110, 5.3)."""
+    """Repeated headers form one list (RFC 9110, 5.3)."""
     read = CIMultiDict(
         (field.decode(), value.strip().decode(errors="surrogateescape")) for field, value in FIELDS
     )

@@ -1,4 +1,4 @@
-"""The endpoint that serves metrics answers probes, and nothing else."""
+"""The metrics endpoint also answers health probes, and nothing else."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What HTTP clients make the server hold is on the ledger, with limits that are quickly reached."""
+"""Memory held for HTTP clients is on the ledger; the limits here are low."""
 
 import asyncio
 import gzip
@@ -33,7 +33,7 @@ CHUNKS = ("Transfer-Encoding", "chunked")
 ANSWER_BYTES = 32 << 20
 """More than the buffers of both sockets take."""
 TEXT_BYTES = 200_000
-"""What a quarter of the limit has room for, and not twice."""
+"""A quarter of the limit holds one such text, but not two."""
 
 
 async def length(request: HttpRequest) -> HttpResponse:
@@ -66,7 +66,7 @@ def prepare(request: HttpRequest) -> Begin:
 async def serving(
     ledger: Ledger, *, timeout: float = 30.0, chunks: int = 100
 ) -> AsyncIterator[str]:
-    """Serve some routes; nothing may be left on the ledger behind the last connection."""
+    """Serve some routes; the ledger must be empty after the last connection."""
     routes = RouteTable(
         [
             *(
@@ -95,7 +95,7 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 def post(path: str, size: int, sent: int | None = None, *headers: tuple[str, str]) -> bytes:
-    """Write a request whose body has a size, with as much of it as is sent."""
+    """Write a request with a body of this size, of which only `sent` bytes are included."""
     return message("POST", path, *headers, length=size) + bytes(size if sent is None else sent)
 
 
@@ -131,7 +131,7 @@ async def test_what_waits_for_too_long_is_503_and_may_be_tried_again() -> None:
 
 
 async def test_what_comes_of_bodies_that_wait_is_held_too() -> None:
-    """And bounded: of those who wait for memory only as many may as hold an eighth of it."""
+    """It is bounded: waiting requests may hold at most an eighth of the limit."""
     ledger = Ledger(LIMIT)
     ahead = 2 * read_bytes(LIMIT)
     async with serving(ledger) as address:
@@ -235,7 +235,7 @@ async def test_what_there_is_memory_for_is_answered(size: int) -> None:
     "line", [b"1;" + b"x" * 100_000, b"1;" + b"x" * 15_000 + b"\r\ny\r\n"], ids=["one", "many"]
 )
 async def test_what_is_around_chunks_is_bounded(line: bytes) -> None:
-    """Extensions of chunks mean nothing here (RFC 9112, 7.1.1): not one of them, nor all."""
+    """Chunk extensions are ignored (RFC 9112, 7.1.1): each one and their sum are limited."""
     ledger = Ledger(LIMIT)
     async with serving(ledger) as address, connect(address) as client:
         await client.send(message("POST", "/length", CHUNKS))
@@ -264,7 +264,7 @@ async def test_an_answer_that_there_is_no_memory_for_is_503() -> None:
 
 @pytest.mark.parametrize("path", ["/general", "/fast"])
 async def test_an_answer_that_there_is_no_memory_to_compress_is_no_refusal(path: str) -> None:
-    """Its client gets it as it is: nothing was refused, and nothing counts as that."""
+    """The client gets the uncompressed answer, and no refusal is counted."""
     ledger = Ledger(LIMIT)
     accepts = message("POST", path, ("Accept-Encoding", "gzip"), body=b"x")
     async with serving(ledger) as address, connect(address) as client:
@@ -308,7 +308,7 @@ async def test_answers_that_nobody_reads_are_few() -> None:
 
 
 class Wire(asyncio.Transport):
-    """A transport in which so much waits for the client."""
+    """A transport with a given amount of unsent output."""
 
     waits = 0
 

@@ -40,7 +40,7 @@ X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, -2]}
 
 
 def read(body: object, tail: bytes | None = None, *, depth: int = 100) -> InferRequest:
-    """Read a body, as JSON or as text; with a tail it is a binary one."""
+    """Read a body, as JSON or text; with a tail, as a binary request."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     length = None if tail is None else len(text)
     whole = memoryview(text + (tail or b""))
@@ -67,7 +67,7 @@ def packed(*elements: bytes) -> bytes:
 
 
 def test_a_whole_request_is_read() -> None:
-    """The path names model and version; what the body says of them does not matter."""
+    """Model and version come from the path; those in the body are ignored."""
     request = read(
         {
             "id": "42",
@@ -91,7 +91,7 @@ def test_a_whole_request_is_read() -> None:
 
 @pytest.mark.parametrize("null", [{}, {"id": None, "parameters": None, "outputs": None}])
 def test_what_is_left_out_is_empty(null: dict[str, None]) -> None:
-    """Clients that write every field write null for those that they do not use."""
+    """Clients that write every field write null for the unused ones."""
     request = read({"inputs": [X | ({"parameters": None} if null else {})]} | null)
 
     assert ("", {}, ()) == (request.id, request.parameters, request.outputs)
@@ -153,7 +153,7 @@ def test_the_fault_of_a_tensor_names_model_and_tensor() -> None:
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("data", ["[%s,1]", "[[1,%s]]", "[%s,NaN]"])
 def test_a_number_that_is_not_finite_names_its_tensor(token: str, data: str) -> None:
-    """And what to send instead; python's json writes such tokens, which are not JSON."""
+    """The error says what to send instead; python's json writes such tokens, which are not JSON."""
     body = {"inputs": [X, X | {"name": "NaN", "data": "HERE"}, X], "id": "NaN"}
     text = json.dumps(body).replace('"HERE"', data % token).encode()
 
@@ -238,7 +238,7 @@ def test_bodies_may_be_as_deep_as_the_limit() -> None:
 def test_bodies_that_are_far_too_deep_are_refused(
     place: bytes, depth: int, limit: int, close: bytes
 ) -> None:
-    """Also where the limit is far beyond what the parser can take."""
+    """Even if the limit is far above what the parser can handle."""
     with pytest.raises(InvalidBody):
         read(place + b"[" * depth + close * depth, depth=limit)
 
@@ -295,7 +295,7 @@ def test_the_json_is_as_long_as_promised(change: int, fault: str) -> None:
 
 
 def test_binary_and_json_inputs_are_mixed_in_any_order() -> None:
-    """Binary ones follow one another in the order of their descriptions."""
+    """Binary data follows in the order of the descriptions."""
     inputs = [
         binary("n", "INT32", [1, 2], 8),
         X,
@@ -316,7 +316,7 @@ def test_every_input_may_be_json_in_a_binary_body() -> None:
 
 
 def test_sizes_may_be_left_out_where_the_shape_says_them() -> None:
-    """An addition of OVMS, for all but BYTES."""
+    """An extension of OVMS, for all datatypes except BYTES."""
     inputs = [binary("n", "INT32", [1, 2]), binary("x", "FP32", [2, 2])]
     tail = np.array([1, 2], "<i4").tobytes() + np.array([1, 2, 3, 4], "<f4").tobytes()
 
@@ -408,7 +408,7 @@ def test_an_input_in_shared_memory_takes_no_bytes_of_the_body() -> None:
 
 
 def test_binary_tensors_stay_where_they_are() -> None:
-    """No byte of them is copied, whatever the alignment."""
+    """No byte is copied, whatever the alignment."""
     text = json.dumps({"inputs": [binary("x", "FP32", [4, 2], 32)]}).encode()
     for padding in range(4):
         body = bytearray(text + b" " * padding + bytes(32))
@@ -421,14 +421,14 @@ def test_binary_tensors_stay_where_they_are() -> None:
         assert 1.5 == request.inputs[0].data[3, 1]
 
 
-# --- more than a model has ---------------------------------------------------------------------
+# # --- more inputs than the model ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tail", [None, bytes(8 * 400)])
 def test_of_too_many_inputs_only_as_many_are_read_as_the_core_needs_to_refuse(
     tail: bytes | None,
 ) -> None:
-    """One more than the model has: one of them is unknown or there twice."""
+    """One more than the model has: at least one is unknown or repeated."""
     tensor = X if tail is None else binary("x", "FP32", [1, 2], 8)
 
     request = read({"inputs": [tensor] * 400}, tail)
@@ -446,7 +446,7 @@ def test_of_too_many_outputs_only_as_many_are_read_as_the_core_needs_to_refuse()
         check_outputs("m", INFO, request.outputs)
 
 
-# --- anything ----------------------------------------------------------------------------------
+# # --- random bodies -----------------------------------------------------------------------------
 
 SEEDS: list[tuple[bytes, bytes]] = [
     (
@@ -479,7 +479,7 @@ TOKENS = [
 
 
 def splice(random: Random, data: bytes) -> bytes:
-    """Put a token of JSON in place of a few bytes."""
+    """Replace a few bytes by a JSON token."""
     at = random.randrange(len(data) + 1)
     return data[:at] + random.choice(TOKENS) + data[at + random.choice((0, 0, 1, 3)) :]
 
@@ -497,7 +497,7 @@ def damaged(random: Random) -> tuple[bytes, int | None]:
 
 
 def test_any_body_is_a_request_or_a_refusal() -> None:
-    """20 000 damaged bodies: never another error, and some of each outcome."""
+    """20,000 damaged bodies raise no other error, and cover both outcomes."""
     random = Random(5)
     outcomes = {True: 0, False: 0}
     for _ in range(20_000):
@@ -532,7 +532,7 @@ DATA = [
 
 @pytest.mark.parametrize("datatype", ["FP32", "INT32", "BOOL", "BYTES", "BF16"])
 def test_any_data_is_a_tensor_or_a_refusal(datatype: str) -> None:
-    """4 000 short texts from the tokens of data, for tensors of zero to three elements."""
+    """4,000 short texts of JSON tokens, for tensors of zero to three elements."""
     random = Random(6)
     for _ in range(4000):
         data = b"[" + b"".join(random.choices(DATA, k=random.randint(1, 9))) + b"]"
@@ -609,7 +609,7 @@ SHORT: dict[str, object] = {
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_request_is_read_as_any_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in its bytes decides, and not which of the two reads them."""
+    """The result depends on the bytes alone, not on which reader handles them."""
 
     def outcome() -> object:
         try:
@@ -627,7 +627,7 @@ def test_a_short_request_is_read_as_any_other(name: str, monkeypatch: pytest.Mon
 
 
 def test_an_ordinary_short_request_is_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the test above would compare the general way with itself."""
+    """Otherwise the test above would compare the general path with itself."""
     monkeypatch.setattr(infer_request, "_decode", None)
 
     assert [[1.5, -2.0]] == read(SHORT["ordinary"]).inputs[0].data.tolist()

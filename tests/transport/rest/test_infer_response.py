@@ -31,7 +31,7 @@ def write(
     wanted: dict[str, bool | None] | None = None,
     id: str = "",
 ) -> InferBody:
-    """Write outputs for a request with these `binary_data_output` and `binary_data`."""
+    """Write outputs for a request with these `binary_data_output` and `binary_data` parameters."""
     request = InferRequest(
         "m",
         outputs=tuple(
@@ -44,7 +44,7 @@ def write(
 
 
 def taken_apart(body: InferBody) -> tuple[Any, bytes]:
-    """Return the JSON, and the bytes behind it."""
+    """Return the JSON, and the binary data after it."""
     whole = b"".join(body.parts)
     length = len(whole) if body.header_length is None else body.header_length
     return json.loads(whole[:length]), whole[length:]
@@ -121,7 +121,7 @@ def test_forms_are_mixed_in_the_order_of_the_outputs() -> None:
 
 
 def test_binary_tensors_are_views_of_their_arrays() -> None:
-    """Neither copied nor joined with anything."""
+    """They are neither copied nor joined with other data."""
     body = write(Y, N, default=True)
 
     views = [np.frombuffer(part, np.uint8) for part in body.parts[-2:]]
@@ -190,7 +190,7 @@ def test_what_json_cannot_carry_names_the_output_and_the_way(
     assert to_bytes(output.datatype, data) == taken_apart(write(output, default=True))[1]
 
 
-# --- there and back ----------------------------------------------------------------------------
+# # --- round trips -------------------------------------------------------------------------------
 
 
 def elements_of(datatype: Datatype, *, text: bool) -> st.SearchStrategy[Any]:
@@ -205,7 +205,7 @@ def elements_of(datatype: Datatype, *, text: bool) -> st.SearchStrategy[Any]:
 
 @st.composite
 def outputs(draw: st.DrawFn) -> tuple[InferOutput, bool]:
-    """Draw a tensor of any datatype and shape, and whether it is to be binary."""
+    """Draw a tensor of any datatype and shape, and whether to send it as binary."""
     datatype = draw(st.sampled_from(list(DATATYPES.values())))
     binary = datatype.contents is None or draw(st.booleans())
     shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -215,7 +215,7 @@ def outputs(draw: st.DrawFn) -> tuple[InferOutput, bool]:
 
 
 def as_request(body: InferBody) -> tuple[memoryview, int | None]:
-    """Make a request of a response: its outputs become the inputs."""
+    """Turn a response into a request: its outputs become the inputs."""
     text, tail = taken_apart(body)
     head = json.dumps({"inputs": text["outputs"], "id": text.get("id")}).encode()
     return memoryview(head + tail), None if body.header_length is None else len(head)
@@ -225,7 +225,7 @@ def as_request(body: InferBody) -> tuple[memoryview, int | None]:
 def test_what_is_written_is_read_as_it_was_and_as_over_grpc(
     cases: list[tuple[InferOutput, bool]], id: str
 ) -> None:
-    """Every datatype and shape, JSON and binary in one body; bit for bit."""
+    """Every datatype and shape, JSON and binary in one body, exact to the bit."""
     written = [output for output, _ in cases]
     specs = tuple(TensorSpec(o.name, o.datatype, o.data.shape) for o in written)
     body = write(*written, wanted={o.name: binary for o, binary in cases}, id=id)
@@ -329,7 +329,7 @@ def test_a_short_response_has_the_bytes_of_any_other(
 
 
 def test_an_ordinary_short_response_is_written_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the test above would compare the general way with itself."""
+    """Otherwise the test above would compare the general path with itself."""
     monkeypatch.setattr(infer_response, "write_elements", None)
 
     assert [1.5, -0.0] == taken_apart(write(Y))[0]["outputs"][0]["data"]

@@ -63,7 +63,7 @@ def nested(datatype: Datatype, tensor: Tensor) -> str:
 
 @given(tensors())
 def test_nested_data_is_the_tensor(case: tuple[Datatype, Tensor]) -> None:
-    """Whatever the datatype and the shape; empty dimensions too."""
+    """For every datatype and shape, including empty dimensions."""
     datatype, tensor = case
 
     read = read_elements(datatype, tensor.shape, nested(datatype, tensor).encode())
@@ -75,7 +75,7 @@ def test_nested_data_is_the_tensor(case: tuple[Datatype, Tensor]) -> None:
 
 @given(tensors())
 def test_written_data_is_read_as_it_was(case: tuple[Datatype, Tensor]) -> None:
-    """To the bit, signs of zeros included."""
+    """Exact to the bit, including the signs of zeros."""
     datatype, tensor = case
 
     text = b"".join(write_elements(datatype, tensor))
@@ -98,7 +98,7 @@ def test_written_data_is_read_as_it_was(case: tuple[Datatype, Tensor]) -> None:
     ],
 )
 def test_data_nests_in_any_regular_way(data: object) -> None:
-    """Only the number of elements is compared with the shape (KServe REST API, Inference)."""
+    """Only the number of elements must match the shape (KServe REST API, Inference)."""
     assert [[1, 2], [3, 4], [5, 6]] == read(INT32, (3, 2), data).tolist()
 
 
@@ -136,7 +136,7 @@ IRREGULAR = [
 @pytest.mark.parametrize("text", IRREGULAR)
 @pytest.mark.parametrize("count", range(5))
 def test_irregular_nesting_is_refused(datatype: Datatype, text: str, count: int) -> None:
-    """Even where the number of elements would fit."""
+    """Even if the number of elements matches."""
     if datatype is BYTES:
         text = text.replace("1", '"]"').replace("2", '"[,"').replace("3", '"a"')
 
@@ -175,7 +175,7 @@ def test_the_only_element_of_a_tensor_without_dimensions_may_stand_alone() -> No
     ("data", "got"), [([], 0), ([[], []], 0), ([1], 1), ([[1, 2], [3, 4]], 4), ([1, 2, 3, 4, 5], 5)]
 )
 def test_the_number_of_elements_is_that_of_the_shape(data: object, got: int) -> None:
-    """With the text of typed contents over gRPC."""
+    """The error has the same text as for typed contents over gRPC."""
     text = json.dumps(data).encode()
 
     assert f"expected 3 elements for FP32[3,1], got {got} elements" == refusal(FP32, (3, 1), text)
@@ -216,7 +216,7 @@ def test_the_number_of_elements_is_that_of_the_shape(data: object, got: int) -> 
     ],
 )
 def test_elements_of_another_kind_are_refused(datatype: Datatype, text: str, message: str) -> None:
-    """Nothing is converted: no fraction to an integer, no number to a truth value, no null."""
+    """No conversions: no fraction to an integer, no number to a boolean, no null."""
     assert message in refusal(datatype, (2,), text.encode())
 
 
@@ -252,7 +252,7 @@ def test_endless_numbers_are_refused(datatype: Datatype, digits: int) -> None:
 @pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not BYTES], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 100_000])
 def test_long_data_is_read_in_pieces(datatype: Datatype, rows: int) -> None:
-    """Of any kind, and the fault of the last element is found."""
+    """For data of any kind; an error in the last element is found."""
     tensor = (np.arange(rows * 3) % 100).astype(datatype.dtype).reshape(rows, 3)
     text = json.dumps(tensor.tolist()).encode()
 
@@ -271,7 +271,7 @@ def add_column(text: bytes, element: bytes) -> bytes:
 def test_an_empty_list_where_long_data_is_cut_is_irregular(
     before: int, empty: bytes, after: bytes
 ) -> None:
-    """Nothing but what was sent ever becomes an element."""
+    """Every element of the result was sent."""
     text = b"[" + b"[0]," * before + empty + after + b"]"
 
     message = refusal(FP32, (before + 1 + bool(after),), text)
@@ -282,7 +282,7 @@ def test_an_empty_list_where_long_data_is_cut_is_irregular(
 @pytest.mark.parametrize("text", [b"[" + b"[]," * 300_000 + b"[]]", b"[" + b"0," * 500_000 + b"0]"])
 @pytest.mark.parametrize("datatype", [INT32, FP32, BYTES], ids=str)
 def test_more_elements_than_the_shape_has_are_never_built(datatype: Datatype, text: bytes) -> None:
-    """They are counted before; a list takes thirty times the memory of its text."""
+    """They are counted first; a list takes thirty times the memory of its text."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -353,7 +353,7 @@ def test_long_data_is_written_in_pieces_that_make_one_list() -> None:
 
 
 def test_numbers_have_as_few_digits_as_tell_them_apart() -> None:
-    """A tenth of FP32 is not that of FP64; each is read as it was (JSON, RFC 8259 6)."""
+    """A tenth in FP32 differs from that in FP64; both round-trip exactly (JSON, RFC 8259 6)."""
     tenths = [0.1, 1.0, -0.0, 1e-7, 16777216.0]
 
     single = b"".join(write_elements(FP32, np.array(tenths, np.float32)))
@@ -377,7 +377,7 @@ def test_elements_are_written_in_row_major_order() -> None:
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("datatype", [FP32, FP64], ids=str)
 def test_strict_json_has_no_numbers_that_are_not_finite(datatype: Datatype, number: float) -> None:
-    """JSON has none; null would be read as something else."""
+    """JSON has no such numbers, and null would be read as something else."""
     with pytest.raises(NotInJson, match="NaN or Infinity"):
         write_elements(datatype, np.array([1.0, number], datatype.dtype), JsonRules(strict=True))
 
@@ -414,7 +414,7 @@ def test_bytes_that_are_no_text_are_refused_or_surrogates(element: bytes | str) 
 
 
 def test_texts_of_a_model_are_written_as_texts() -> None:
-    """A model's BYTES output may hold str as well as bytes."""
+    """A BYTES output of a model may hold str as well as bytes."""
     pieces = write_elements(BYTES, np.array(["é", b'"', ""], dtype=object))
 
     assert ["é", '"', ""] == json.loads(b"".join(pieces))

@@ -34,7 +34,7 @@ def depth_of(value: object) -> int:
 
 
 def elements_of(value: object) -> tuple[int, int]:
-    """Return how many commas stand between the elements of a value, and its arrays."""
+    """Return the number of commas between elements of a value, and the number of its arrays."""
     inner = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(inner, list):
         return 0, 0
@@ -45,7 +45,7 @@ def elements_of(value: object) -> tuple[int, int]:
 
 @given(VALUES, st.integers(1, 6), st.integers(0, 6))
 def test_elements_are_counted_exactly(value: object, elements: int, arrays: int) -> None:
-    """Beside commas and brackets in strings, which are none."""
+    """Commas and brackets within strings do not count."""
     commas, lists = elements_of(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "MOST_ELEMENTS", elements)
@@ -58,7 +58,7 @@ def test_elements_are_counted_exactly(value: object, elements: int, arrays: int)
             is_refused = True
             assert str(error).endswith(f"got {commas + 1 if commas >= elements else lists}")
 
-    # A text that is no longer than there may be arrays is not looked at.
+    # A text no longer than the permitted number of arrays is not scanned.
     assert is_refused == (len(text) > arrays and (commas >= elements or lists > arrays))
 
 
@@ -74,7 +74,7 @@ REQUESTS = TENSORS | st.dictionaries(
 
 
 def around_data(request: Any) -> Any:
-    """Return a request with 0 for the arrays that are data of objects in an array of it."""
+    """Return a request in which each data array is replaced by 0."""
     if not isinstance(request, dict):
         return request
     return {
@@ -109,7 +109,7 @@ def test_elements_are_counted_around_the_data_of_inputs(
 
 @given(VALUES, st.integers(0, 6), st.booleans())
 def test_depth_is_exact(value: object, limit: int, ascii_only: bool) -> None:
-    """Brackets in strings do not nest, whatever is escaped in them."""
+    """Brackets within strings do not nest, whatever escapes they contain."""
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
 
     if depth_of(value) <= limit:
@@ -121,7 +121,7 @@ def test_depth_is_exact(value: object, limit: int, ascii_only: bool) -> None:
 
 @pytest.mark.parametrize("size", [10, 4000, 70_000, 200_000])
 def test_depth_is_exact_in_long_texts(size: int) -> None:
-    """What a string holds does not count where it begins in another piece of the text than ends."""
+    """The text is scanned in pieces: a string may span several of them."""
     wide = b'["' + b"[" * size + b'\\"{",' + b"[]," * size + b"[[1]]]"
 
     check_depth(wide, 3)
@@ -137,7 +137,7 @@ def test_texts_that_are_far_too_deep_are_refused(depth: int, opening: bytes) -> 
 
 
 def test_refusing_a_deep_text_takes_little_memory() -> None:
-    """A few times the text itself: nothing is built for what is nested."""
+    """Only a few times the text itself: nested values are never built."""
     text = b"[" * 1_000_000
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What is read in pieces is what is read in one, and whatever is not plain is left to that."""
+"""Large arrays are read in pieces with the same result; unusual ones use the general reader."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ TEXTS = st.sampled_from([*'[],{}":0123456789.eE+- \n\\', '"x"', "null", "true", 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays of a few octets are large, and are read in pieces of a few."""
+    """Treat arrays of a few bytes as large, and read them in pieces of a few bytes."""
     monkeypatch.setattr(large_arrays, "LARGE_BYTES", 12)
     monkeypatch.setattr(large_arrays, "_PIECE_BYTES", 7)
     monkeypatch.setattr(large_arrays, "_HEAD_BYTES", 9)
@@ -42,7 +42,7 @@ def model_of(datatype: Datatype) -> ModelInfo:
 
 
 def outcome(info: ModelInfo, body: bytes, *, large: bool) -> object:
-    """Return what a body is read as, with its large arrays cut out or in one piece."""
+    """Return the parsed body, with large arrays cut out or all in one piece."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(infer_request, "LARGE_BYTES", 0 if large else 1 << 40)
         patch.setattr(infer_request, "_SHORT_BYTES", 0)
@@ -62,7 +62,7 @@ def described(request: InferRequest) -> object:
 
 
 def was_cut(info: ModelInfo, body: bytes) -> bool:
-    """Tell whether the reader of large arrays takes a body, without the other one's help."""
+    """Tell whether the reader of large arrays handles a body without the general reader."""
     reader = infer_request._Reader(info, "m", "", None)
     return infer_request._read_large(reader, memoryview(body), DEPTH) is not None
 
@@ -91,7 +91,7 @@ def requests(draw: st.DrawFn) -> tuple[ModelInfo, bytes]:
 
 @given(requests())
 def test_requests_are_read_as_they_are_in_one_piece(case: tuple[ModelInfo, bytes]) -> None:
-    """Any datatype of numbers, nested or flat, with or without blanks (KServe REST API)."""
+    """For all numeric datatypes, nested or flat, with or without whitespace (KServe REST API)."""
     info, body = case
 
     assert outcome(info, body, large=False) == outcome(info, body, large=True)
@@ -101,7 +101,7 @@ def test_requests_are_read_as_they_are_in_one_piece(case: tuple[ModelInfo, bytes
 @pytest.mark.parametrize("data", [[[1.5, 2.5], [3.5, 4.5]], [1.5, 2.5, 3.5, 4.5]])
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_what_clients_send_is_cut(data: object, separators: tuple[str, str]) -> None:
-    """As python's json writes it, and without blanks."""
+    """As python's json writes it, and without whitespace."""
     row = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": data}
     body = json.dumps({"inputs": [row]}, separators=separators).encode()
 
@@ -119,7 +119,7 @@ BODY = b'{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":%b}]}'
 def test_damaged_requests_are_judged_as_they_are_in_one_piece(
     case: tuple[ModelInfo, bytes], data: st.DataObject | None
 ) -> None:
-    """Refused with the same words, or read as the same; some hundred places of each are hit."""
+    """They get the same error or the same result, with damage at hundreds of positions."""
     info, body = case
     damaged = bytearray(body)
     if data is not None:
@@ -175,7 +175,7 @@ def test_what_is_no_plain_list_of_numbers_is_not_taken(data: str) -> None:
 
 @pytest.mark.parametrize("digits", range(1, 16))
 def test_it_does_not_matter_where_an_array_is_divided(digits: int) -> None:
-    """Every octet is the last one of a piece once."""
+    """The piece boundary falls on every byte once."""
     one = b"1" * digits
 
     for damaged in (b"[[%b,2],3[,4]]", b"[[%b,]2,[3,4]]", b"[%b,          ,3]", b"[,%b,2]"):
@@ -187,7 +187,7 @@ def test_it_does_not_matter_where_an_array_is_divided(digits: int) -> None:
 
 @pytest.mark.parametrize("text", [b"[          ]", b"[[       ]]", b"[]"])
 def test_an_empty_list_is_not_taken(text: bytes) -> None:
-    """It cannot be told from a list of one element by its commas."""
+    """Counting commas cannot distinguish it from a list of one element."""
     assert read_array(FP32, None, memoryview(text), MAX_DIMENSIONS) is None
 
 
@@ -213,7 +213,7 @@ def test_what_lies_beside_instances_is_checked_all_the_same(
     ],
 )
 def test_an_array_that_is_not_read_is_checked_all_the_same(body: bytes) -> None:
-    """It lies under a key that nobody asks for, or under one that comes again."""
+    """Its key is unknown, or is repeated later."""
     assert not was_cut(model_of(FP32), body)
     assert InvalidRequest in outcome(model_of(FP32), body, large=True)[0].__mro__  # type: ignore[index]
 
@@ -246,7 +246,7 @@ def test_a_bare_list_has_the_shape_of_its_lists(tensor: Tensor, is_object: bool)
 
 
 def test_a_marker_cannot_be_written_beforehand() -> None:
-    """Each document has its own, of 16 random bytes."""
+    """Each document has its own marker of 16 random bytes."""
     body = memoryview(BODY % b"[1.5,2.5,3.5,4.5]")
 
     cuts = [cut_arrays(body) for _ in range(8)]

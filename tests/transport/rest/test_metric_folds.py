@@ -1,4 +1,4 @@
-"""The metrics of several workers, folded into those of one server."""
+"""Metrics of several workers, merged into those of one server."""
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -64,7 +64,7 @@ def test_every_family_has_a_rule_and_every_rule_a_family() -> None:
         OF_PROGRAMS,
     )
     names = {one.name for table in tables for one in table}
-    # Its parser takes the suffix of counters off.
+    # The parser strips the suffix of counters.
     names |= {name for name in FOLDS if name.startswith("process_")}
     of_process = {sample.name for found in process.collect() for sample in found.samples}
 
@@ -89,7 +89,7 @@ def test_each_rule(name: str, expected: dict[tuple[tuple[str, str], ...], float]
 
 
 def test_rows_that_one_worker_lacks_are_those_of_the_others() -> None:
-    """And a label may hold whatever the format allows."""
+    """Labels may contain any characters that the format permits."""
     label = r'model="a b} \"1\" \\n{"'
     name = "nv_inference_count"
     one, other = (family(name, "counter", *rows) for rows in ([f"{name}{{{label}}} 1"], []))
@@ -107,7 +107,7 @@ def test_rows_that_are_named_after_a_worker_keep_their_labels() -> None:
 
 
 def test_histograms_add_up_and_exemplars_find_their_buckets() -> None:
-    """Also those with a label for the worker: a bound is the last label in either format."""
+    """Including those with a worker label: the bound is the last label in either format."""
     name, key = "xlaserve_request_seconds", 'xlaserve_request_seconds_bucket{model="m",le="0.5"'
     rows = [f'{name}_bucket{{model="m",le="{le}"}} ' for le in ("0.5", "+Inf")]
     rows += [f'{name}_count{{model="m"}} ', f'{name}_sum{{model="m"}} 0.5']

@@ -1,4 +1,4 @@
-"""The Prometheus text: read back by prometheus-client's own parser."""
+"""The Prometheus text format, read back by prometheus-client's parser."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def capacity() -> Capacity:
 async def test_requests_are_counted_by_tritons_names(
     registry: Registry, capacity: Capacity
 ) -> None:
-    """The parser calls every counter `_total`, as OpenMetrics does."""
+    """The parser names every counter `_total`, as OpenMetrics does."""
     statistics = loaded(registry, capacity).statistics
     succeed(statistics, 3, (1_000, 4_000, 9_000, 15_000, 22_000), 10**18)
     statistics.failed(ValueError(), 1)
@@ -190,7 +190,7 @@ async def test_histograms_end_with_the_count_and_never_fall(
 
 @pytest.mark.parametrize("name", ['a"b', "back\\slash\\n", "new\nline", "ünï 名", "{}", "a,b=c"])
 async def test_a_name_may_hold_anything(registry: Registry, capacity: Capacity, name: str) -> None:
-    """A model cannot write metrics of its own by its name."""
+    """A model name must not be able to inject metrics."""
     loaded(registry, capacity, name)
     samples = await scrape(Metrics(registry, capacity))
 
@@ -262,7 +262,7 @@ async def test_buckets_and_padding_follow_from_the_batches(
     registry: Registry, capacity: Capacity
 ) -> None:
     statistics = loaded(registry, capacity).statistics
-    # The last is of an instance before this one, which had larger batches.
+    # The last one comes from an earlier instance, which had larger batches.
     for rows in (3, 3, 4, 5, 16):
         succeed(statistics, rows, (0, 0, 0, 0, 1))
     samples = await scrape(Metrics(registry, capacity))
@@ -279,7 +279,7 @@ async def test_buckets_and_padding_follow_from_the_batches(
 
 
 async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) -> None:
-    """No number of models makes the text longer, nothing is lost, and the log says so once."""
+    """The text stays bounded, no count is lost, and the log reports it once."""
     registry = Registry(10)
     for number in range(5):
         waiting = [10**10, (9 - number) * 10**9]
@@ -310,7 +310,7 @@ async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) ->
 
 @pytest.mark.parametrize("most", [2, 0])
 async def test_batches_of_other_workers_are_counted(capacity: Capacity, most: int) -> None:
-    """By what became of them; of versions that share one series too. There are none before."""
+    """By outcome, also for versions that share a series. Without offloading there are no rows."""
     registry = Registry(2)
     for name, offloads in (("n", NO_OFFLOADS), ("m", Offloads(3, 100, 2, 1))):
         loaded(registry, capacity, name).statistics.offloads = offloads

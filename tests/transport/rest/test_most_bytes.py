@@ -1,4 +1,4 @@
-"""What an answer is said to take at most, before it is written, is never less than it takes."""
+"""The size estimate made before an answer is written is never too small."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ ODD: Mapping[str, Any] = {
     "f": [np.nan, np.inf, -np.inf, -1.1754943508222875e-38, -2.2250738585072014e-308],
     "O": [b"\x00" * 4, b'"\\\x7f', b"\xff\xfe", b"\xc3\xa9", b"\xf0\x9f\x98\x80", b"a"],
 }
-"""The elements that are the longest for what they are."""
+"""For each kind of datatype the elements with the longest text."""
 
 
 def elements_of(datatype: Datatype, rules: JsonRules) -> st.SearchStrategy[Any]:
@@ -148,7 +148,7 @@ def test_of_an_answer_of_plain_tensors(
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 def test_of_numbers_that_are_not_finite_among_long_ones(datatype: str) -> None:
-    """Each is said to take no more than finite ones, and finite ones stay as short as they are."""
+    """NaN needs no more room than a finite number, and does not lengthen finite ones."""
     row = DATATYPES[datatype]
     array = np.full(1000, ODD["f"][3 if datatype == "FP32" else 4], row.dtype)
     finite = InferResponse("m", "1", "", outputs=(InferOutput("y", row, array),))

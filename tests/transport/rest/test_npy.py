@@ -1,4 +1,4 @@
-"""Files of numpy, and what only looks like one."""
+""".npy files, and files that only look like them."""
 
 import io
 from contextlib import suppress
@@ -124,7 +124,7 @@ def test_what_is_no_such_file_is_refused(body: bytes) -> None:
     ],
 )
 def test_elements_are_those_of_the_model(body: memoryview, text: str) -> None:
-    """Nothing is converted, and a header that lies about the size costs nothing."""
+    """No conversions; a header with a wrong size allocates nothing."""
     with pytest.raises(TensorDataError, match=text):
         read_npy(FP32, body)
 
@@ -144,7 +144,7 @@ def test_bfloat16_is_what_numpy_has_no_name_for() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 200))
 def test_whatever_the_bytes_are(noise: bytes, at: int) -> None:
-    """Reading ends with an array or with one of two errors."""
+    """Reading returns an array or raises one of two errors."""
     body = bytearray(saved(np.zeros((2, 3), np.float32)))
     body[at : at + len(noise)] = noise
     with suppress(InvalidBody, TensorDataError):

@@ -1,4 +1,4 @@
-"""Every request of a connection has its answer, in its order, whatever is before and behind it."""
+"""Every request on a connection is answered in order, whatever precedes and follows it."""
 
 import asyncio
 import asyncio.selector_events
@@ -48,7 +48,7 @@ def of_1_0(request: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Cause:
-    """A request that once took the connection with it, and what it is answered."""
+    """A request that once broke the connection, and the expected answer."""
 
     request: bytes
     statuses: tuple[int, ...] = (200,)
@@ -169,7 +169,7 @@ async def served() -> AsyncIterator[tuple[str, HttpServer]]:
 
 @dataclass(frozen=True)
 class Told:
-    """What was answered on one connection."""
+    """The answers received on one connection."""
 
     statuses: tuple[int, ...]
     bodies: bytes
@@ -177,7 +177,7 @@ class Told:
 
 
 def told(data: bytes, *, closed: bool) -> Told:
-    # The frames of chunks and the bodies of errors are left out.
+    # Chunk framing and error bodies are left out.
     found = re.findall(rb"HTTP/1\.1 ([0-9]+)", data)
     text = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", data)
     return Told(tuple(map(int, found)), b"".join(re.findall(rb"<[a-z]*>", text)), closed)
@@ -197,7 +197,7 @@ def expected(before: int, cause: Cause, following: str) -> Told:
 async def test_every_request_of_a_pipeline_is_answered(
     served: tuple[str, HttpServer], name: str, subtests: pytest.Subtests
 ) -> None:
-    """On a socket: first, in the middle, and last, and then with each thing behind it."""
+    """On a socket: first, in the middle, and last, followed by each of the other requests."""
     address, _ = served
     cause = CAUSES[name]
     for before, following in product((0, 1, 3), FOLLOWING):
@@ -212,7 +212,7 @@ async def test_every_request_of_a_pipeline_is_answered(
 
 
 async def _answers(reader: asyncio.StreamReader, wanted: Told) -> Told:
-    """Read until as much has come as is wanted, or the end; and the end where that is wanted."""
+    """Read until the wanted answers have arrived, and the end of the connection if it is wanted."""
     data, closed = b"", False
     async with asyncio.timeout(SECONDS):
         while wanted.closed or len(told(data, closed=False).statuses) < len(wanted.statuses):
@@ -230,7 +230,7 @@ async def _answers(reader: asyncio.StreamReader, wanted: Told) -> Told:
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that records the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Wire(asyncio.Transport):
 
 
 async def conversation(server: HttpServer, parts: list[bytes], wanted: Told) -> Told:
-    """Give a connection its bytes in just those parts."""
+    """Deliver bytes to a connection in exactly these parts."""
     make: Callable[[], Connection] | None = server._server
     assert make is not None
     connection, wire = make(), Wire()
@@ -288,7 +288,7 @@ async def conversation(server: HttpServer, parts: list[bytes], wanted: Told) -> 
 async def test_a_request_may_come_in_any_two_parts(
     served: tuple[str, HttpServer], name: str
 ) -> None:
-    """Each boundary of it, and those to what is before and behind."""
+    """Cut at each position, including the boundaries to the previous and the next request."""
     _, server = served
     cause = CAUSES[name]
     first, behind = echo(b"first"), FOLLOWING["a known one"][0]
@@ -322,7 +322,7 @@ async def test_a_request_may_come_byte_by_byte(served: tuple[str, HttpServer], n
 async def test_what_comes_behind_the_last_request_does_not_take_its_answer_away(
     served: tuple[str, HttpServer],
 ) -> None:
-    """RFC 9112, 9.6: more than the system buffers, while the answer is on its way."""
+    """RFC 9112, 9.6: more bytes than the kernel buffers arrive while the answer is being sent."""
     async with connect(served[0]) as client:
         await client.send(echo(b"cause", CLOSE) + bytes(1 << 20))
         answer = await client.answer()
@@ -335,7 +335,7 @@ async def test_what_comes_behind_the_last_request_does_not_take_its_answer_away(
 async def test_a_body_that_was_asked_for_and_is_not_wanted_ends_its_connection(
     served: tuple[str, HttpServer],
 ) -> None:
-    """RFC 9110, 10.1.1: nobody can tell whether the client sends it now, or its next request."""
+    """RFC 9110, 10.1.1: whether the client sends the body or its next request is ambiguous."""
     async with connect(served[0]) as client:
         expect = ("Expect", "100-continue")
         answer = await client.ask(message("POST", "/echo", expect, length=4097))
@@ -390,7 +390,7 @@ async def test_a_target_may_be_an_address(
 
 
 async def test_what_is_asked_for_now_is_not_kept(served: tuple[str, HttpServer]) -> None:
-    """RFC 9111, 4.2.2: caches keep the answers to GET unasked, errors among them."""
+    """RFC 9111, 4.2.2: caches store answers to GET by default, even errors."""
     async with connect(served[0]) as client:
         found = await client.ask(message("GET", "/hello"))
         absent = await client.ask(message("GET", "/nothing"))
@@ -421,7 +421,7 @@ async def test_a_header_block_is_bounded(served: tuple[str, HttpServer], name: s
 async def test_a_client_that_is_quicker_than_the_end_is_no_mistake(
     served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HAProxy's checks are: they reset the connection as soon as they have their answer."""
+    """HAProxy's health checks reset the connection as soon as they have their answer."""
     transport: Any = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
     end, failed = transport.write_eof, []
     host, _, port = served[0].rpartition(":")

@@ -1,4 +1,4 @@
-"""The page of OpenAI's endpoints says of every field what becomes of it."""
+"""The documentation of OpenAI's endpoints covers every field."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The OpenAPI description, compared with the route table that it is made from."""
+"""The OpenAPI description, compared with the route table that it is generated from."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
 
 OF_BODIES = {400, 408, 413, 501}
-"""What reading a body may end in: broken, late, too large, in an unknown coding."""
+"""Statuses of failed body reads: malformed, timed out, too large, unknown coding."""
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rest.md"
 
@@ -27,7 +27,7 @@ Operations = dict[tuple[str, str], dict[str, Any]]
 
 
 async def handler(request: HttpRequest) -> HttpResponse:
-    """Answer nothing."""
+    """Return nothing."""
     return json_response({})
 
 
@@ -58,7 +58,7 @@ def described(*rows: Route) -> Any:
 
 
 def test_it_is_valid(description: dict[str, Any]) -> None:
-    """OpenAPI 3.1, its meta-schema and all references."""
+    """Against the OpenAPI 3.1 meta-schema, with all references resolved."""
     assert [] == [error.message for error in OpenAPIV31SpecValidator(description).iter_errors()]
 
 
@@ -127,7 +127,7 @@ def test_who_changes_something_can_refuse_other_sites(operations: Operations) ->
 
 
 def test_every_operation_can_fail_as_an_error(operations: Operations) -> None:
-    """In the shape of OpenAI's errors below its paths."""
+    """Paths of the OpenAI API use its error format."""
     error = {"$ref": "#/components/responses/Error"}
     schema = {"$ref": "#/components/schemas/ErrorBody"}
     for (_, path), operation in operations.items():
@@ -139,7 +139,7 @@ def test_every_operation_can_fail_as_an_error(operations: Operations) -> None:
 
 
 def test_a_status_may_carry_an_answer_and_an_error() -> None:
-    """A model that is not ready is a 400 with an answer, a bad name one with an error."""
+    """A model that is not ready gives a 400 with a body, an invalid name a 400 with an error."""
     row = Route(
         "GET",
         "/x",

@@ -1,4 +1,4 @@
-"""The OpenMetrics format, read back by prometheus-client's own parser, which is strict."""
+"""The OpenMetrics format, read back by prometheus-client's strict parser."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ PROMETHEUS = (
     "application/openmetrics-text;version=0.0.1;q=0.5,"
     "text/plain;version=1.0.0;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-"""What Prometheus 3 sends."""
+"""The Accept header of Prometheus 3."""
 BY_WEIGHT = "text/plain;q=0.3, application/openmetrics-text;q=0.6"
 AGAINST = "application/openmetrics-text;q=0.4, text/plain;q=0.5"
 EXCLUDED = "application/openmetrics-text;q=0, */*;q=0.1"
@@ -28,7 +28,7 @@ EXCLUDED = "application/openmetrics-text;q=0, */*;q=0.1"
 async def test_the_server_answers_in_the_format_that_a_client_prefers(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """With all metrics of the server, and none of them twice; the text format is as it was."""
+    """With all metrics of the server, each once; the text format is unchanged."""
     models = tmp_path / "models"
     identity_models.write(models, "a_bucket{le=", "FP32")
     texts = ["", "text/plain", "*/*", AGAINST, EXCLUDED]
@@ -79,7 +79,7 @@ async def test_the_server_answers_in_the_format_that_a_client_prefers(
 
 
 class _Ran:
-    """A request that was answered from the cache within two milliseconds."""
+    """A request answered from the cache within two milliseconds."""
 
     rows = 1
     started_ns = submitted_ns = 0
@@ -103,7 +103,7 @@ def test_what_differs_between_the_formats(text: str, expected: str) -> None:
 
 
 def test_an_exemplar_is_short() -> None:
-    """Names and values of its labels have 128 characters at most (OpenMetrics 1.0.0, Exemplars)."""
+    """Names and values of its labels have at most 128 characters (OpenMetrics 1.0.0, Exemplars)."""
     written = exemplar_text(Exemplar((1 << 128) - 1, 1 / 3, 4e9 + 1 / 3))
 
     assert " # {" == written[:4]

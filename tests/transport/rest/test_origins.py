@@ -1,4 +1,4 @@
-"""Which hosts a request may name, and which pages may send one."""
+"""Allowed hosts and origins of requests."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_a_name_of_this_machine_and_an_address_are_hosts(host: str) -> None:
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_any_other_name_is_refused(host: str) -> None:
-    """A page whose name was made to resolve to this machine (DNS rebinding)."""
+    """It may be a page whose name was made to resolve to this machine (DNS rebinding)."""
     with pytest.raises(WrongHost):
         of().check({"host": host}, TCP)
 

@@ -1,4 +1,4 @@
-"""The pages as they are sent: safe, complete without a network, and true."""
+"""The status pages as sent: safe, self-contained, and accurate."""
 
 import asyncio
 import io
@@ -37,13 +37,13 @@ BINARY = {"/v2/docs/protos.zip"}
 MANY = 1000
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
 OUTSIDE = {"/metrics"}
-"""What pages link to and others answer."""
+"""Linked from the pages, but served elsewhere."""
 BUCKETS = (*range(len(REQUEST_BOUNDS_NS)), 1)
 HOSTILE = "<script>alert(1)</script>\"'&"
 
 
 async def handler(request: HttpRequest) -> HttpResponse:
-    """Answer nothing."""
+    """Return nothing."""
     return json_response({})
 
 
@@ -137,7 +137,7 @@ async def test_nothing_is_loaded_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 async def test_pages_hold_no_code_and_no_style_of_their_own(path: str) -> None:
-    """The content security policy forbids both."""
+    """The content security policy forbids inline code and styles."""
     page = await text(path)
 
     assert not re.search(r"<style|<script(?![^>]*\ssrc=)|\sstyle=|\son\w+=|javascript:", page)
@@ -178,7 +178,7 @@ async def test_the_status_is_never_kept() -> None:
 
 
 async def test_a_status_that_has_not_changed_is_not_sent_again() -> None:
-    """But for the time that the server has run; a row that changes is another status."""
+    """The uptime does not count as a change; a changed row does."""
     now = reading(row("m"))
 
     async def read(search: str) -> Reading:
@@ -206,7 +206,7 @@ async def test_a_status_that_has_not_changed_is_not_sent_again() -> None:
 
 
 async def test_a_status_is_written_once_for_all_who_are_shown_the_same() -> None:
-    """Who may change what the one before may not has another one, and so has another moment."""
+    """A caller with other permissions gets a page, and a cache entry, of its own."""
     now = reading(row("m"))
     manages: Sees = everything
 
@@ -306,7 +306,7 @@ async def test_who_may_change_no_model_is_told_so() -> None:
 
 
 async def test_models_without_requests_cost_few_bytes() -> None:
-    """They are most of many, and are sent every second."""
+    """Most of many models are idle, and all are sent every second."""
     one = len(await text("/status.json", row("m")))
     two = len(await text("/status.json", row("m"), row("n")))
 

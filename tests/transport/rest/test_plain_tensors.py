@@ -77,7 +77,7 @@ def read(input_spec: TensorSpec, media_type: str, body: bytes | str) -> Tensor:
     ],
 )
 def test_lists_in_json(datatype: str, body: str, expected: Any) -> None:
-    """As they are, or as TensorFlow Serving wraps them."""
+    """As plain lists, or wrapped as by TensorFlow Serving."""
     tensor = read(spec(datatype, -1, 2), JSON, body)
 
     assert (expected or []) == tensor.tolist()
@@ -90,7 +90,7 @@ def test_lists_in_json(datatype: str, body: str, expected: Any) -> None:
 def test_a_row_without_the_batch_is_a_batch_of_one(
     shape: tuple[int, ...], body: str, expected: Any
 ) -> None:
-    """Where it does not fit as it is, and fits without the first dimension."""
+    """If it does not fit as sent, but does without the first dimension."""
     assert expected == read(spec("INT32", *shape), JSON, body).tolist()
 
 
@@ -138,7 +138,7 @@ def test_rows_of_csv(datatype: str, body: str, expected: Any) -> None:
 def test_a_row_is_an_entry_of_the_batch(
     shape: tuple[int, ...], body: str, found: tuple[int, ...]
 ) -> None:
-    """Flattened where entries have more dimensions; what fits nothing is for the core to refuse."""
+    """It is reshaped if entries have more dimensions; the core refuses what does not fit."""
     assert found == read(spec("FP32", *shape), CSV, body).shape
 
 
@@ -157,7 +157,7 @@ def test_a_file_of_numpy() -> None:
 def test_an_image_is_one_element_of_bytes(
     media_type: str, taken: TensorSpec, shape: tuple[int, ...]
 ) -> None:
-    """Decoding it, or saying that the model takes none, is for the core."""
+    """The core decodes it, or reports that the model takes no images."""
     tensor = read(taken, media_type, b"\xff\xd8\xff")
 
     assert (shape, [b"\xff\xd8\xff"]) == (tensor.shape, list(tensor.flat))
@@ -226,7 +226,7 @@ def test_text_is_utf_8(media_type: str, datatype: str) -> None:
 @pytest.mark.parametrize("body", [b"\xef", b"\xef\xbb", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
 @pytest.mark.parametrize("datatype", ["UINT8", "BYTES"])
 def test_a_byte_order_mark_is_no_row(datatype: str, body: bytes) -> None:
-    """Nor is a part of one, which Python's own reader passes over."""
+    """Nor is a partial one, which Python's own decoder ignores."""
     with pytest.raises((InvalidBody, InvalidTensor)):
         read(spec(datatype, -1, 2), CSV, body)
 
@@ -246,7 +246,7 @@ def test_a_bare_tensor_is_for_models_with_one_input() -> None:
 
 @given(st.sampled_from([JSON, CSV, NPY]), st.sampled_from(list(DATATYPES)), st.binary())
 def test_whatever_the_bytes_are(media_type: str, datatype: str, body: bytes) -> None:
-    """Reading ends with a tensor or with an InvalidRequest."""
+    """Reading returns a tensor or raises InvalidRequest."""
     with suppress(InvalidRequest):
         read_plain_request(info(spec(datatype, -1, 2)), "m", media_type, memoryview(body))
 
@@ -257,7 +257,7 @@ def test_whatever_the_bytes_are(media_type: str, datatype: str, body: bytes) -> 
     st.text(alphabet='[]{}",.-+eE0123456789 \n\r\tnaifNI:"instances'),
 )
 def test_whatever_the_text_is(media_type: str, datatype: str, body: str) -> None:
-    """Reading ends with a tensor or with an InvalidRequest."""
+    """Reading returns a tensor or raises InvalidRequest."""
     with suppress(InvalidRequest):
         read_plain_request(info(spec(datatype, -1, 2)), "m", media_type, memoryview(body.encode()))
 
@@ -343,7 +343,7 @@ def test_what_json_cannot_hold_is_for_python_or_refused(output: Tensor, media_ty
 def test_bytes_that_are_not_utf_8_are_refused_or_surrogates(
     media_type: str, element: bytes | str
 ) -> None:
-    """Beside numbers that are not finite, too."""
+    """Also next to numbers that are not finite."""
     outputs = [texts("a", element), np.array([0.5, np.nan])]
     for rules in (JsonRules(), JsonRules(strict=True)):
         with pytest.raises(OutputNotText, match="model 'm', output 'y': expected UTF-8"):
@@ -385,7 +385,7 @@ def test_tables_in_csv(output: Any, expected: str) -> None:
 
 @given(arrays.arrays(np.float32, (2, 3), elements=st.floats(width=32)))
 def test_csv_is_read_back(array: Tensor) -> None:
-    """Exactly: a number is written in as many digits as it takes."""
+    """Exactly: numbers are written with as many digits as needed."""
     body = body_of(respond(CSV, array))
 
     np.testing.assert_array_equal(array, read(spec("FP32", -1, 3), CSV, body))
@@ -398,7 +398,7 @@ def test_an_array_in_a_file_of_numpy() -> None:
     assert [[1, 2]] == read(spec("FP32", -1, 2), NPY, body_of(response)).tolist()
 
 
-# --- which answer ------------------------------------------------------------------------------
+# # --- choice of the format ----------------------------------------------------------------------
 
 
 ONE = [spec("FP32", -1, 2)]
@@ -450,7 +450,7 @@ def test_a_form_that_cannot_hold_the_outputs_is_not_acceptable(
 def test_long_lines_of_numbers_are_read_in_pieces(
     monkeypatch: pytest.MonkeyPatch, rows: int, datatype: str
 ) -> None:
-    """No parser has a whole line at once, as it would let nobody else run."""
+    """Parsing a whole long line in one call would block the event loop."""
     data = np.arange(rows * 40_000, dtype=DATATYPES[datatype].dtype).reshape(rows, 2, 20_000)
     lines = b"\n\n".join(json.dumps(row.tolist()).encode() for row in data)
     monkeypatch.setattr(plain_tensors, "_VALUE", None)
@@ -460,7 +460,7 @@ def test_long_lines_of_numbers_are_read_in_pieces(
 
 @pytest.mark.parametrize("last", [b"1", b"[1]", b"[2,true]"])
 def test_long_lines_beside_others_are_read_as_before(last: bytes) -> None:
-    """What is not plain has the reader in one piece, whatever is read in pieces before."""
+    """Unusual input goes to the general reader, even after pieces have been read."""
     lines = b"[" + b",".join([b"1"] * 40_000) + b"]\n" + last
 
     with pytest.raises(InvalidTensor, match="lists of equal length on each level"):

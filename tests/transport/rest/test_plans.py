@@ -1,4 +1,4 @@
-"""Heads that are known, and heads that are taken for them."""
+"""Request heads that match a cached plan, and heads that only resemble one."""
 
 import sys
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def plan(length: int = 5) -> Plan:
 
 @pytest.fixture
 def plans() -> Plans:
-    """The plans of a server that has read one head."""
+    """Plans of a server that has read one head."""
     plans = Plans(10, MAX_LENGTH)
     plans.keep(head("A: b", "X-Request-Id: 1"), plan())
     return plans
@@ -118,7 +118,7 @@ def test_a_head_that_may_mean_something_else_is_not(plans: Plans, other: bytes) 
     "length", ["Content-Length: 5 ", "Content-Length:\t5", "Content-Length: 0000000005"]
 )
 def test_a_length_that_is_written_oddly_lets_no_second_one_pass(length: str) -> None:
-    """The HTTP parser takes them as 5 each, and refuses two."""
+    """The HTTP parser reads each of them as 5, and refuses two."""
     plans = Plans(10, MAX_LENGTH)
     plans.keep(head(length=length), plan())
 
@@ -141,7 +141,7 @@ def test_what_differs_each_time_is_not_kept(plans: Plans) -> None:
 
 
 def test_what_comes_again_is_kept(plans: Plans) -> None:
-    """Of many clients each has an agent and a token of its own, and the same ones each time."""
+    """Each client repeats its own user agent and token."""
     known = head("A: b", "User-Agent: c", "Authorization: Bearer d")
     for _ in range(2):
         plans.find(known)
@@ -150,7 +150,7 @@ def test_what_comes_again_is_kept(plans: Plans) -> None:
 
 
 def test_headers_that_vary_are_of_one_plan(plans: Plans) -> None:
-    """Counted, not timed: not one of them is left to the general path, or kept."""
+    """Counted, not timed: no head takes the general path, and none is cached."""
     for number in range(1000):
         fields = [
             f"User-Agent: agent/{number}",
@@ -192,7 +192,7 @@ def test_what_decides_is_not_idle(name: str) -> None:
 
 
 def test_no_plan_is_made_from_an_idle_header() -> None:
-    """Another request of the plan may have it otherwise."""
+    """The next request of the plan may have another value for it."""
     headers = CIMultiDict({"X-Tenant": "a", "AUTHORIZATION": "b", "Accept": "c"})
 
     assert {"Accept": "c"} == dict(deciding(CIMultiDictProxy(headers)))

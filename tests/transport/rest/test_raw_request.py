@@ -21,7 +21,7 @@ def read(
 
 
 def test_the_body_is_the_tensor() -> None:
-    """All outputs are to come back binary (binary tensor data extension, raw binary request)."""
+    """All outputs are returned as binary (binary tensor data extension, raw binary request)."""
     request = read((2, 2), np.array([1, 2, 3, 4], "<f4").tobytes())
 
     assert ("m", "1", "", ()) == (
@@ -53,7 +53,7 @@ def test_the_body_is_the_tensor() -> None:
 def test_one_variable_dimension_is_found_from_the_bytes(
     shape: Shape, max_batch_size: int, size: int, found: Shape
 ) -> None:
-    """The batch counts as 1 where another dimension is variable, else it is the one."""
+    """The batch counts as 1 if another dimension is variable; otherwise it is the one found."""
     request = read(shape, bytes(size), max_batch_size=max_batch_size)
 
     assert found == request.inputs[0].data.shape
@@ -84,7 +84,7 @@ def test_bytes_that_make_no_tensor_are_refused(
 )
 @pytest.mark.parametrize("body", [b"", b"text", b"\x04\0\0\0text", JPEG])
 def test_for_bytes_the_body_is_the_one_element(shape: Shape, found: Shape, body: bytes) -> None:
-    """Nothing is a length prefix in it."""
+    """Its bytes are not read as a length prefix."""
     (tensor,) = read(shape, body, "BYTES").inputs
 
     assert BYTES is tensor.datatype

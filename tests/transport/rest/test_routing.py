@@ -1,4 +1,4 @@
-"""The table of routes, and paths that try to reach what they do not name."""
+"""The route table, including paths that try to escape it."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_a_name_is_what_stands_between_two_slashes(path: str, names: dict[str, s
     ],
 )
 def test_a_path_is_never_resolved_into_another(path: str) -> None:
-    """KServe compatible RESTful API, Inference: `//..` truncates a path there, not here."""
+    """KServe compatible RESTful API, Inference: `//..` truncates a path there, but not here."""
     assert (None, {}) == found("POST", path)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server under the gateway: limits, faults, and how it ends."""
+"""The HTTP server: limits, client errors, and shutdown."""
 
 import asyncio
 import gzip
@@ -34,7 +34,7 @@ UNPACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 class World:
-    """What the handlers share with the test."""
+    """State that the handlers share with the test."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -139,7 +139,7 @@ async def test_an_unknown_path_is_404_and_a_wrong_method_405(address: str) -> No
 
 
 async def test_a_wrong_method_and_options_name_the_same_methods(address: str) -> None:
-    """What may be asked is one list, with HEAD beside GET (RFC 9110, 10.2.1)."""
+    """Both come from the same list, with HEAD next to GET (RFC 9110, 10.2.1)."""
     for path, methods in (("/echo", "OPTIONS, POST"), ("/large", "GET, HEAD, OPTIONS")):
         wrong = await ask(address, "PATCH", path)
         told = await ask(address, "OPTIONS", path)
@@ -168,7 +168,7 @@ async def test_head_has_the_headers_of_get(address: str) -> None:
 async def test_a_large_answer_is_written_in_turns(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system copies what it is given at once: others would wait for all of it."""
+    """The kernel copies data within the write call, so that one large write blocks the others."""
     loop, turns = asyncio.get_running_loop(), 0
     written: list[tuple[int, int]] = []
     write = Connection.write
@@ -195,7 +195,7 @@ async def test_a_large_answer_is_written_in_turns(
 
 @pytest.mark.parametrize("site", ["cross-site"])
 async def test_pages_of_other_sites_change_nothing(address: str, site: str) -> None:
-    """Browsers say where a request comes from (Fetch Metadata, Sec-Fetch-Site)."""
+    """Browsers send the origin of a request (Fetch Metadata, Sec-Fetch-Site)."""
     header = ("Sec-Fetch-Site", site)
     post = await ask(address, "POST", "/echo", header, body=b"x")
     get = await ask(address, "GET", "/large", header)
@@ -253,7 +253,7 @@ async def test_an_unknown_coding_is_not_implemented_and_names_those_that_are(add
 
 
 async def refused(address: str, request: bytes) -> Answer:
-    """Send a request, perhaps cut off by its refusal, and look at memory before and after."""
+    """Send a request whose refusal may cut it off, and compare memory before and after."""
     process = psutil.Process()
     before = process.memory_info().rss
     async with connect(address) as connection:
@@ -316,7 +316,7 @@ async def test_chunks_that_are_none_are_refused(address: str) -> None:
 
 
 async def test_a_client_that_asks_first_is_told_to_go_on(address: str) -> None:
-    """RFC 9110, section 10.1.1: and it need not send what is refused anyway."""
+    """RFC 9110, section 10.1.1: it need not send a body that will be refused."""
     expect = ("Expect", "100-continue")
     async with connect(address) as connection:
         await connection.send(message("POST", "/echo", expect, length=3))

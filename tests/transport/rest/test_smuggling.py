@@ -1,6 +1,6 @@
-"""Requests whose end two readers could see in two places: refused, or read in the strict way.
+"""Requests with an ambiguous end: refused, or read strictly.
 
-Each is followed by another request, which is answered only where the first one was taken.
+Each is followed by a second request, which is answered only if the first was accepted.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ TAKEN = {
     "get body": (b"GET /hello HTTP/1.1\r\n" + H + CL5 + b"\r\n\r\nabcde" + NEXT, b""),
     "get te": (b"GET /hello HTTP/1.1\r\n" + H + TE + b"\r\n\r\n0\r\n\r\n" + NEXT, b""),
 }
-"""With what is read of the body."""
+"""The accepted requests, and the body that is read."""
 
 
 async def echo(request: HttpRequest) -> HttpResponse:
@@ -169,7 +169,7 @@ async def client() -> AsyncIterator[Connection]:
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_what_may_be_read_in_two_ways_is_refused(client: Connection, name: str) -> None:
-    """And nothing behind it is looked at: it may be a part of it."""
+    """Later bytes are not parsed: they may belong to the body."""
     answer = await client.ask(REFUSED[name])
     rest = await client.ended()
 

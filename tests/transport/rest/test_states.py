@@ -1,4 +1,4 @@
-"""The table of the states of an HTTP connection, over all pairs, and by what really happens."""
+"""The state table of HTTP connections, over all pairs, and on real connections."""
 
 import ast
 import asyncio
@@ -67,7 +67,7 @@ def test_a_connection_that_closes_takes_nothing_up_again() -> None:
 
 
 def test_a_request_goes_one_way_from_its_beginning_to_its_end() -> None:
-    """The general one from states without a request, or with one that has not been executed."""
+    """The general path starts with no request, or with one that has not been executed."""
     to_general = {before for before, happening, _ in ROWS if happening is Input.GENERAL_BEGUN}
     from_general = {
         (before, happening)
@@ -82,11 +82,11 @@ def test_a_request_goes_one_way_from_its_beginning_to_its_end() -> None:
 GENERAL = {State.GENERAL, State.ANSWERING}
 
 
-# --- what really happens -----------------------------------------------------------------------
+# # --- on a real connection ----------------------------------------------------------------------
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written, and can be full."""
+    """A transport that records the output, and whose buffer can be full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Wire(asyncio.Transport):
         self.closed = False
         self.protocol: Connection | None = None
         self.fills = False
-        """Whether the next write makes the buffer full."""
+        """Whether the next write fills the buffer."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -149,7 +149,7 @@ class Bench:
         self.done: Answered | None = None
         self.gate = asyncio.Event()
         self.errors: list[Any] = []
-        """What callbacks raised, which the event loop only logs."""
+        """Exceptions raised by callbacks, which the event loop only logs."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self.connection = Connection(self.server)
@@ -353,7 +353,7 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (Bench.empty, State.ANSWERING),
         (sends(KNOWN), State.ANSWERING),
         (Bench.fill_next, State.ANSWERING),
-        # The answer has been written, and the next one is begun once the client has read.
+        # The answer has been written; the next request starts once the client has read it.
         (opened, State.ANSWERING),
         (Bench.empty, State.ANSWERING),
         (settled, State.IDLE),
@@ -378,7 +378,7 @@ TO: dict[State, Sequence[tuple[Step, State]]] = {
     State.ANSWERING: [(sends(UNKNOWN), State.ANSWERING)],
     State.CLOSING: [(Bench.drain, State.IDLE), (sends(KNOWN), State.CLOSING)],
 }
-"""How to come into each state but the last one."""
+"""Steps that lead to each state except the last."""
 
 
 async def follow(bench: Bench, steps: Sequence[tuple[Step, State]]) -> None:
@@ -407,7 +407,7 @@ async def test_a_conversation_goes_through_the_states(name: str) -> None:
 
 @pytest.mark.parametrize("state", TO, ids=lambda state: state.name)
 async def test_a_connection_may_be_lost_or_closed_in_every_state(state: State) -> None:
-    """And nothing comes up again: no turn, no timer, no answer."""
+    """Afterwards nothing runs: no callback, no timer, no answer."""
     lost, closed = Bench(), Bench()
     for bench in (lost, closed):
         await follow(bench, TO[state])
@@ -429,7 +429,7 @@ IN_FLIGHT = {State.RECEIVING, State.EXECUTING, State.QUEUED, State.ANSWERING}
 
 @pytest.mark.parametrize("state", TO, ids=lambda state: state.name)
 async def test_only_a_connection_without_a_request_is_closed_as_idle(state: State) -> None:
-    """A header block of which only a part has come is no request yet."""
+    """An incomplete header block does not count as a request."""
     bench = Bench()
     await follow(bench, TO[state])
     bench.connection.close_idle()
@@ -441,7 +441,7 @@ async def test_only_a_connection_without_a_request_is_closed_as_idle(state: Stat
 
 
 async def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that no conversation needs is none."""
+    """A row that no conversation reaches would be useless."""
     seen = set()
 
     def note(column: Column, before: State) -> State:
@@ -466,7 +466,7 @@ async def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_the_table_sets_a_state() -> None:
-    """Every assignment looks its value up, in a column and by the state that it replaces."""
+    """Every assignment takes its value from the table, by input and by the current state."""
     values = {
         ast.unparse(node.value)
         for path in Path(states.__file__).parent.glob("*.py")
@@ -487,11 +487,11 @@ def test_only_the_table_sets_a_state() -> None:
 
 @pytest.mark.parametrize("answered", [KNOWN, UNKNOWN])
 async def test_an_answer_restarts_the_idle_time(answered: bytes) -> None:
-    """It is looked whether that is over only when it may be, so that no answer sets a timer."""
+    """The timer is checked only when it may have expired, so that answers set no timers."""
     bench = Bench()
     bench.gate.set()
     connection = bench.connection
-    connection._since = -1e9  # it was opened long ago
+    connection._since = -1e9  # the connection was opened long ago
     bench.send(answered)
     await bench.settle()
 

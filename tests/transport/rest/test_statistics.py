@@ -31,7 +31,7 @@ def config(text: str) -> dict[str, Any]:
 
 
 def test_a_config_names_its_fields_as_the_contract_does() -> None:
-    """Numbers are numbers, enums are names; what has a default is there, too."""
+    """Numbers are numbers and enums are names; fields with default values are included."""
     found = config("{}")
 
     assert {

@@ -1,4 +1,4 @@
-"""Repositories in stores as directories, for commands."""
+"""Local copies of repositories in object stores, for commands."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def test_each_version_that_is_served_is_there_while_it_lasts(url: str, tmp_path: Path) -> None:
-    """And a model that cannot be read is named, with the reason."""
+    """A model that cannot be read is listed in `failures` with the reason."""
     with local_copy(settings(tmp_path, url)) as copy:
         root = copy.settings.repository
         there = files(root)

@@ -1,4 +1,4 @@
-"""One repository in a store: what it knows, what it asks, and what it fetches."""
+"""One repository in an object store: its listing, its requests and its downloads."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ def test_models_beyond_the_limit_are_skipped(make: Make) -> None:
 
 
 def test_what_a_load_would_do_is_told_from_headers(make: Make, store: MemoryStore) -> None:
-    """Sizes are those of the objects; the weights and the computation are not fetched."""
+    """Sizes are those of the objects: weights and computation are not downloaded."""
     source = found(make())
 
     (version,) = source.versions
@@ -151,7 +151,7 @@ def test_a_load_of_what_is_cached_reads_nothing_of_the_store(
 
 
 def test_the_same_files_are_the_same_version_after_a_restart(make: Make) -> None:
-    """So that a reload of what has not changed does nothing."""
+    """A reload of unchanged files therefore does nothing."""
     first, again = found(make()), found(make())
 
     assert first.versions[0].fingerprint == again.versions[0].fingerprint
@@ -220,7 +220,7 @@ def test_a_changed_object_is_another_fetch(make: Make, store: MemoryStore) -> No
 def test_a_full_disk_is_said_to_be_full(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A platform that hears OutOfSpace unloads others, and tries again."""
+    """On OutOfSpace a platform unloads other models and tries again."""
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""The check of the gate: what is remembered, for how long, and what a reload changes."""
+"""The permission check: its cache, and the effect of a reload."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 TOKEN = new_token()
 NOW = 4_000_000_000.0
-"""Later than the clock of the library says that it is."""
+"""Later than the wall clock that the JWT library reads."""
 
 
 async def wait(call: Callable[[], T]) -> T:
@@ -81,7 +81,7 @@ def test_without_rules_everybody_may_do_everything() -> None:
 
 
 def test_the_best_that_a_caller_shows_counts(file: Path) -> None:
-    """Each of its credentials adds to what it may do; what anybody may comes last."""
+    """The permissions of all its credentials add up; those of anonymous callers come last."""
     write(
         file,
         entry("anyone", "health", anyone=True),
@@ -138,7 +138,7 @@ def test_part_of_a_call_is_permitted_with_it(file: Path) -> None:
 
 
 async def test_a_reload_forgets_what_was_found(file: Path) -> None:
-    """Also for connections that are open."""
+    """This also applies to open connections."""
     write(file, entry("ci", "infer", token=digest_of(TOKEN)))
     access, peer = access_to(file), Peer("grpc_endpoint", "10.0.0.7:1")
     before = outcome(access, asking(token=TOKEN, peer=peer))
@@ -320,7 +320,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_keys_of_a_url_come_once_it_answers(
     file: Path, following: Callable[[AccessControl], None]
 ) -> None:
-    """A server starts without them; nobody is known by a signed token until then."""
+    """The server starts without them and accepts no signed token until they arrive."""
     alice = Principal("alice/alice", KnownBy.SIGNED_TOKEN)
     answers: dict[str, Any] = {"status": 500, "body": b""}
     with issuer(answers) as url:
@@ -332,7 +332,7 @@ async def test_keys_of_a_url_come_once_it_answers(
         await until(lambda: outcome(access, asking(Operation.MANAGE, signed())) == alice)
 
     assert Unauthenticated is first
-    # It does not answer any more: the keys are kept.
+    # The issuer stopped answering: the keys are kept.
     await access.reload(wait)
     assert alice == outcome(access, asking(Operation.MANAGE, signed()))
 
@@ -366,7 +366,7 @@ async def test_no_redirect_is_followed_to_another_machine(file: Path) -> None:
 
 @pytest.mark.parametrize("key", ["right", "wrong"])
 def test_what_a_client_may_do_with_which_models_is_told(file: Path, key: str) -> None:
-    """Rules and Triton's groups both count: a page offers nothing that one of them refuses."""
+    """Rules and Triton's groups both count: a page offers no action that either refuses."""
     token = digest_of(TOKEN)
     page = entry("operator", "page", "infer", token=token)
     write(file, page, entry("tenant", "manage", token=token, models=["a-*"]))
@@ -384,7 +384,7 @@ def test_what_a_client_may_do_with_which_models_is_told(file: Path, key: str) ->
 
 
 def write_both(file: Path, keys: str, token: str = "") -> None:
-    """Write rules of a caller with a token, and of callers with signed ones."""
+    """Write rules for a caller with a token, and for callers with signed tokens."""
     write_signed(file, keys)
     rules = json.loads(file.read_text())
     known = digest_of(token or new_token())
@@ -409,7 +409,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_damaged_keys_do_not_hold_up_what_is_revoked(file: Path, damage: str) -> None:
-    """The keys are kept, and what else the rules say counts at once."""
+    """The old keys are kept, and the other rules of the file apply immediately."""
     keys = file.with_name("keys")
     keys.write_bytes(key_set(KEY))
     write_both(file, str(keys), TOKEN)
@@ -431,7 +431,7 @@ async def test_damaged_keys_do_not_hold_up_what_is_revoked(file: Path, damage: s
 async def test_keys_that_do_not_come_hold_up_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is revoked while keys are read is refused then, and when these have come."""
+    """A revoked token is refused while keys are being fetched and afterwards."""
     monkeypatch.setattr(control, "_KEYS_SECONDS", 0.0)
     keys = file.with_name("keys")
     keys.write_bytes(key_set(KEY))

@@ -23,7 +23,7 @@ from xlaserve.serving.standing import Standing, State
     ],
 )
 def test_patterns_are_as_of_a_shell(texts: list[str], names: list[str], others: list[str]) -> None:
-    """A name is compared as a whole, with its case; one that has no pattern stands for itself."""
+    """The whole name is compared, case-sensitively; text without a wildcard matches only itself."""
     found = ModelNames(texts)
 
     assert all(name in found for name in names)

@@ -1,4 +1,4 @@
-"""Rates and requests in flight of principals, by a clock of the test."""
+"""Request rates and concurrency limits of principals, with a fake clock."""
 
 import pytest
 from support.clock import HandClock
@@ -85,7 +85,7 @@ def test_who_asked_longest_ago_is_evicted() -> None:
 
 
 def test_who_has_requests_in_flight_is_kept_and_others_are_refused() -> None:
-    """Evicted, a caller could have as many again."""
+    """If its row were evicted, a caller could start as many requests again."""
     quotas = Quotas(2, HandClock())
     quota = Quota(concurrent_requests=1)
     calls = [passes(quotas, principal, quota) for principal in (A, B)]

@@ -1,4 +1,4 @@
-"""Triton's restrictions: which groups need a header, and how they are written."""
+"""Triton's protocol restrictions: which groups need a header, and their syntax."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_each_protocol_has_its_own() -> None:
 
 @pytest.mark.parametrize("operation", [Operation.RUNTIME, Operation.MANAGE])
 def test_no_other_way_leads_past_a_restriction(operation: Operation) -> None:
-    """A mesh loads models too, and so does SageMaker."""
+    """Mesh and SageMaker requests load models too."""
     assert is_refused(of("model-repository:k=v"), operation, {})
 
 

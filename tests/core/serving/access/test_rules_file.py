@@ -1,4 +1,4 @@
-"""The file of the rules is read strictly: no mistake opens a door, and each says where it is."""
+"""Strict parsing of the rules file: no mistake grants access, and errors name the location."""
 
 import json
 from pathlib import Path
@@ -180,7 +180,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_stands_in_the_file_is_not_repeated_whole(tmp_path: Path) -> None:
-    """One may paste the token itself; the log is read by others."""
+    """An operator may paste the token itself, and others read the log."""
     file = tmp_path / "rules.toml"
     secret = "xla_abcdefghijklmnopqrstuvwxyz0123456789ABCDE"
     file.write_text(caller(f'token = "{secret}"'))

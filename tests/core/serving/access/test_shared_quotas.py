@@ -1,4 +1,4 @@
-"""Quotas that several processes count in one table, by a clock of the test."""
+"""Quotas that several processes count in one shared table, with a fake clock."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 class Clock:
-    """Nanoseconds that the test sets."""
+    """A clock in nanoseconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 7 * SECOND_NS
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Pair:
-    """Two processes, as far as their quotas tell."""
+    """Two processes sharing a quota table."""
 
     def __init__(self, max_principals: int = 8) -> None:
         self.clock = Clock()
@@ -53,7 +53,7 @@ class Pair:
         return call
 
     def passed(self, count: int, principal: Principal, quota: Quota) -> int:
-        """Return how many of so many requests pass, in turns of the processes."""
+        """Send `count` requests, alternating between the processes; return how many pass."""
         return sum(self.passes(n % 2, principal, quota) is not None for n in range(count))
 
 
@@ -87,7 +87,7 @@ def test_a_refusal_says_when_to_come_again(pair: Pair) -> None:
 
 
 def test_a_rate_of_nearly_nothing_is_counted(pair: Pair) -> None:
-    """Its time is later than a word can hold."""
+    """The time of its next request exceeds a 64-bit word."""
     quota = Quota(requests_per_second=1e-12, burst=2)
 
     assert 2 == pair.passed(8, A, quota)
@@ -112,7 +112,7 @@ def test_a_request_that_is_refused_for_its_rate_counts_as_none_in_flight(pair: P
 
 
 def test_what_a_process_had_in_flight_ends_with_it(pair: Pair) -> None:
-    """And nothing of another one's, nor what the rate has used."""
+    """Requests of other processes and the tokens already spent stay counted."""
     quota = Quota(concurrent_requests=3)
     for process in (0, 1, 1):
         pair.passes(process, A, quota)
@@ -124,7 +124,7 @@ def test_what_a_process_had_in_flight_ends_with_it(pair: Pair) -> None:
 
 
 def test_who_has_requests_in_flight_is_kept_and_others_are_refused(pair: Pair) -> None:
-    """All rows are of one set here; evicted, a caller could have as many again."""
+    """All rows are in one set here; if a row were evicted, its caller could start as many again."""
     quota = Quota(concurrent_requests=1)
     names = [Principal(f"caller {number}") for number in range(17)]
     calls = [pair.passes(number % 2, name, quota) for number, name in enumerate(names)]
@@ -148,7 +148,7 @@ def test_who_asked_longest_ago_is_evicted(pair: Pair) -> None:
 
 
 def test_a_process_that_is_stopped_while_it_counts_blocks_nobody(pair: Pair) -> None:
-    """Others refuse, until it goes on or dies."""
+    """Other processes refuse requests until it continues or dies."""
     descriptor = pair.table.descriptor
     holder = subprocess.Popen(
         [sys.executable, "-S", "-c", HOLD, str(descriptor)],

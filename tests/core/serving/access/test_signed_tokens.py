@@ -1,4 +1,4 @@
-"""Signed tokens: RS256 and ES256 by the keys of one issuer, and nothing else."""
+"""Signed tokens: RS256 and ES256 with the keys of one issuer, and nothing else."""
 
 import base64
 import datetime
@@ -48,7 +48,7 @@ KEY_SET = {"keys": [public(RSA, kid="r"), public(EC, kid="e")]}
 
 @pytest.fixture(name="clock", autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    """The clock of the wall, as the library reads it too."""
+    """Replace the wall clock, for the JWT library too."""
     clock = HandClock(NOW)
 
     class Time:
@@ -86,7 +86,7 @@ def test_a_token_of_the_issuer_has_a_subject(clock: HandClock, token: str) -> No
 
 
 def forged(header: dict[str, Any], sign: Callable[[bytes], bytes]) -> str:
-    """Write a token that no library would."""
+    """Build a token that no JWT library would issue."""
 
     def part(value: bytes) -> bytes:
         return base64.urlsafe_b64encode(value).rstrip(b"=")
@@ -160,7 +160,7 @@ def test_a_number_of_tokens_is_remembered(
 
 
 def test_two_keys_of_one_name_verify_nothing(clock: HandClock) -> None:
-    """Which one a token means is not told."""
+    """It is ambiguous which key a token means."""
     twice = {"keys": [public(RSA, kid="r"), public(OTHER, kid="r")]}
 
     assert verifier(clock, twice).subject_of(signed()) is None

@@ -1,4 +1,4 @@
-"""The queue of a model, driven by a clock that the test turns."""
+"""The batch queue of a model, driven by a fake clock."""
 
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ MILLISECOND = 1_000_000
 
 @dataclass
 class FakeClock:
-    """Time that stands still; what is due runs when the test says so."""
+    """A fake event loop clock; the test decides when due callbacks run."""
 
     time_ns: int = 0
     ready: list[Callable[[], None]] = field(default_factory=list)
@@ -48,18 +48,18 @@ class FakeClock:
         return lambda: self.timers.remove(timer) if timer in self.timers else None
 
     def turn(self) -> None:
-        """Have one pass of the event loop."""
+        """Run one iteration of the event loop."""
         ready, self.ready = self.ready, []
         for call in ready:
             call()
 
     def settle(self) -> None:
-        """Have passes until nothing is ready."""
+        """Run iterations until no callback is ready."""
         while self.ready:
             self.turn()
 
     def advance(self, nanoseconds: int) -> None:
-        """Let time go by; timers that are due run."""
+        """Advance the clock, and run the timers that are due."""
         self.time_ns += nanoseconds
         due = [timer for timer in self.timers if timer[0] <= self.time_ns]
         for timer in due:
@@ -71,7 +71,7 @@ class FakeClock:
 
 @dataclass
 class FakeRunner:
-    """Doubles what it gets, when the test lets it."""
+    """A runner that doubles its inputs when the test says so."""
 
     clock: FakeClock
     lanes: int = 1
@@ -99,7 +99,7 @@ class FakeRunner:
         self.ends.append(end)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the batch that started first."""
+        """Complete the oldest batch."""
         end: Any = self.ends.pop(0)
         end(error)
         self.clock.settle()
@@ -111,7 +111,7 @@ class FakeRunner:
 
 
 def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
-    """Tell calls their own rows of what their batch gave."""
+    """Answer each call with its own rows of the batch result, or with the error."""
     rows = sum(call.rows for call in calls)
     outputs: list[Any] = [result] * len(calls)
     if isinstance(result, Executed):
@@ -138,7 +138,7 @@ class World:
         return [call for calls, why in ends if isinstance(why, CancelledError) for call in calls]
 
     def send(self, *rows: int, key: int = 0) -> list[list[Any]]:
-        """Submit requests in one pass; return what each is told."""
+        """Submit requests in one loop iteration; return the list of answers of each."""
         told: list[list[Any]] = []
         for count in rows:
             heard: list[Any] = []
@@ -178,7 +178,7 @@ async def test_what_comes_in_one_pass_is_one_batch() -> None:
 
 
 async def test_an_idle_model_waits_for_nobody() -> None:
-    """Without a delay a lone request leaves in the pass that it came in."""
+    """Without a delay a lone request leaves in the iteration in which it arrived."""
     w = world()
     w.send(1)
     w.clock.turn()
@@ -219,7 +219,7 @@ async def test_a_request_larger_than_a_batch_goes_alone() -> None:
 
 
 async def test_only_equal_shapes_are_put_together() -> None:
-    """And nobody overtakes a request of its own shape."""
+    """Requests of the same shape keep their order."""
     w = world()
     w.send(1, 1, key=1)
     w.send(2, key=2)
@@ -231,7 +231,7 @@ async def test_only_equal_shapes_are_put_together() -> None:
 
 
 def one_by_one(w: World, count: int) -> None:
-    """Send requests with time between them."""
+    """Send requests one at a time, with time between them."""
     for _ in range(count):
         w.clock.time_ns += APART_NS + 1
         w.send(1)
@@ -240,7 +240,7 @@ def one_by_one(w: World, count: int) -> None:
 
 
 async def test_after_some_that_came_by_themselves_the_next_is_alone() -> None:
-    """Unless it comes so soon that it may be of the same pass."""
+    """Unless it arrives so soon that it may belong to the same loop iteration."""
     w = world()
     one_by_one(w, ALONE_IN_A_ROW)
     now = w.clock.time_ns
@@ -299,7 +299,7 @@ async def test_every_lane_has_its_own_batch() -> None:
 
 
 async def test_a_lane_is_free_when_the_runner_says_so() -> None:
-    """That may be long before its batch is over: a device has it."""
+    """On a device that may be long before the batch completes: dispatching is enough."""
     w = world()
     for _ in range(2):
         w.send(1)
@@ -375,7 +375,7 @@ async def test_a_batch_that_fails_is_executed_again_one_by_one() -> None:
 
 
 async def test_the_delay_lets_a_batch_fill() -> None:
-    """max_queue_delay_microseconds: the oldest request waits so long, and no longer."""
+    """max_queue_delay_microseconds: the oldest request waits at most this long."""
     w = world(delay_ns=5 * MILLISECOND)
     w.send(1)
     w.clock.settle()
@@ -397,7 +397,7 @@ async def test_a_full_batch_does_not_wait_for_the_delay() -> None:
 
 
 async def test_a_preferred_size_does_not_wait_for_the_delay() -> None:
-    """preferred_batch_size: the largest that is reached leaves, the rest waits on."""
+    """preferred_batch_size: the largest size reached leaves, and the rest waits."""
     w = world(delay_ns=5 * MILLISECOND, preferred_rows=(2, 4))
     w.send(1, 1, 1, 1, 1)
     w.clock.settle()
@@ -435,7 +435,7 @@ async def test_whoever_waits_too_long_is_told() -> None:
 
 
 async def test_all_that_have_waited_too_long_are_told_and_none_runs_after_all() -> None:
-    """The lane is free again in the same moment; who came later runs."""
+    """Their lane becomes free immediately; later requests run."""
     w = world(timeout_ns=5 * MILLISECOND)
     w.send(1)
     w.clock.settle()
@@ -509,7 +509,7 @@ def test_large_batches_of_objects_are_put_together() -> None:
 
 
 def test_rows_behind_a_batch_are_its_last_one() -> None:
-    """A loop that ends on every row of the requests may never end on zeros."""
+    """A loop that runs until every row has converged might never end on rows of zeros."""
     x = np.ones((2, 3), np.float32)
     packed = pack([waiting(x), waiting(x * 2)], 6)["a"]
 
@@ -519,7 +519,7 @@ def test_rows_behind_a_batch_are_its_last_one() -> None:
 
 @pytest.mark.parametrize("rows", [(1, 3), (1, 1), (2,), (2, 2)])
 def test_outputs_are_views_of_the_batch(rows: tuple[int, ...]) -> None:
-    """Of rows that are padding nobody gets any."""
+    """No request gets a padding row."""
     y = np.arange(12).reshape(6, 2)
     parts = split(y, [waiting(np.zeros((n, 1))) for n in rows], sum(rows))
     ends = np.cumsum(rows)
@@ -546,7 +546,7 @@ def test_outputs_are_views_of_the_batch(rows: tuple[int, ...]) -> None:
 def test_every_request_is_answered_once_with_its_own_rows(
     steps: list[tuple[str, int, int]], lanes: int, delay: int
 ) -> None:
-    """Whatever comes, ends, is given up or waits, in whatever order."""
+    """For any order of arrivals, completions, cancellations and waits."""
     play(world(lanes=lanes, delay_ns=delay, preferred_rows=(2, 5)), steps)
 
 

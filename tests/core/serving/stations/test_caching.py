@@ -1,4 +1,4 @@
-"""Stations that answer again what was answered before."""
+"""Stations that answer repeated requests from a cache."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ MEGABYTE = 1 << 20
 
 @dataclass(eq=False)
 class Client(InferCall):
-    """Notes what it is told."""
+    """A client that records its answers."""
 
     told: list[Any] = field(default_factory=list)
     deadline: float | None = None
@@ -41,7 +41,7 @@ class Client(InferCall):
 
 
 class Executions(FakeModel):
-    """Counts its executions, and fails for a negative number."""
+    """A model that counts its executions, and fails for a negative number."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -116,7 +116,7 @@ async def test_an_equal_request_is_answered_without_an_execution(
     cached = await start()
     first = await answered(cached.ask(1))
     took = cached.totals.success.ns
-    again = cached.ask(1)  # in the same pass of the event loop
+    again = cached.ask(1)  # in the same iteration of the event loop
 
     assert cached.totals.success.ns > took
     assert [["7", 101.0]] == first == again.told
@@ -146,7 +146,7 @@ async def test_equal_requests_in_flight_share_one_execution(start: Any, world: W
 
 
 async def test_equal_requests_of_two_callers_share_no_execution(start: Any, world: World) -> None:
-    """A part of a call is of its client, and who has no name is one caller."""
+    """Part of a call belongs to its client; all anonymous clients count as one caller."""
     cached = await start()
     world.may_execute.clear()
     whole = InferCall()
@@ -194,7 +194,7 @@ async def test_a_deadline_that_passes_is_that_of_one_request_alone(
 
 
 async def test_the_last_one_takes_the_execution_back(start: Any, world: World) -> None:
-    """Nothing is left of it, and the next equal request is executed."""
+    """The execution is removed from the queue, and the next equal request is executed anew."""
     cached = await start()
     world.may_execute.clear()
     busy = cached.ask(5)
@@ -276,7 +276,7 @@ async def test_long_inputs_are_hashed_in_a_thread(
 
 
 async def test_inputs_that_a_client_may_change_meanwhile_are_not_cached(start: Any) -> None:
-    """What was looked for could be another than what is executed: an answer for somebody else."""
+    """The execution may read other bytes than the key was computed from: a wrong cached answer."""
     cached = await start()
     for _ in range(2):
         client = Client()
@@ -323,7 +323,7 @@ async def test_a_reload_answers_anew_and_an_unload_leaves_nothing(
 
 
 async def test_what_waits_moves_to_the_station_that_comes_next(start: Any, world: World) -> None:
-    """The cache stays; what is within is replaced."""
+    """The caching station stays; the station inside it is replaced."""
     world.batch_limit = 4
     cached = await start()
     before = cached.station
@@ -364,7 +364,7 @@ async def test_a_model_that_asks_for_none_has_the_station_that_it_had(
 async def test_an_answer_made_with_a_model_that_has_changed_meanwhile_is_not_kept(
     start: Any,
 ) -> None:
-    """Its flight may land before the one that has taken its place."""
+    """The old execution may complete after the reload has replaced the model."""
     cached = await start()
     client = cached.ask(1)
     (flight,) = cached.station._flights.values()

@@ -1,4 +1,4 @@
-"""Which calls of calls wait for ever: each for a copy that waits for them."""
+"""Deadlock detection: nested calls that wait for a lane their own caller occupies."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,38 +17,38 @@ from xlaserve.serving.stations.ordered import Ordered
 
 @pytest.fixture(autouse=True)
 def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the timers be due when the test has long ended."""
+    """Delay the deadlock timers past the end of the test."""
     monkeypatch.setattr(deadlock, "FIRST_SECONDS", 3600.0)
 
 
 @dataclass
 class Copies:
-    """A station with so many copies (an Executing)."""
+    """A station with this many lanes (an Executing)."""
 
     lanes: int = 1
     executing: dict[InferCall, bool] = field(default_factory=dict)
 
     @property
     def computing(self) -> list[InferCall]:
-        """Return the calls that a copy has begun with."""
+        """Return the calls that are being executed."""
         return [call for call, has_begun in self.executing.items() if has_begun]
 
     def begun(self) -> AwaitedInfer:
-        """Have a copy begin with a call."""
+        """Start executing a new call."""
         call = AwaitedInfer()
         self.executing[call] = True
         return call
 
 
 class World:
-    """Two stations, and calls that wait for their copies."""
+    """Two stations, and calls that wait for their lanes."""
 
     def __init__(self, lanes: int = 1) -> None:
         self.a, self.b = Copies(lanes), Copies(lanes)
         self.waits = Waits()
 
     def nested(self, parent: InferCall, within: Copies | None) -> AwaitedInfer:
-        """Make a call within another, which waits for a copy; None for where it is executed."""
+        """Make a call nested in `parent` that waits at station `within`; None for an ensemble."""
         call = AwaitedInfer()
         call.parent = parent
         parent.nested = {*(parent.nested or ()), call}
@@ -58,7 +58,7 @@ class World:
         return call
 
     def is_stuck(self, place: Copies) -> bool:
-        """Tell whether a call that waits for a copy will never have one."""
+        """Tell whether a call that waits at this station will never be executed."""
         call = AwaitedInfer()
         call.parent = AwaitedInfer()
         self.waits._places[call] = place
@@ -83,7 +83,7 @@ async def test_two_that_wait_for_each_other_are_stuck() -> None:
 
 
 async def test_one_that_waits_for_a_part_of_what_it_calls_is_stuck() -> None:
-    """As of an ensemble, which is executed nowhere, and whose step is for the copy that asks."""
+    """An ensemble occupies no lane itself, but its step waits for the lane of the caller."""
     world = World()
     ensemble = world.nested(world.a.begun(), None)
     world.nested(ensemble, world.a)
@@ -103,7 +103,7 @@ async def test_a_free_copy_or_one_that_computes_ends_the_wait() -> None:
 
 
 async def test_so_does_another_call_that_is_executed() -> None:
-    """It waits for one of two, and the code may go on when it has the other."""
+    """The caller waits for one of two calls, and may continue once it has the other."""
     world = World()
     asking = world.a.begun()
     world.nested(asking, world.a)
@@ -127,7 +127,7 @@ async def test_a_call_that_is_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass
 class Queued:
-    """A station that has calls wait for one copy, and begins with the first (a Station)."""
+    """A station with one lane, which executes the first call and queues the others (a Station)."""
 
     copies: Copies
 
@@ -146,7 +146,7 @@ class Queued:
 
 
 class Counting(Waits):
-    """Counts how often it asks what a call waits for."""
+    """Counts how often it is asked for the station that a call waits at."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Counting(Waits):
 def behind_one_another(
     count: int, *, are_own: bool = True
 ) -> tuple[Copies, Counting, list[InferCall]]:
-    """Return calls in order: the first is executed, and the others are its own or another's."""
+    """Return calls in order: the first is executed, the others are nested in it or independent."""
     copies, waits = Copies(), Counting()
     observer: Any = SimpleNamespace(began=None, ended=lambda *_: None)
     ordered = Ordered(Queued(copies), observer, waits)

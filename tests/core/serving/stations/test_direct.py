@@ -11,7 +11,7 @@ from xlaserve.serving.stations.direct import ByPrincipal, DirectQueue
 
 
 class Copies:
-    """Takes as many calls as a test lets it."""
+    """Accepts up to `room` calls."""
 
     def __init__(self, room: int, group: int = 4) -> None:
         self.room = room
@@ -92,7 +92,7 @@ async def test_nobody_is_refused_while_the_copies_have_room() -> None:
 
 
 async def test_principals_have_their_turns_whoever_came_first() -> None:
-    """One that has asked for much waits behind its own calls, and another does not."""
+    """A principal with many requests delays only itself."""
     copies = Copies(room=0)
     queue = DirectQueue(copies, 100, lambda: 1, ByPrincipal())
     calls = [AwaitedInfer() for _ in range(8)]

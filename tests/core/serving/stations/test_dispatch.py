@@ -1,4 +1,4 @@
-"""Executions on devices that compute on their own: their order, their number, and their end."""
+"""Asynchronous execution on devices: order, number in flight, and completion."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def devices() -> Iterator[Accelerators]:
 
 
 Start = Callable[..., Any]
-"""Make a core with models of these names on devices with these lines of work."""
+"""Makes a core with models of these names, on devices with these queues."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def instance_of(core: Core, name: str = "m") -> Instance:
 
 
 async def passes(count: int = 20) -> None:
-    """Let everything happen that may happen now."""
+    """Run this many loop iterations, so that all ready callbacks run."""
     for _ in range(count):
         await asyncio.sleep(0.0005)
 
@@ -115,7 +115,7 @@ async def test_devices_are_dispatched_to_side_by_side(start: Start, devices: Acc
 async def test_a_quick_model_is_not_run_on_the_event_loop(
     start: Start, devices: Accelerators, world: World
 ) -> None:
-    """It may wait on its device for what other models do there."""
+    """Its device may be busy with the work of other models."""
     core = await start()
     world.seconds = 0.0
     asked = asking(core)
@@ -126,13 +126,13 @@ async def test_a_quick_model_is_not_run_on_the_event_loop(
     assert "dispatch cuda:0_0" == given.thread
 
 
-# --- how many ----------------------------------------------------------------------------------
+# # --- number in flight --------------------------------------------------------------------------
 
 
 async def test_the_next_batch_leaves_when_the_one_before_it_is_dispatched(
     start: Start, devices: Accelerators
 ) -> None:
-    """Until then it grows; the device has both then, and computes the first."""
+    """Until then it collects requests; then the device has both, and computes the first."""
     core = await start()
     devices.may_dispatch.clear()
     asked = [asking(core)]
@@ -169,7 +169,7 @@ async def test_a_replica_has_no_more_in_flight_than_it_may(
     await asyncio.gather(*asked)
 
     assert [IN_FLIGHT, IN_FLIGHT + 1] == counts
-    # What waited meanwhile is one batch, as large as it may be.
+    # The requests that waited meanwhile form one batch, as large as allowed.
     assert [2] * IN_FLIGHT + [4, 2] == [one.rows for one in devices.given]
 
 
@@ -228,7 +228,7 @@ async def test_what_other_models_do_on_a_device_counts(
 
 
 async def test_what_is_learnt_changes_nothing_on_a_device(start: Start) -> None:
-    """Another station would put more in flight than a replica may have."""
+    """A rebuilt station would put more batches in flight than a replica may have."""
     core = await start()
     before = instance_of(core).station
     instance_of(core).renew()
@@ -248,7 +248,7 @@ async def test_the_queue_of_a_model_has_its_bound(start: Start, devices: Acceler
     await asyncio.gather(*asked)
 
 
-# --- the end -----------------------------------------------------------------------------------
+# # --- completion --------------------------------------------------------------------------------
 
 NO_ROOM = OutOfMemory("m", "RESOURCE_EXHAUSTED")
 
@@ -256,7 +256,7 @@ NO_ROOM = OutOfMemory("m", "RESOURCE_EXHAUSTED")
 async def test_an_error_of_the_device_is_told_to_those_of_the_batch_that_have_it_alone(
     start: Start, devices: Accelerators
 ) -> None:
-    """XLA finds out late: nobody hears of it before the outputs are fetched."""
+    """XLA reports errors late, when the outputs are fetched."""
     core = await start()
     asked = [asking(core) for _ in range(3)]
     (given,) = await devices.has(1)
@@ -291,7 +291,7 @@ async def test_an_error_of_the_dispatch_is_told_to_all_of_the_batch(
 async def test_what_a_device_does_not_end_is_answered_and_all_behind_it(
     start: Start, devices: Accelerators, rows: int, *, dispatches: bool
 ) -> None:
-    """In flight, waiting for a slot, and in the queue of the model; then it serves again."""
+    """In flight, waiting for a slot, and queued; afterwards the model serves again."""
     core = await start("mn")
     core.renew(Stations(core.workers, ExecutionPolicy(0.5, execution_seconds=0.2), core.engine))
     if not dispatches:
@@ -315,7 +315,7 @@ async def test_what_a_device_does_not_end_is_answered_and_all_behind_it(
 async def test_who_leaves_while_the_device_computes_is_not_waited_for(
     start: Start, devices: Accelerators
 ) -> None:
-    """The others of the batch get theirs; the instance stays until the device is done."""
+    """The rest of the batch is answered; the instance stays in use until the device is done."""
     core = await start()
     leaving, staying = asking(core), asking(core)
     (given,) = await devices.has(1)
@@ -329,7 +329,7 @@ async def test_who_leaves_while_the_device_computes_is_not_waited_for(
 
 
 async def test_an_unload_waits_for_what_is_in_flight(start: Start, devices: Accelerators) -> None:
-    """Also for what nobody wants any more: the device still reads and writes there."""
+    """This includes executions of cancelled requests: the device still accesses their buffers."""
     core = await start()
     asked = asking(core)
     (given,) = await devices.has(1)
@@ -365,11 +365,11 @@ async def unused(core: Core, name: str = "m") -> None:
     await until(lambda: not core.registry.requests and not instance_of(core, name).users)
 
 
-# --- by themselves: shapes on demand, and steps of ensembles -----------------------------------
+# # --- single requests: shapes on demand, and steps of ensembles ---------------------------------
 
 
 class Shapes:
-    """Has a program for every number of rows, beside those of the load."""
+    """Has a program for every number of rows, in addition to those of the load."""
 
     def __init__(self, model: AcceleratedModel) -> None:
         self._model = model
@@ -386,7 +386,7 @@ class Shapes:
 
 @pytest.fixture
 async def alone(start: Start, world: World, monkeypatch: pytest.MonkeyPatch) -> Core:
-    """A core whose model is executed for each request by itself."""
+    """Make a core whose model executes each request alone."""
     core: Core = await start()
     (model,) = world.open
     assert isinstance(model, AcceleratedModel)
@@ -445,7 +445,7 @@ async def test_who_leaves_before_there_is_room_is_never_dispatched(
 
 
 async def with_steps(start: Start, add_model: AddModel, world: World) -> Core:
-    """Load a model on one device, and an ensemble that it is the step of."""
+    """Load a model on one device, and an ensemble with that model as its step."""
     world.devices = Devices("cuda", 1)
     core: Core = await start()
     add_model("e", {}, OF_STEP_M)
@@ -456,7 +456,7 @@ async def with_steps(start: Start, add_model: AddModel, world: World) -> Core:
 async def test_steps_and_requests_share_the_room(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
-    """No more of both together than may be in flight, and each has its turn."""
+    """Their sum stays within the in-flight limit, and both make progress."""
     core = await with_steps(start, add_model, world)
     asked = []
     for _ in range(IN_FLIGHT + 2):
@@ -479,7 +479,7 @@ async def test_steps_and_requests_share_the_room(
 async def test_a_batch_has_its_turn_among_steps(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
-    """However many of them wait, one that came later than it is behind it."""
+    """A step that arrives after the batch runs after it, however many steps wait."""
     core = await with_steps(start, add_model, world)
     asked = []
     for count in range(IN_FLIGHT):
@@ -514,13 +514,13 @@ async def test_a_step_that_nobody_waits_for_is_called_off(
     assert IN_FLIGHT == len(devices.given)
 
 
-# --- the threads -------------------------------------------------------------------------------
+# # --- threads -----------------------------------------------------------------------------------
 
 
 async def test_closed_threads_end_what_the_device_has_and_call_off_the_rest(
     start: Start, devices: Accelerators
 ) -> None:
-    """Nobody waits for ever: what was not dispatched is answered as cancelled."""
+    """Requests that were not dispatched are cancelled, so that no client waits forever."""
     core = await start("mn")
     devices.may_dispatch.clear()
     asked = [asking(core, "m"), asking(core, "n")]
@@ -540,14 +540,14 @@ async def test_closed_threads_end_what_the_device_has_and_call_off_the_rest(
 
 
 class Flight:
-    """Is over at once."""
+    """A flight that completes immediately."""
 
     def fetch(self) -> Mapping[str, Value]:
         return {}
 
 
 class Nobody:
-    """A User that needs no count."""
+    """A User without a reference count."""
 
     def acquire(self) -> None: ...
 
@@ -556,7 +556,7 @@ class Nobody:
 
 @pytest.mark.usefixtures("no_collection")
 async def test_what_is_over_leaves_no_garbage() -> None:
-    """It would hold memory of the device until somebody collects it."""
+    """A reference cycle would hold device memory until the next garbage collection."""
     threads = DeviceThreads("cuda:0")
     watched: list[weakref.ref[Flight]] = []
 
@@ -605,7 +605,7 @@ async def test_a_thread_goes_on_behind_an_error() -> None:
 
 
 async def test_whoever_cannot_be_fetched_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the system has no thread left to start."""
+    """The fetching thread cannot be started, as when the system is out of threads."""
     threads = DeviceThreads("cuda:0")
     heard: list[object] = []
 

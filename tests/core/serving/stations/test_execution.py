@@ -1,4 +1,4 @@
-"""Requests side by side: gathered, executed, told apart again."""
+"""Concurrent requests: batched, executed, and split again."""
 
 import asyncio
 import time
@@ -69,7 +69,7 @@ async def test_requests_of_one_pass_are_one_execution(
 
 
 async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
-    """ModelStatistics: execution_count and inference_count, and the sizes of batches."""
+    """ModelStatistics: execution_count, inference_count and the batch sizes."""
     await asyncio.gather(*(infer(core, n) for n in range(4)))
     await infer(core, 1)
     (report,) = core.control.catalog.statistics("m")
@@ -101,7 +101,7 @@ async def test_requests_are_gathered_where_that_is_quicker(
     *,
     gathered: bool,
 ) -> None:
-    """Counting the queue, and the copy of a row into its batch."""
+    """The comparison includes the cost of queueing and of copying a row into its batch."""
     (model,) = world.open
     spec = TensorSpec("x", FP32, (-1, columns))
     monkeypatch.setattr(model, "info", replace(model.info, inputs=(spec,)))
@@ -144,7 +144,7 @@ async def test_while_a_thread_computes_the_queue_fills(
 async def test_what_threads_have_waits_on_when_the_station_is_replaced(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """Two threads execute, the third call waits for one; all are answered once."""
+    """Two threads execute while a third call waits; each is answered exactly once."""
     core = make_core()
     add_model("m", {1: 1})
     await core.control.load("m")
@@ -188,7 +188,7 @@ async def test_a_request_cancelled_in_the_queue_is_never_executed(
 async def test_a_request_that_is_alone_is_answered_at_once(
     core: Core, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for no end of a pass, and no queue; two of one pass still share an execution."""
+    """It skips the queue; two requests of one loop iteration still share an execution."""
     monkeypatch.setattr(batching, "APART_NS", -1)
     world.seconds = 1e-4
     for n in range(batching.ALONE_IN_A_ROW):
@@ -236,7 +236,7 @@ async def test_the_time_of_a_request_is_looked_up_once(
     batching_on: bool,
     seconds: float,
 ) -> None:
-    """Where it is expected to be alone, and is quick enough for the event loop or is not."""
+    """For a request that is expected to be alone, fast enough for the event loop or not."""
     monkeypatch.setattr(batching, "APART_NS", -1)
     world.batch_limit, world.seconds = 4, 1e-3
     core = make_core(dynamic_batching=batching_on)
@@ -254,7 +254,7 @@ async def test_the_time_of_a_request_is_looked_up_once(
     monkeypatch.setattr(model, "expected_seconds", expected_seconds)
     assert [[3, 3]] == (await infer(core, 2)).tolist()
 
-    # One that waits for a batch is looked up again, as part of that.
+    # A request that waits for a batch is looked up again as part of it.
     assert [1] * (2 if batching_on and seconds == 1.0 else 1) == asked
 
 
@@ -279,7 +279,7 @@ def replicas_of(instance: Instance) -> Replicas:
 async def noted_replicas(
     core: Core, world: World, monkeypatch: pytest.MonkeyPatch, name: str = "m"
 ) -> list[int]:
-    """Load a model of two replicas, and note which of them executes."""
+    """Load a model of two replicas, and record which of them executes."""
     world.replicas = 2
     await core.control.load(name)
     model = world.open[-1]
@@ -338,7 +338,7 @@ async def test_a_request_that_found_no_thread_counts_no_more(
 async def test_a_request_that_was_cancelled_counts_no_more(
     make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither one that a thread has begun, nor one that waits for a thread."""
+    """This applies both to calls that a thread has begun and to those that wait for a thread."""
     core = make_core()
     add_model("m", {1: 1})
     replicas = await noted_replicas(core, world, monkeypatch)
@@ -387,7 +387,7 @@ async def configured(make_core: MakeCore, add_model: AddModel, batching: dict[st
 async def test_the_queue_of_a_model_may_be_short(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """max_queue_size of the default queue policy: the rest is refused at once."""
+    """max_queue_size of the default queue policy: further requests are refused immediately."""
     world.batch_limit, world.seconds = 4, 1.0
     core = await configured(make_core, add_model, {"default_queue_policy": {"max_queue_size": 2}})
     outcomes = await asyncio.gather(*(infer(core, n) for n in range(4)), return_exceptions=True)

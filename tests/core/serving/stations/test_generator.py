@@ -1,4 +1,4 @@
-"""Models that give many answers to one request, as quickly as their clients read them."""
+"""Decoupled models, which send many answers to a request as fast as the client reads."""
 
 import asyncio
 import threading
@@ -21,20 +21,20 @@ from xlaserve.tensors import Parameter
 
 
 class CountingModel(FakeModel):
-    """Counts up to the number that its input says; fails behind a negative one."""
+    """Counts up to the absolute value of its input; a negative input then raises an error."""
 
     def __init__(self, amount: float, world: World, devices: Sequence[str]) -> None:
         super().__init__(amount, world, devices)
         self.computed = 0
         self.threads: set[str] = set()
-        """Those that computed, or closed answers."""
+        """Names of the threads that computed or closed answers."""
         self.parameters: Mapping[str, Parameter] = {}
-        """Those of the last request."""
+        """Parameters of the last request."""
         self.requests_of: list[int] = []
         """The replica of each request."""
         self.fails_to_close = False
         self.finished = 0
-        """Requests whose answers nobody computes any more."""
+        """Number of requests whose generator has finished."""
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -63,7 +63,7 @@ class CountingModel(FakeModel):
 
 @dataclass(eq=False)
 class Client(InferCall):
-    """Reads so many answers; backpressure holds the others back."""
+    """Reads a limited number of answers; backpressure holds back the others."""
 
     window: int = 1000
     told: list[Any] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Client(InferCall):
         return len(self.told) < self.window
 
     def read(self, count: int) -> None:
-        """Take so many answers more."""
+        """Read this many more answers."""
         self.window += count
         self.resume()
 
@@ -111,7 +111,7 @@ async def nothing_is_in_use(core: Core) -> None:
 
 
 async def settled() -> None:
-    """Let everything happen that may happen now."""
+    """Wait until all ready callbacks have run."""
     for _ in range(20):
         await asyncio.sleep(0.0005)
 
@@ -133,7 +133,7 @@ def model(core: Core, world: World) -> CountingModel:
 
 
 async def test_a_request_has_many_answers_and_a_last_one(core: Core, model: CountingModel) -> None:
-    """The last is empty: that another had outputs was not known to be the end of it."""
+    """The final answer is empty: when the third was sent, nobody knew that no more would follow."""
     client = asking(core, 3)
     in_use = core.registry.requests, isinstance(core.registry.resolve("m")[1].station, Generator)
     await until(lambda: client.has_ended)
@@ -148,7 +148,7 @@ async def test_a_request_has_many_answers_and_a_last_one(core: Core, model: Coun
 
 
 async def test_a_model_may_know_which_answer_is_the_last(core: Core, model: CountingModel) -> None:
-    """It has outputs, and is computed by nobody's further `next`."""
+    """The final answer has outputs, and the generator is not advanced again."""
     client = asking(core, 5, {"last": 2})
     await until(lambda: client.has_ended)
     await nothing_is_in_use(core)
@@ -162,7 +162,7 @@ async def test_a_model_may_know_which_answer_is_the_last(core: Core, model: Coun
 async def test_all_answers_to_a_request_are_computed_by_one_replica(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """The one that answers the fewest; a request that has ended does not count."""
+    """The least busy replica is chosen; finished requests do not count."""
     world.model_type, world.replicas = CountingModel, 2
     core = make_core()
     add_model("m", {1: 1})
@@ -184,7 +184,7 @@ async def test_all_answers_to_a_request_are_computed_by_one_replica(
 
 
 async def test_answers_that_cannot_be_closed_are_logged(core: Core, model: CountingModel) -> None:
-    """And nothing stays in use for them."""
+    """The model and the request are released nevertheless."""
     model.fails_to_close = True
     client = asking(core, 1e6, window=1)
     await until(lambda: client.told)
@@ -243,7 +243,7 @@ async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
 async def test_little_is_computed_that_the_client_does_not_read(
     core: Core, model: CountingModel, size: int, ahead: int
 ) -> None:
-    """Backpressure, for each stream by itself: as much is ahead as was read, and 16 KiB at most."""
+    """Per stream, the model computes ahead as many answers as were read, at most 16 KiB."""
     slow, quick = asking(core, 1e6, {"size": size}, window=2), asking(core, 5)
     await until(lambda: quick.has_ended)
     await until(lambda: len(slow.told) == 2)
@@ -269,7 +269,7 @@ async def test_little_is_computed_that_the_client_does_not_read(
 async def test_nobody_is_told_behind_a_cancellation(
     core: Core, model: CountingModel, window: int, passes: int
 ) -> None:
-    """However far it has come: nothing is computed any more, and nothing stays in use."""
+    """At any stage computing stops, and nothing stays in use."""
     client = asking(core, 1e6, window=window)
     for _ in range(passes):
         await asyncio.sleep(0)
@@ -350,7 +350,7 @@ async def test_a_stream_counts_towards_the_limit_until_it_ends(
 async def test_quick_answers_are_computed_together_for_a_client_that_reads(
     core: Core, world: World
 ) -> None:
-    """The first by itself: nobody waits for it any longer. An error comes behind all of them."""
+    """The first answer is sent alone, to arrive early. An error comes after all answers."""
     groups: list[int] = []
 
     class Reading(Client):

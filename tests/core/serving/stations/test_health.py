@@ -1,4 +1,4 @@
-"""A model whose executions hang, or fail on their device, is not ready, and nobody waits for it."""
+"""A model whose executions hang or whose device fails becomes not ready, and its requests fail."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +25,7 @@ Serve = Callable[..., Awaitable[Core]]
 
 @pytest.fixture
 def serve(make_core: MakeCore, add_model: AddModel, world: World) -> Serve:
-    """Serve `m` and `other`; executions in threads may take a fifth of a second."""
+    """Serve `m` and `other`; executions in threads time out after 0.2 seconds."""
 
     async def made(*, inline: float = 0.0, **settings: Any) -> Core:
         core = make_core(**settings)
@@ -40,7 +40,7 @@ def serve(make_core: MakeCore, add_model: AddModel, world: World) -> Serve:
 
 
 def asked(core: Core, model: str = "m") -> "asyncio.Future[Any]":
-    """Ask a model."""
+    """Send a request to a model."""
     data = np.ones((1, 2), np.float32)
     request = InferRequest(model, inputs=(InferInput("x", FP32, data),))
     return asyncio.ensure_future(core.engine.infer(request))
@@ -53,7 +53,7 @@ def asked(core: Core, model: str = "m") -> "asyncio.Future[Any]":
 async def test_who_waits_for_what_hangs_is_answered(
     serve: Serve, world: World, batch_limit: int
 ) -> None:
-    """Those in threads, those that wait for threads, and those that wait for a batch."""
+    """Requests in threads, requests that wait for threads, and requests that wait for a batch."""
     world.batch_limit = batch_limit
     core = await serve()
     world.may_execute.clear()
@@ -104,7 +104,7 @@ async def test_others_are_served_meanwhile(
 
 
 async def test_what_hangs_can_be_unloaded_and_loaded_again(serve: Serve, world: World) -> None:
-    """The unload ends in the time that a drain may take; the memory stays reserved."""
+    """The unload returns within the drain timeout, and the memory stays reserved."""
     core = await serve(drain_seconds=0.1)
     before = core.capacity.used_bytes
     world.may_execute.clear()
@@ -136,15 +136,15 @@ async def test_a_call_that_is_cancelled_changes_nothing(serve: Serve, world: Wor
     assert waiting.cancelled()
 
 
-# --- time --------------------------------------------------------------------------------------
+# # --- timing ------------------------------------------------------------------------------------
 
 
 class Line:
-    """A line of work."""
+    """A device queue."""
 
 
 class Looked:
-    """A watch that is looked at by hand, by a clock that is moved by hand."""
+    """A watchdog that the test polls, with a clock that the test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -157,7 +157,7 @@ class Looked:
         return self.watch.begin(lambda: True, self.failed.append, line)
 
     def after(self, seconds: float) -> int:
-        """Look once more, that much later; return how many were given up."""
+        """Advance the clock and poll; return how many executions have been given up so far."""
         self.now += seconds
         self.health.look()
         return len(self.failed)
@@ -175,7 +175,7 @@ async def test_an_execution_may_take_as_long_as_it_says(monkeypatch: pytest.Monk
 async def test_time_in_which_nobody_looked_counts_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process was stopped, or the machine slept: no execution went on either."""
+    """The process was stopped or the machine slept, so that no execution progressed either."""
     looked = Looked(monkeypatch)
     looked.begin()
     looked.after(1)
@@ -238,7 +238,7 @@ def test_some_errors_are_of_the_device(text: str, *, fails: bool) -> None:
 async def test_a_model_whose_device_fails_is_not_ready_for_a_while(
     serve: Serve, world: World, inline: float, batch_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer each time, wherever it is executed; others go on."""
+    """Each pause is longer, wherever the model executes; other models stay ready."""
     world.batch_limit = batch_limit
     core = await serve(inline=inline)
     resumes = Resumes(monkeypatch)
@@ -279,7 +279,7 @@ def fail_on_the_device(inputs: Mapping[str, Value], **options: Any) -> Mapping[s
 
 
 class Resumes:
-    """What is to resume models later."""
+    """Callbacks scheduled to resume models."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pauses = list[float]()
@@ -289,7 +289,7 @@ class Resumes:
         monkeypatch.setattr(loop, "call_later", self._note)
 
     def now(self) -> None:
-        """Let the last pause be over."""
+        """End the last pause."""
         self._resume()
 
     def _note(self, delay: float, call: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""When a batch leaves its worker, and what becomes of the lanes at home."""
+"""When a batch goes to another worker, and how that affects the lanes of this one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ SERVED = cast(Served, object())
 
 @dataclass
 class Home:
-    """One lane, whose batches end when the test says so."""
+    """A local runner with one lane; the test completes its batches."""
 
     lanes: int = 1
     is_inline: bool = False
@@ -35,7 +35,7 @@ class Home:
         self.begun.append((len(requests), freed, ended))
 
     def end(self) -> None:
-        """End the batch that began first."""
+        """Complete the oldest batch."""
         _, freed, ended = self.begun.pop(0)
         freed()
         ended(DONE)
@@ -43,7 +43,7 @@ class Home:
 
 @dataclass
 class Others:
-    """One other worker, which is idle or is not."""
+    """Another worker, idle or busy."""
 
     least_seconds: float = 0.5
     most_bytes: int = 100
@@ -68,13 +68,13 @@ class Others:
 
 @dataclass
 class Station:
-    """A runner, what it runs batches on, and what was said of them."""
+    """An offloading runner, its local runner, and what it reported about batches."""
 
     seconds: float = 1.0
     home: Home = field(default_factory=Home)
     others: Others = field(default_factory=Others)
     free: int = 1
-    """Lanes that a batcher would count."""
+    """Free lanes, as a batcher would count them."""
     ended: list[Any] = field(default_factory=list)
     resumed: int = 0
     queue: list[InferCall] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Station:
         self.resumed += 1
 
     def run(self, count: int) -> None:
-        """Start a batch of so many requests, as a batcher does."""
+        """Start a batch of `count` requests, as a batcher does."""
         self.free -= 1
         self.runner.run(calls(count), self.freed, self.ended.append)
 
@@ -98,7 +98,7 @@ class Station:
 
 
 def calls(count: int) -> list[InferCall]:
-    """Return so many requests of one row of eight bytes."""
+    """Return `count` requests of one row of eight bytes."""
     made = [ToldInfer(lambda _: None) for _ in range(count)]
     for call in made:
         call.inputs = {"x": np.zeros((1, 2), np.float32)}
@@ -106,7 +106,7 @@ def calls(count: int) -> list[InferCall]:
 
 
 def test_the_first_batch_is_executed_at_home() -> None:
-    """Though another worker is idle: it need not be asked."""
+    """Offloading does not pay when the local lane is free, even if another worker is idle."""
     station = Station()
     station.queue[:] = calls(4)
     offered = station.overtakes()
@@ -118,7 +118,7 @@ def test_the_first_batch_is_executed_at_home() -> None:
 
 @pytest.mark.parametrize(("pending", "offered"), [(0, False), (1, False), (2, True), (3, True)])
 def test_as_many_wait_as_are_executed(pending: int, offered: bool) -> None:
-    """A shorter queue is better off as the next batch at home."""
+    """A shorter queue is served better by the next local batch."""
     station = Station()
     station.run(2)
     station.queue[:] = calls(pending)
@@ -130,7 +130,7 @@ def test_as_many_wait_as_are_executed(pending: int, offered: bool) -> None:
     "others", [Others(are_idle=False), Others(least_seconds=1.1), Others(most_bytes=15)]
 )
 def test_what_is_not_worthwhile_stays(others: Others) -> None:
-    """Nobody is idle, it is too quick, or its inputs are too large."""
+    """No worker is idle, the model is too fast, or the inputs are too large."""
     station = Station(others=others)
     station.run(1)
     station.queue[:] = calls(2)
@@ -139,7 +139,7 @@ def test_what_is_not_worthwhile_stays(others: Others) -> None:
 
 
 def test_large_inputs_have_to_take_longer() -> None:
-    """They are copied, which another worker that is idle does not make up for."""
+    """Copying them costs time, which an idle worker must make up for."""
     station = Station(others=Others(most_bytes=1 << 30))
     station.run(1)
     offered = []
@@ -152,7 +152,7 @@ def test_large_inputs_have_to_take_longer() -> None:
 
 
 def test_a_batch_elsewhere_takes_no_lane() -> None:
-    """Once it has ended, the queue is looked at again."""
+    """The queue is checked again once it completes."""
     station = Station()
     station.run(1)
     station.run(2)
@@ -166,7 +166,7 @@ def test_a_batch_elsewhere_takes_no_lane() -> None:
 
 
 def test_a_batch_that_was_refused_is_executed_at_home() -> None:
-    """Beside the lane, which the batch before it has; what waits has to be as much as both."""
+    """It runs beyond the lane limit; the queue must then match both batches to be offloaded."""
     station = Station()
     station.run(1)
     station.run(2)
@@ -183,7 +183,7 @@ def test_a_batch_that_was_refused_is_executed_at_home() -> None:
 
 
 def test_a_worker_that_is_not_idle_any_more_is_not_waited_for() -> None:
-    """The batch is executed at home, behind the one before."""
+    """The batch is queued locally, after the one being executed."""
     station = Station()
     station.run(1)
     station.others.takes = False
@@ -196,7 +196,7 @@ def test_a_worker_that_is_not_idle_any_more_is_not_waited_for() -> None:
 
 
 def test_a_batch_that_cannot_begin_leaves_its_lane() -> None:
-    """And one that was refused, and cannot begin at home either, fails."""
+    """A batch that was refused and cannot start locally either fails."""
     station = Station()
     station.home.fails = True
     with pytest.raises(RuntimeError, match="no thread"):

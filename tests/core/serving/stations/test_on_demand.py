@@ -1,4 +1,4 @@
-"""Requests that wait for the compilation of their shape, and all that do not."""
+"""Shapes compiled on demand: requests wait for them, and all others continue."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ ENSEMBLE = {
 
 
 class FakeShapes:
-    """Needs a program for every number of rows but 1, and compiles while a gate is open."""
+    """Needs a program for every number of rows except 1; compiles while the gate is open."""
 
     def __init__(self, model: FakeModel) -> None:
         self._model = model
@@ -42,7 +42,7 @@ class FakeShapes:
         self.may_compile.set()
         self.problem: Exception | None = None
         self.outlived = False
-        """Whether the model was closed before a compilation was over."""
+        """Whether the model was closed before a compilation completed."""
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
         rows = inputs["x"].shape[0]
@@ -116,7 +116,7 @@ async def test_who_asks_for_the_same_shape_waits_for_one_compilation(
 
 
 async def test_everything_else_goes_on(core: Core, shapes: FakeShapes) -> None:
-    """The event loop, other models, and what is compiled of the same one."""
+    """The event loop, other models, and shapes of this model that are already compiled."""
     shapes.may_compile.clear()
     waiting = [asyncio.ensure_future(infer(core, 2)) for _ in range(2)]
     await until(shapes.compiling)
@@ -144,7 +144,7 @@ async def test_one_that_leaves_does_not_end_the_compilation(core: Core, shapes: 
 
 
 async def test_what_nobody_waits_for_any_more_is_not_begun(core: Core, shapes: FakeShapes) -> None:
-    """Two threads compile; the third shape waits, until its client has gone."""
+    """Two threads compile while a third shape waits; then its client leaves."""
     shapes.may_compile.clear()
     busy = [asyncio.ensure_future(infer(core, rows)) for rows in (2, 3)]
     while len(shapes.compiled) < 2:
@@ -188,7 +188,7 @@ async def test_the_books_have_what_was_compiled(core: Core, shapes: FakeShapes) 
 
 
 async def test_an_unload_waits_for_the_thread_that_compiles(core: Core, shapes: FakeShapes) -> None:
-    """Its client may be gone by then."""
+    """The client that requested the shape may already be gone."""
     shapes.may_compile.clear()
     gone = asyncio.ensure_future(infer(core, 2))
     await until(shapes.compiling)
@@ -213,7 +213,7 @@ async def test_an_unload_waits_for_the_thread_that_compiles(core: Core, shapes: 
 async def test_every_request_to_a_model_with_shapes_on_demand_has_a_thread_of_its_own(
     core: Core, shapes: FakeShapes, world: World, rows: int, seconds: float
 ) -> None:
-    """However quick the model is, and whatever a batch would gain."""
+    """Regardless of how fast the model is and what batching would gain."""
     world.seconds = seconds
     world.open[0].batch_limit = 4
     core.renew()
@@ -251,7 +251,7 @@ async def test_the_wait_for_a_compilation_counts_as_time_in_the_queue(
 async def test_nobody_is_told_of_a_shape_that_is_not_wanted_any_more(
     core: Core, shapes: FakeShapes, passes: int
 ) -> None:
-    """However far its compilation has come: it keeps the model in use until it is over."""
+    """At any stage, a compilation keeps the model in use until it ends."""
     told: list[InferResponse | BaseException] = []
     shapes.may_compile.clear()
     pending = begin(core.engine, request(2), told.append)
@@ -311,7 +311,7 @@ async def test_sizes_that_contradict_one_another_are_refused_at_once(
 async def test_the_steps_of_an_ensemble_ask_for_shapes_too(
     core: Core, shapes: FakeShapes, world: World, add_model: AddModel, platform: str
 ) -> None:
-    """Whether they hand tensors on through the host or leave them on a device."""
+    """Both when they pass tensors through the host and when they keep them on a device."""
     world.seconds = 0
     add_model("e", {}, ENSEMBLE)
     await core.control.load("e")

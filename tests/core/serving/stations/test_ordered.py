@@ -1,4 +1,4 @@
-"""Stations whose answers leave in the order of the requests."""
+"""Stations that send answers in the order of the requests."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from xlaserve.serving.stations.ordered import Ordered
 
 @dataclass
 class Held:
-    """A station whose executions end when the test says so (a Station)."""
+    """A station whose executions complete when the test says so (a Station)."""
 
     calls: list[InferCall] = field(default_factory=list)
     left: list[InferCall] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Held:
 
 
 class Client(InferCall):
-    """Writes its number to what all clients of a test write to."""
+    """Appends its number to a list that all clients of a test share."""
 
     def __init__(self, number: int, told: list[Any], deadline: float | None = None) -> None:
         self.number, self.all_told, self.deadline = number, told, deadline
@@ -56,7 +56,7 @@ class Client(InferCall):
 
 @dataclass
 class Asked:
-    """A model whose answers keep their order, and what its clients were told."""
+    """A model with ordered answers, and the answers that its clients got."""
 
     core: Core
     held: Held
@@ -116,7 +116,7 @@ async def test_an_error_keeps_its_place(asked: Asked) -> None:
 
 
 async def test_heads_that_went_away_hold_up_nobody(asked: Asked) -> None:
-    """Cancelled before its answer was there, behind it, or in the middle; or past its deadline."""
+    """They are cancelled at any time, or pass their deadline."""
     now = asyncio.get_running_loop().time()
     for _ in range(3):
         asked.ask()
@@ -138,7 +138,7 @@ async def test_heads_that_went_away_hold_up_nobody(asked: Asked) -> None:
 
 
 async def test_an_answer_that_has_others_cancelled_is_written_first(asked: Asked) -> None:
-    """And what is asked meanwhile waits."""
+    """Requests sent meanwhile wait."""
     first, second, third = asked.ask(), asked.ask(), asked.ask()
 
     def then() -> None:

@@ -1,4 +1,4 @@
-"""The way to the event loop: nothing is left behind, and it is woken once for many posts."""
+"""Posting from threads to the event loop: no post is lost, and many posts wake it once."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from xlaserve.serving.stations.outbox import Outbox
 
 
 class CountingLoop:
-    """An event loop that is called when a test says so."""
+    """A fake event loop whose callbacks run when the test says so."""
 
     def __init__(self) -> None:
         self.woken: list[Callable[[], None]] = []
@@ -33,7 +33,7 @@ def made() -> tuple[CountingLoop, Outbox]:
 
 
 def test_loop_is_woken_once_behind_all_that_a_thread_gathers() -> None:
-    """Also where it has delivered what came before meanwhile."""
+    """This holds even if the loop delivered earlier posts in the meantime."""
     loop, outbox = made()
     found: list[int] = []
     outbox.post(lambda: found.append(0))
@@ -63,7 +63,7 @@ def test_posts_of_other_threads_wait_for_nobody_who_gathers() -> None:
 
 
 def test_error_of_who_gathers_leaves_nothing_behind() -> None:
-    """And the thread wakes the loop itself from then on."""
+    """Later posts of this thread wake the loop again."""
     loop, outbox = made()
     found: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Models that are slower than their warm-up promised leave the event loop."""
+"""Models that run slower than their warm-up leave the event loop."""
 
 import asyncio
 import gc
@@ -29,13 +29,13 @@ LIMIT = 1e-3
 
 @dataclass
 class Timed:
-    """A clock that executions move on, by the milliseconds that their input says."""
+    """Executions that advance a fake clock by the milliseconds given in their input."""
 
     now_ns: int = 1_000_000_000
     inline: list[bool] = field(default_factory=list)
-    """Of each execution, whether it was on the event loop."""
+    """For each execution, whether it ran on the event loop."""
     disturbances: list[float] = field(default_factory=list)
-    """Milliseconds that the next executions take besides, whatever they compute."""
+    """Extra milliseconds that the next executions take, regardless of their input."""
 
     def __call__(self) -> int:
         return self.now_ns
@@ -60,7 +60,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Served:
-    """One model, and an engine with a clock of its own."""
+    """A model, and an engine with its own clock."""
 
     core: Core
     engine: Engine
@@ -81,7 +81,7 @@ class Served:
         return (await self.engine.infer(request)).outputs[0].data
 
     async def judged(self) -> None:
-        """Return once the repetition of what overran has ended."""
+        """Wait until the repetition of the slow execution has completed."""
         await until(lambda: self.instance.users == 0)
 
 
@@ -113,7 +113,7 @@ def serve(make_core: MakeCore, add_model: AddModel, world: World) -> Serve:
 
 
 async def test_a_slow_execution_moves_its_model_off_the_event_loop_for_good(serve: Serve) -> None:
-    """However many quick ones came before it, and come after it."""
+    """However many fast executions came before and come after."""
     served = await serve()
     with capture_logs() as logs:
         for milliseconds in (*[0.1] * 1000, 500, 0.1, 500, 0.1):
@@ -140,14 +140,14 @@ async def test_requests_do_not_wait_for_the_verdict(serve: Serve) -> None:
 
 
 async def test_a_model_that_was_only_disturbed_comes_back(serve: Serve) -> None:
-    """Another process, or a thread that compiles, may hold up what is quick by itself."""
+    """Another process, or a compiling thread, may delay an execution that is fast by itself."""
     served = await serve()
     served.timed.disturbances = [500, 20]
     await served.infer(0.1)
     await served.judged()
     await served.infer(0.1)
 
-    # The first, its repetition that was disturbed as well, another, and then the next request.
+    # The first, its repetition (disturbed too), a second repetition, and the next request.
     assert [True, False, False, True] == served.timed.inline
 
 
@@ -160,7 +160,7 @@ async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
     def later(
         delay: float, call: Callable[..., object], *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        if getattr(call, "__name__", "") != "_come_back":  # of others, who count their time
+        if getattr(call, "__name__", "") != "_come_back":  # a timer of some other component
             return call_later(delay, call, *args, **options)
         pauses.append(delay)
         return call_later(0, call, *args, **options)
@@ -179,7 +179,7 @@ async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
 async def test_a_repetition_has_the_inputs_as_they_were(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of a request is another's once it is answered."""
+    """The request's buffers may be reused once it is answered."""
     served, calls = await serve(), list[Callable[[int], object]]()
     monkeypatch.setattr(HostWork, "in_thread", lambda work, call, over: calls.append(call))
     data = np.full((1, 2), 500, np.float32)
@@ -192,13 +192,13 @@ async def test_a_repetition_has_the_inputs_as_they_were(
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have calls of a quick model gathered, whatever that gains."""
+    """Batch the calls of a fast model, even if that gains nothing."""
     monkeypatch.setattr(Candidate, "gains", True)
 
 
 @pytest.mark.usefixtures("gathers")
 async def test_a_batch_that_overran_moves_its_model_too(serve: Serve) -> None:
-    """It may take as long as four requests one by one."""
+    """Its limit is that of four requests in sequence."""
     served = await serve(batch_limit=4)
     await asyncio.gather(served.infer(3, 2), served.infer(3, 2))
     stays = served.is_inline  # two requests may take two milliseconds
@@ -224,7 +224,7 @@ async def test_a_batch_may_take_as_long_as_its_requests(serve: Serve) -> None:
 
 @pytest.mark.usefixtures("gathers")
 async def test_calls_that_wait_move_to_the_next_station(serve: Serve) -> None:
-    """In their order, and none of them is executed on the event loop any more."""
+    """They keep their order, and none of them runs on the event loop."""
     served = await serve(batch_limit=4)
     answers = await asyncio.gather(*(served.infer(500 + n, 4) for n in range(4)))
     await served.judged()
@@ -238,7 +238,7 @@ async def test_calls_that_wait_move_to_the_next_station(serve: Serve) -> None:
 async def test_a_model_whose_loops_follow_its_inputs_is_never_on_the_event_loop(
     serve: Serve,
 ) -> None:
-    """Not once: what it took before says nothing of the next request."""
+    """Not even once: the duration of one request says nothing about the next."""
     served = await serve(loops_follow_inputs=True)
     for _ in range(3):
         await served.infer(0.1)
@@ -248,7 +248,7 @@ async def test_a_model_whose_loops_follow_its_inputs_is_never_on_the_event_loop(
 
 
 async def test_an_unloaded_model_does_not_come_back(serve: Serve) -> None:
-    """A timer that held it would hold its memory."""
+    """A timer that referenced the model would keep its memory."""
     served = await serve()
     await served.infer(2)
     await served.judged()
@@ -265,7 +265,7 @@ async def test_an_unloaded_model_does_not_come_back(serve: Serve) -> None:
 
 
 async def test_a_model_that_was_unloaded_does_not_come_back(serve: Serve) -> None:
-    """Its programs are gone, by which its station would be chosen."""
+    """The programs by which its station would be chosen are gone."""
     served = await serve()
     await served.infer(2)
     await served.judged()

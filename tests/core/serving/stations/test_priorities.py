@@ -1,4 +1,4 @@
-"""The queue of a model with priority levels and policies, driven by a clock that the test turns."""
+"""The queue of a model with priority levels and queue policies, driven by a fake clock."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +48,7 @@ def drained(waiting: PriorityQueue, now_ns: int = 0) -> list[InferCall]:
 
 
 def test_levels_leave_in_order_and_each_in_the_order_it_came() -> None:
-    """0, and no priority, are the default level; beyond the levels is what a step may inherit."""
+    """0 and no priority mean the default level; an ensemble step may inherit a higher number."""
     waiting = queue(PLAIN, PLAIN, PLAIN, default=2)
     sent = [request(priority=level) for level in (3, 1, 0, 2, 1, 3, 9)] + [request()]
     for one in sent:
@@ -173,7 +173,7 @@ def test_the_delay_of_a_batch_is_that_of_the_oldest_of_all_levels() -> None:
 
 
 def test_deadlines_of_requests_that_left_are_not_kept() -> None:
-    """However long a timeout a client asks for, and however many requests it sends."""
+    """Whatever timeout clients ask for, and however many requests they send."""
     waiting = queue(LevelPolicy(9, may_shorten=True))
     for number in range(1000):
         waiting.add(request(number, timeout=10**9))
@@ -218,12 +218,12 @@ def test_levels_without_a_policy_have_the_default_one() -> None:
         waiting.add(request(priority=1))
 
 
-# --- against a queue that is written plainly ---
+# # --- comparison with a naive queue ---
 
 
 @dataclass
 class Plainly:
-    """What the queue promises, by looking at all requests each time."""
+    """A naive implementation of the queue's contract, which scans all requests each time."""
 
     levels: tuple[LevelPolicy, ...]
     max_rows: int
@@ -317,7 +317,7 @@ def test_it_does_what_it_promises(
     for kind, *arguments in steps:
         if kind == "add":
             priority, rows, key, timeout = arguments
-            now += 1  # no two deadlines are equal by chance
+            now += 1  # avoids equal deadlines
             one = request(now, rows, key, priority=priority, timeout=timeout)
             sent.append(one)
             if plainly.add(one):

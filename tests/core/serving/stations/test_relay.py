@@ -1,4 +1,4 @@
-"""A relay stands for a call: what decides the answer goes with it, and nothing is forgotten."""
+"""A relay stands in for a call: it carries every attribute that affects the answer."""
 
 import pytest
 
@@ -11,7 +11,7 @@ CARRIED = (
     *("found", "instance", "inputs", "parameters", "tensor_parameters", "rows", "key", "chosen"),
     *("is_volatile", "reads_memory", "started_ns", "submitted_ns"),
 )
-"""What a relay has of its call."""
+"""Attributes that a relay copies from its call."""
 OWN = {
     **dict.fromkeys(
         ("admission", "has_begun", "is_found", "has_ended", "is_cancelled", "holds_anything"),
@@ -32,7 +32,7 @@ OWN = {
     "is_counted_elsewhere": "its execution is counted here",
     "resident": "its answer is for several, on the host",
 }
-"""What it has not, and why."""
+"""Attributes that it does not copy, and why."""
 
 
 def _attributes() -> set[str]:

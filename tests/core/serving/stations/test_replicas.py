@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Placement of requests on replicas."""
 
 import json
 from pathlib import Path
@@ -24,10 +24,10 @@ def test_the_replica_with_the_fewest_is_next() -> None:
     assert [1, 2, 1] == [replicas.take() for _ in range(3)]
 
 
-@pytest.mark.slow  # it starts a process with so many devices
+@pytest.mark.slow  # each value starts a process with this many devices
 @pytest.mark.parametrize("count", [4])
 def test_a_model_without_batches_uses_all_of_its_devices(tmp_path: Path, count: int) -> None:
-    """In a process that has so many: as many requests as devices, and each has one."""
+    """In a subprocess with `count` devices, as many requests run at once, one per device."""
     xlaserve.export_model(
         lambda p, x: {"y": x + p["b"]},
         {"b": np.ones((1, 4), np.float32)},

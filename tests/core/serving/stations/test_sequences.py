@@ -1,4 +1,4 @@
-"""Sequences at their station: what shares a batch, and what is left when a request goes wrong."""
+"""The station for sequences: which requests share a batch, and the state after a failure."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ FAILS, LOSES = 1000.0, 2000.0
 
 
 class Sums(FakeModel):
-    """Adds up the inputs of each sequence, in the slots that it is told."""
+    """Adds up the inputs of each sequence, in the slot it is assigned."""
 
     batching = SequenceBatching(idle_microseconds=60_000_000, max_candidates=4)
     handling = None
@@ -87,13 +87,13 @@ class Sums(FakeModel):
 
 
 class Pinned(Sums):
-    """Sums, of sequences that keep their row."""
+    """Sums of sequences that keep their row."""
 
     batching = SequenceBatching(idle_microseconds=60_000_000, is_direct=True)
 
 
 class Hasty(Sums):
-    """Sums, of sequences that expire at once."""
+    """Sums of sequences that expire after a millisecond."""
 
     batching = SequenceBatching(idle_microseconds=1000, max_candidates=1)
 
@@ -127,7 +127,7 @@ def model_of(core: Core) -> Sums:
 
 
 def ask(core: Core, id: object, value: float, flags: str = "") -> "asyncio.Task[float]":
-    """Send a request, now; `s` in the flags starts its sequence and `e` ends it."""
+    """Send a request immediately; `s` in `flags` starts its sequence and `e` ends it."""
     return asyncio.ensure_future(answer_to(begin(core, id, value, flags)))
 
 
@@ -148,7 +148,7 @@ def begin(core: Core, id: object, value: float, flags: str = "") -> AwaitedInfer
 
 
 async def begun(core: Core) -> None:
-    """Wait until a batch has begun of all that may be in it."""
+    """Wait until a batch has begun with every request that fits in it."""
     while core.registry.resolve("m")[1].pending:
         await asyncio.sleep(0.001)
 
@@ -188,7 +188,7 @@ async def test_each_replica_has_its_sequences(
 
     assert await asyncio.gather(*first) == list(range(1, 7))
     assert await asyncio.gather(*[ask(core, id, 10) for id in range(1, 7)]) == list(range(11, 17))
-    # Shared out evenly: each replica has a batch of three.
+    # Evenly distributed: each replica has a batch of three.
     assert sorted(map(len, model_of(core).batches)) == [3, 3, 3, 3]
 
 
@@ -261,13 +261,13 @@ async def test_requests_in_progress_have_a_limit(
     assert await asyncio.gather(*tasks) == [1, 2]
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+# # --- failures -----------------------------------------------------------------------------------
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_has_not_happened(
     sums: Core, world: World
 ) -> None:
-    """Nor have those behind it: the state is what the last one that was executed left."""
+    """Nor have the requests after it: the state is that of the last executed request."""
     world.may_execute.clear()
     first, second, third = ask(sums, 1, 1, "s"), ask(sums, 1, 10), ask(sums, 1, 100)
     other = ask(sums, 2, 5, "s")
@@ -380,7 +380,7 @@ async def test_a_turn_that_waits_for_its_batch_is_as_old_as_its_request(
 async def test_a_sequence_that_nobody_goes_on_with_frees_its_slot(
     core: Core, world: World, add_model: AddModel
 ) -> None:
-    """Its client is gone, or has forgotten it (max_sequence_idle_microseconds)."""
+    """Its client has left or stopped sending (max_sequence_idle_microseconds)."""
     await loaded(core, world, add_model, Hasty)
     await ask(core, 1, 1, "s")
 
@@ -428,7 +428,7 @@ async def test_a_server_that_drains_answers_what_has_come_and_refuses_the_rest(
 
 
 class Patient(Sums):
-    """Sums, whose batches wait for three sequences, or for a time that never passes."""
+    """Sums whose batches wait for three sequences, or a minute."""
 
     batching = SequenceBatching(
         idle_microseconds=60_000_000,

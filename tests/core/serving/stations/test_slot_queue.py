@@ -1,4 +1,4 @@
-"""Batches of sequences that keep their row: how many of the slots they wait for, and how long."""
+"""Batches of sequences that keep their row: how many ready slots they wait for, and how long."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def queue(utilization: float, *calls: InferCall, delay_ns: int = DELAY_NS) -> Sl
 
 @pytest.mark.parametrize(("utilization", "delay_ns"), [(0.0, DELAY_NS), (0.5, 0), (0.25, DELAY_NS)])
 def test_a_batch_leaves_once_enough_slots_are_ready(utilization: float, delay_ns: int) -> None:
-    """At once without a utilization, or without a delay."""
+    """It leaves immediately without a utilization or without a delay."""
     calls = [call(), call()]
     waiting = queue(utilization, *calls, delay_ns=delay_ns)
 

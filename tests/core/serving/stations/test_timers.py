@@ -1,4 +1,4 @@
-"""Timers of stations are part of no request: they would keep it until they are due."""
+"""Timers of stations carry no request context, which they would keep alive until they fire."""
 
 import asyncio
 import time
@@ -62,7 +62,7 @@ async def test_a_timer_is_not_part_of_the_request_in_which_it_was_made(
 
     token = current_call.set(Call())
     try:
-        kept = schedule(found)  # what is looked at, which nothing else keeps
+        kept = schedule(found)  # holds the only reference to the watched object
     finally:
         current_call.reset(token)
 

@@ -1,4 +1,4 @@
-"""Models whose next answers to several requests are computed in one execution."""
+"""Continuous batching: one execution computes the next answers to several requests."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from xlaserve.tensors import Parameter
 
 
 class Counting:
-    """The answers to one request: numbers up to what its input says."""
+    """The answers to one request: the numbers up to its input."""
 
     def __init__(self, last: int, replica: int) -> None:
         self.last = last
@@ -33,17 +33,17 @@ class Counting:
 
 
 class SteppingModel(FakeModel):
-    """Counts for several requests together; behind a negative one it fails, of 99 for all."""
+    """Counts for several requests together; fails a negative one alone, and all at 99."""
 
     most_together = 3
 
     def __init__(self, amount: float, world: World, devices: Sequence[str]) -> None:
         super().__init__(amount, world, devices)
         self.groups: list[list[tuple[int, int]]] = []
-        """Last number and next number of each request of each execution."""
+        """Per execution: last number and next number of each request."""
         self.opened: list[Counting] = []
         self.gate = threading.Semaphore(0)
-        """Released for each execution that may be."""
+        """Released once for each execution that may run."""
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -69,7 +69,7 @@ class SteppingModel(FakeModel):
 
 
 class Client(InferCall):
-    """Reads at once, unless it is told not to."""
+    """Reads immediately, unless told otherwise."""
 
     takes_many = True
     deadline = None
@@ -91,7 +91,7 @@ class Client(InferCall):
 
 
 def asking(core: Core, *counts: float, of_bad: int = 0) -> list[Client]:
-    """Ask for so many answers each; `of_bad` is the client of those that fail."""
+    """Send one request per count; `of_bad` is the client class of the negative ones."""
     clients = []
     for count in counts:
         inputs = (InferInput("x", FP32, np.full((1, 2), count, np.float32)),)
@@ -136,7 +136,7 @@ def sizes(model: SteppingModel) -> list[int]:
 async def test_requests_that_come_together_are_stepped_together(
     core: Core, model: SteppingModel
 ) -> None:
-    """As many as may be; the others in the next execution."""
+    """Up to the batch limit; the others run in the next execution."""
     clients = asking(core, 4, 4, 4, 4, 4)
     free(model)
     await until(lambda: all(client.has_ended for client in clients))
@@ -149,7 +149,7 @@ async def test_requests_that_come_together_are_stepped_together(
 async def test_a_request_joins_those_that_go_on_behind_its_first_step(
     core: Core, model: SteppingModel
 ) -> None:
-    """Whatever step they are at: what begins, and what goes on, are not in one execution."""
+    """Whatever step they are at. First steps and later steps never share an execution."""
     (first,) = asking(core, 500)
     model.gate.release(100)
     await until(lambda: len(model.groups) >= 50)
@@ -177,7 +177,7 @@ async def test_an_error_of_one_is_of_nobody_else(core: Core, model: SteppingMode
 async def test_of_an_execution_that_fails_those_alone_fail_that_do_by_themselves(
     core: Core, model: SteppingModel
 ) -> None:
-    """And the next one is begun."""
+    """The next execution begins as usual."""
     clients = asking(core, 5, 99, 6, 2)
     free(model)
     await until(lambda: all(client.has_ended for client in clients))
@@ -191,7 +191,7 @@ async def test_of_an_execution_that_fails_those_alone_fail_that_do_by_themselves
 async def test_an_answer_that_cannot_be_written_is_of_nobody_else(
     core: Core, model: SteppingModel
 ) -> None:
-    """Its call ends with that, and what is computed next is."""
+    """Its call fails with that error, and the others continue."""
 
     def write(response: InferResponse, *, last: bool) -> None:
         raise Panic
@@ -208,13 +208,13 @@ async def test_an_answer_that_cannot_be_written_is_of_nobody_else(
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """An exception such as a Rust library raises on a panic."""
 
 
 async def test_what_waits_of_a_client_that_is_found_out_is_executed_by_itself(
     core: Core, model: SteppingModel
 ) -> None:
-    """Though it came before its client was known."""
+    """Although it arrived before its client was detected."""
     first = asking(core, 2, 99, of_bad=7)
     await until(lambda: model.opened)
     waiting = asking(core, 99, 2, of_bad=7)
@@ -227,7 +227,7 @@ async def test_what_waits_of_a_client_that_is_found_out_is_executed_by_itself(
 
 
 async def test_who_does_not_read_is_in_no_execution(core: Core, model: SteppingModel) -> None:
-    """The others go on, and so does it when it reads again."""
+    """The others continue, and so does this request once its client reads again."""
     slow, quick = asking(core, 60, 60)
     slow.reads = False
     free(model)
@@ -291,7 +291,7 @@ async def test_without_a_thread_all_are_told_and_later_ones_are_served(
 async def test_batches_may_be_forbidden(
     make_core: MakeCore, add_model: AddModel, world: World
 ) -> None:
-    """Then each request is asked by itself, as the answers of any other model are."""
+    """Each request is then executed alone, as for any other generator."""
     world.model_type = SteppingModel
     core = make_core(dynamic_batching=False)
     add_model("m", {1: 1})

@@ -1,4 +1,4 @@
-"""Attention where onnx has no case: any batch, and what is refused."""
+"""Attention cases that onnx's own suite lacks: any batch, and refusals."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def test_attention_with_a_cache_takes_any_batch_and_length() -> None:
-    """Computed by hand: the queries come after the cache, and see nothing behind themselves."""
+    """The queries come after the cached keys, and the mask is causal."""
     nodes = [
         node(
             "Attention",
@@ -94,7 +94,7 @@ def test_attention_that_cannot_be_is_refused(attributes: dict[str, Any], said: s
 
 
 def test_linear_attention_takes_any_batch_and_length() -> None:
-    """The state after two halves of a sequence is that after the whole."""
+    """The state after two halves of a sequence equals that after the whole sequence."""
     nodes = [
         node(
             "LinearAttention",

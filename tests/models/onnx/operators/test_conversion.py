@@ -33,7 +33,7 @@ EDGES = np.asarray(
     ],
     np.uint32,
 ).view(np.float32)
-"""Every exponent, with the fractions at which the ways of rounding part."""
+"""Every exponent, with the fractions at which the rounding modes differ."""
 
 POWERS = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu)
 
@@ -41,7 +41,7 @@ _NOTHING: Mapping[str, Attribute] = MappingProxyType({})
 
 
 def _cast(x: Tensor, to: int, attributes: Mapping[str, Attribute] = _NOTHING) -> list[Tensor]:
-    """Return what a Cast makes of a tensor, known and traced."""
+    """Return the results of a Cast of a tensor, as a constant and traced."""
     node = Node("Cast", "", "", ("x",), ("y",), 25, {"to": to, **attributes})
 
     def computed(given: jax.Array) -> jax.Array:
@@ -68,7 +68,7 @@ def test_a_number_is_rounded_to_a_power_of_two_as_onnx_rounds_it(mode: str, satu
     ("to", "dtype"), [(TensorProto.FLOAT, np.float32), (TensorProto.DOUBLE, np.float64)]
 )
 def test_each_power_of_two_is_its_number(to: int, dtype: type[np.floating]) -> None:
-    """The least one too, which is below the normal numbers of FP32."""
+    """Including the smallest, which is subnormal in FP32."""
     for found in _cast(POWERS, to):
         assert dtype == found.dtype
         np.testing.assert_array_equal(POWERS.astype(np.float32).astype(dtype)[1:], found[1:])

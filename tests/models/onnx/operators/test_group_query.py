@@ -1,4 +1,4 @@
-"""GroupQueryAttention, against onnxruntime, which alone has it."""
+"""GroupQueryAttention, compared with onnxruntime, the only other implementation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,17 +26,17 @@ SLOTS = {"cos": 7, "sin": 8, "positions": 9, "added": 10, "sink": 11, "k_scale":
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the operator; `lengths` are T - 1 of each entry of the batch."""
+    """A call of the operator; `lengths` holds T - 1 for each batch entry."""
 
     steps: int
     lengths: tuple[int, ...]
     past: int = 0
-    """The size of the cache that is given; 0 for none."""
+    """Size of the given cache, or 0 without one."""
     total: int = 0
-    """The total_sequence_length; 0 for the largest T."""
+    """The total_sequence_length; 0 means the largest T."""
     is_packed: bool = False
     rotary: int = 0
-    """Pairs of numbers that are turned; 0 for no rotation."""
+    """Number of rotated pairs; 0 for no rotation."""
     has_positions: bool = False
     has_bias: bool = False
     has_sink: bool = False
@@ -105,7 +105,7 @@ def _model(given: Mapping[str, Tensor], total: int, **said: Any) -> onnx.ModelPr
 
 
 def _assert_agrees(call: Call, **said: Any) -> None:
-    """Compare what is specified: no answers of padding, and no places beyond T."""
+    """Compare only specified values: no outputs of padding, and no positions from T on."""
     given = _given(call)
     made = _model(given, call.largest, do_rotary=int(call.rotary > 0), **said)
     expected, actual = theirs(made, given), ours(made, given)
@@ -126,7 +126,7 @@ STEP = Call(steps=1, lengths=(6, 3), past=6)
 """The caches of the entries are full to 6 and to 3."""
 MORE = Call(steps=3, lengths=(7,), past=5)
 BUFFER = Call(steps=1, lengths=(6, 3), past=12, total=7)
-"""A cache with room for more than there is."""
+"""A cache larger than its content."""
 
 CALLS: list[tuple[Call, dict[str, Any]]] = [
     (replace(PROMPT, rotary=16), {}),
@@ -152,7 +152,7 @@ WINDOWS, SOFTCAPS, SINKS = (-1, 2), (0.0, 0.7), ("", "smooth", "given")
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.large)])
 @pytest.mark.parametrize("base", [PROMPT, STEP, MORE, BUFFER])
 def test_every_attribute_with_every_other_is_that_of_onnxruntime(base: Call, half: int) -> None:
-    """Each half of the combinations has every value of three attributes with one another."""
+    """Each half of the combinations covers all values of any three attributes together."""
     for window, softcap, has_bias, sink in product(WINDOWS, SOFTCAPS, (False, True), SINKS):
         index = WINDOWS.index(window) + SOFTCAPS.index(softcap) + has_bias + SINKS.index(sink)
         if index % 2 != half:
@@ -167,14 +167,14 @@ def test_every_attribute_with_every_other_is_that_of_onnxruntime(base: Call, hal
 
 
 def test_without_causality_every_key_is_seen() -> None:
-    """onnxruntime computes it for whole prompts, in which it sees all that is no padding."""
+    """onnxruntime supports it for whole prompts, where every key except padding is seen."""
     call = replace(PROMPT, lengths=(4, 4))
 
     _assert_agrees(call, causal=0)
 
 
 def test_lengths_that_the_cache_has_no_room_for_give_nan() -> None:
-    """As everywhere an index outside of its table is no error, and not another answer either."""
+    """As for any index out of range, the result is neither an error nor a plausible answer."""
     given = _given(STEP)
     given["lengths"] = np.asarray([6, 7], np.int32)
     found, *_ = ours(_model(given, 7), given)
@@ -217,7 +217,7 @@ def test_a_total_that_depends_on_the_data_is_refused_with_what_to_do() -> None:
 
 
 def test_a_step_with_its_cache_is_imported_with_an_open_batch(tmp_path: Path) -> None:
-    """Its rows are proved independent, so that steps of several sequences are put together."""
+    """Its rows are proved independent, so that steps of several sequences share a batch."""
     given = _given(replace(STEP, rotary=16))
     made = _model(given, 7, do_rotary=1)
     tables = [numpy_helper.from_array(given.pop(name), name) for name in ("cos", "sin")]

@@ -1,4 +1,4 @@
-"""Products of 8-bit levels are exact, whatever the levels: compared with sums in INT64."""
+"""Products of 8-bit integers are exact: compared with sums in INT64."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -24,7 +24,7 @@ RANDOM = np.random.default_rng(7)
 
 
 def extremes(shape: tuple[int, ...], dtype: type) -> Tensor:
-    """Return levels at the ends of their range, and beside them: sums are large, and odd."""
+    """Return values at and near the ends of the range, so that sums are large and odd."""
     limits = np.iinfo(dtype)
     ends = [limits.min, limits.min + 1, limits.max - 1, limits.max, limits.max, limits.max]
     return RANDOM.choice(ends, shape).astype(dtype)
@@ -38,7 +38,7 @@ def computed(operator: str, values: list[Tensor | None], **attributes: Any) -> T
 def graph_of(
     operator: str, values: list[Tensor | None], **attributes: Any
 ) -> tuple[Graph, dict[str, Tensor]]:
-    """Return a node alone, and its inputs: two operands, where zero points are constants."""
+    """Return a graph of one node and its inputs: two operands; zero points are constants."""
     names = ["x", "w", "x_zero", "w_zero"]
     given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     node = helper.make_node(operator, [n if n in given else "" for n in names], ["y"], **attributes)
@@ -128,7 +128,7 @@ def test_convolutions_of_levels(case: str, left: type, right: type, zeros: str) 
 
 @pytest.mark.parametrize("least", [-128, 100])
 def test_sums_of_an_import_are_exact(least: int) -> None:
-    """Of as many channels as one part has: Winograd's form would multiply sums of levels."""
+    """With as many channels as one part has: Winograd's form would multiply sums."""
     x = RANDOM.integers(least, 128, (1, 112, 16, 16), np.int8)
     w = RANDOM.integers(least, 128, (128, 112, 3, 3), np.int8)
     expected = convolved(x.astype(np.int64), w.astype(np.int64), 1)

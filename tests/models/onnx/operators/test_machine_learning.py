@@ -1,4 +1,4 @@
-"""What has no case among onnx's own: operators of ai.onnx.ml, against onnxruntime."""
+"""Operators of ai.onnx.ml without a case in onnx's suite, compared with onnxruntime."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ CASES: list[tuple[str, Tensor, dict[str, Any]]] = [
 def test_operator_gives_what_onnxruntime_gives(
     operator: str, x: Tensor, said: dict[str, Any]
 ) -> None:
-    """Missing values, rows of zeros, too few values and repeated keys are among them."""
+    """The inputs include missing values, rows of zeros, too few values and repeated keys."""
     said = said | ({"targets": 1, "post_transform": "LOGISTIC"} if "coefficients" in said else {})
     model = _model(operator, x, ["y"], **said)
     (want,), (got,) = theirs(model, {"x": x}), ours(model, {"x": x})
@@ -97,12 +97,12 @@ COEFFICIENTS = [0.5, -1.0, 0.25, 2.0, 0.75, -0.5, 1.5, -0.25]
 @pytest.mark.parametrize("features", [2, 4])
 @pytest.mark.parametrize("datatype", [np.float32, np.float64, np.int64])
 def test_coefficients_beyond_the_features_are_not_read(features: int, datatype: type) -> None:
-    """The rows follow one another without a gap, as onnxruntime reads them."""
+    """Rows are stored without gaps, as onnxruntime reads them."""
     x: Tensor = WHOLE[:, [0, 1, 2, 0]][:, :features].astype(datatype)
     said: dict[str, Any] = {"coefficients": COEFFICIENTS, "intercepts": [0.25, -0.5]}
     classifier = _model("LinearClassifier", x, ["l", "s"], classlabels_ints=[5, 9], **said)
     regressor = _model("LinearRegressor", x, ["y"], targets=2, **said)
-    # onnxruntime has no regressor of other datatypes.
+    # onnxruntime has regressors for FP32 only.
     models = (classifier, regressor) if datatype is np.float32 else (classifier,)
 
     for model in models:

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft, against onnxruntime, which alone has them."""
+"""Operators of com.microsoft, compared with onnxruntime, the only other implementation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,9 +28,9 @@ def _bytes(*shape: int) -> Tensor:
 
 
 def _seven_bits(*shape: int) -> Tensor:
-    """Return signed levels of which two products with unsigned ones fit in 16 bits.
+    """Return signed values whose pairwise products with unsigned ones sum up within 16 bits.
 
-    onnxruntime adds such pairs with saturation on processors with AVX2 and without VNNI.
+    With AVX2 but no VNNI, onnxruntime adds such pairs with saturation.
     """
     return _bytes(*shape).view(np.int8) // 2
 
@@ -44,7 +44,7 @@ def _equal(first: int, rows: int, last: int) -> Tensor:
 def _one(
     operator: str, inputs: Sequence[Tensor | None], outputs: int = 1, **attributes: Any
 ) -> tuple[onnx.ModelProto, Mapping[str, Tensor]]:
-    """Return a model of one node, and its inputs: the first is one, the others are constants."""
+    """Return a model of one node, and its inputs: the first is an input, the others constants."""
     names = ["" if value is None else f"x{place}" for place, value in enumerate(inputs)]
     named = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
     results = [f"y{place}" for place in range(outputs)]

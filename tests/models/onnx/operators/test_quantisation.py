@@ -1,4 +1,4 @@
-"""Quantisation where onnx has no case: ties with a scale that is known, and nothing but zeros."""
+"""Quantization cases that onnx's suite lacks: ties with a constant scale, and all zeros."""
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ def model(node: onnx.NodeProto, inputs: dict[str, int], constants: dict[str, Ten
 @pytest.mark.parametrize("scale", [0.1, 255.0, 3.0, 1 / 3, 0.0157])
 @pytest.mark.parametrize("operator", ["QuantizeLinear", "Div"])
 def test_a_scale_that_is_known_divides_as_one_that_is_not(operator: str, scale: float) -> None:
-    """Multiples and halves of the scale: what a reciprocal gets wrong in the last bit shows."""
+    """Multiples of half the scale show errors of a reciprocal in the last bit."""
     constants = {"scale": np.asarray(scale, np.float32)}
     node = helper.make_node(operator, ["x", "scale"], ["y"])
     data = model(node, {"x": TensorProto.FLOAT}, constants)
@@ -40,7 +40,7 @@ def test_a_scale_that_is_known_divides_as_one_that_is_not(operator: str, scale: 
 
 
 def test_zeros_alone_are_quantised_to_zeros() -> None:
-    """Their scale is that of onnxruntime, and no division by zero."""
+    """Their scale is that of onnxruntime, without a division by zero."""
     node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])
     data = model(node, {"x": TensorProto.FLOAT}, {})
     found = compute(reading.parse(data).graph, {"x": np.zeros(3, np.float32)})

@@ -1,4 +1,4 @@
-"""Grids, regions and what else reads between pixels, against onnxruntime."""
+"""Grid sampling, RoI pooling and other interpolation, compared with onnxruntime."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def _normal(*shape: int) -> Tensor:
 
 FLAT = {"x": _normal(2, 3, 5, 4), "grid": 1.6 * _normal(2, 3, 2, 2)}
 SOLID = {"x": _normal(1, 2, 3, 4, 5), "grid": 1.6 * _normal(1, 2, 3, 2, 3)}
-"""Many coordinates lie outside of [-1, 1], some several times as far."""
+"""Many coordinates lie outside of [-1, 1], some by several times."""
 
 
 @pytest.mark.slow

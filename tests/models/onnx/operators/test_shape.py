@@ -33,7 +33,7 @@ B, S = dimensions_of(np.asarray(jax.export.symbolic_shape("b, s"), np.object_))
 
 
 def _evaluated(dimensions: Dimensions, **sizes: int) -> list[int]:
-    """Return dimensions with numbers in place of the symbols."""
+    """Return dimensions with numbers substituted for the symbols."""
     names = {"b": sizes["b"], "s": sizes["s"]}
     return [
         int(eval(str(size), {"floordiv": lambda x, y: x // y, "max": max, "min": min}, names))
@@ -194,7 +194,7 @@ def test_even_parts_are_equal_but_for_the_last(size: int, count: int) -> None:
     right=st.sampled_from([1, 2, 3]),
 )
 def test_shape_arithmetic_holds_for_every_size(operator: str, left: list[int], right: int) -> None:
-    """What is computed with symbols gives, with numbers in their place, what numbers give."""
+    """Symbolic results, with numbers substituted, equal numeric results."""
     (symbolic,) = _run(operator, host_of(left), np.asarray([right]))
     numbers = np.asarray(_evaluated(tuple(left), b=6, s=4))
     (concrete,) = _run(operator, numbers, np.asarray([right]))
@@ -204,7 +204,7 @@ def test_shape_arithmetic_holds_for_every_size(operator: str, left: list[int], r
 
 
 def test_shapes_are_taken_apart_and_put_together_without_being_computed() -> None:
-    """What exporters write for x.view(x.shape[0], -1): no operator of it is left in the program."""
+    """As exporters write x.view(x.shape[0], -1): the program contains none of its operators."""
 
     def trace(x: jax.Array) -> jax.Array:
         (shape,) = _run("Shape", x)

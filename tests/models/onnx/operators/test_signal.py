@@ -19,7 +19,7 @@ FLOAT = 1
 @pytest.mark.parametrize("length", [6, 13])
 @pytest.mark.parametrize("one_sided", [0, 1])
 def test_a_transform_there_and_back_is_numpys_for_any_batch(length: int, one_sided: int) -> None:
-    """A length below that of the signal cuts it, one above appends zeros."""
+    """A length below that of the signal truncates it; a larger one pads with zeros."""
     x = RANDOM.standard_normal((3, 9, 1), np.float32)
     nodes = [
         node("DFT", ["x", "length", "axis"], ["y"], onesided=one_sided),
@@ -47,7 +47,7 @@ def test_a_short_time_transform_is_that_of_onnxruntime(one_sided: int) -> None:
 
 
 def test_a_determinant_takes_any_batch() -> None:
-    """Of 5 x 5, which takes more than a formula."""
+    """A 5 x 5 matrix, for which there is no simple formula."""
     made = model([node("Det", ["x"], ["y"])], {"x": (FLOAT, ["N", 5, 5])}, ["y"], opset=22)
     given = {"x": RANDOM.standard_normal((3, 5, 5), np.float32)}
 

@@ -1,4 +1,4 @@
-"""Support vector machines of random numbers, against onnxruntime."""
+"""Support vector machines with random coefficients, compared with onnxruntime."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +68,7 @@ def _machine(kernel: str, classes: int, **said: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_classes_are_voted_for_and_have_probabilities(kernel: str, probabilities: bool) -> None:
-    """Probabilities of four classes are those that agree best with the ones of their pairs."""
+    """Probabilities of four classes are fitted to those of their pairs."""
     _same(_model("SVMClassifier", _machine(kernel, 4, probabilities=probabilities)))
 
 
@@ -85,7 +85,7 @@ def test_two_classes_have_a_score_each(transform: str, probabilities: bool) -> N
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_without_vectors_it_is_linear(classes: int, sign: int) -> None:
-    """Two classes are told apart by 0.5, where no coefficient is below 0."""
+    """If no coefficient is negative, two classes are separated at 0.5."""
     random = np.random.default_rng(3)
     said = {
         "classlabels_ints": [10, 20, 30][:classes],
@@ -117,7 +117,7 @@ def test_a_regressor_adds_up_its_kernels(kernel: str, vectors: int, one_class: i
 
 
 def test_vectors_are_parameters_and_rows_are_proved_independent(tmp_path: Path) -> None:
-    """The loop for probabilities goes on for one row without changing another."""
+    """The probability loop runs on for one row without changing another."""
     path = save(_model("SVMClassifier", _machine("RBF", 3, probabilities=True)), tmp_path)
 
     imported = import_model(path, tmp_path / "m")

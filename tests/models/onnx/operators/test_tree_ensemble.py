@@ -29,7 +29,7 @@ ODD = np.asarray(
     [0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, np.inf, -np.inf, np.nan, 1.0, 0.99999994, 3.4e38],
     np.float32,
 )
-"""Among them denormals, which XLA takes for 0 on the CPU, and 0 in both signs."""
+"""Includes denormals, which XLA flushes to 0 on the CPU, and zeros of both signs."""
 
 
 def _forest(random: np.random.Generator, modes: list[str], trees: int = 4) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _same(model: onnx.ModelProto, rows: Tensor) -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, "all"])
 def test_a_node_compares_as_onnxruntime_does(mode: str) -> None:
-    """Denormals, both zeros, infinities and missing values go the same way."""
+    """Denormals, zeros, infinities and missing values take the same branch."""
     random = np.random.default_rng(1)
     found = _forest(random, MODES if mode == "all" else [mode], trees=8)
     found |= _weights(random, found, "target", 1, "all")
@@ -149,7 +149,7 @@ def test_trees_are_put_together_as_onnxruntime_does(aggregate: str, share: str) 
     ],
 )
 def test_scores_of_a_regressor_are_transformed(transform: str, targets: int) -> None:
-    """A single one is transformed by PROBIT alone."""
+    """PROBIT applies to single scores only."""
     random = np.random.default_rng(3)
     found = _forest(random, ["BRANCH_LT"])
     found |= _weights(random, found, "target", targets, "tree")
@@ -174,7 +174,7 @@ def test_scores_of_a_regressor_are_transformed(transform: str, targets: int) -> 
     ],
 )
 def test_two_classes_have_rules_of_their_own(base: list[float], share: str, transform: str) -> None:
-    """One score may stand for both, and what it means depends on the signs of all weights."""
+    """A single score may stand for both; its meaning depends on the signs of all weights."""
     random = np.random.default_rng(4)
     found = _forest(random, ["BRANCH_LEQ"])
     found |= _weights(random, found, "class", 2, "first" if share == "positive" else share)
@@ -201,7 +201,7 @@ def test_of_several_classes_the_first_best_one_with_a_score_is_taken(
 
 
 def test_doubles_are_compared_as_doubles() -> None:
-    """0.1 in FP64 lies below 0.1 in FP32, and thresholds keep what they are."""
+    """0.1 in FP64 is below 0.1 in FP32, and thresholds are not rounded."""
     random = np.random.default_rng(6)
     found = _forest(random, MODES)
     values = random.standard_normal(len(found.pop("nodes_values")))
@@ -216,7 +216,7 @@ def test_doubles_are_compared_as_doubles() -> None:
 
 
 def _ensemble(**changed: Any) -> onnx.ModelProto:
-    """Return two trees of opset 5, in which one node asks for a set."""
+    """Return two trees of opset 5, in which one node tests membership in a set."""
     tensor = onnx.numpy_helper.from_array
     nan = np.nan
     said: dict[str, Any] = {
@@ -260,7 +260,7 @@ NAN = np.nan
     ],
 )
 def test_a_node_asks_for_a_set_of_values(row: list[float], expected: list[float]) -> None:
-    """A missing value goes where the node says, though it is in no set."""
+    """A missing value takes the branch the node names for it, although no set contains it."""
     (found,) = ours(_ensemble(), {"x": np.asarray([row], np.float32)})
 
     np.testing.assert_array_equal(found, np.asarray([expected], np.float32))
@@ -282,7 +282,7 @@ def test_a_node_asks_for_a_set_of_values(row: list[float], expected: list[float]
     ],
 )
 def test_trees_that_are_none_are_refused_by_node(changed: dict[str, Any], said: str) -> None:
-    """Nothing that a file says leads out of the tables."""
+    """No index in a file leads outside of the tables."""
     with pytest.raises(InvalidModel, match="TreeEnsemble 'y'") as refused:
         ours(_ensemble(**changed), {"x": np.zeros((1, COLUMNS), np.float32)})
 
@@ -356,7 +356,7 @@ def test_tables_are_parameters_and_rows_are_proved_independent(
 def test_nodes_that_fit_into_64_bits_are_one_table(
     share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The walk of one table and that of two end in the same leaves."""
+    """A walk over one table and one over two end in the same leaves."""
     random = np.random.default_rng(9)
     found = _forest(random, ["BRANCH_LEQ", "BRANCH_GT"], trees=9)
     found |= _weights(random, found, "target", 3, share)
@@ -373,7 +373,7 @@ def test_nodes_that_fit_into_64_bits_are_one_table(
 
 
 def _leading(true: Sequence[int], false: Sequence[int]) -> Trees:
-    """Return one tree of these children, of which two are leaves."""
+    """Return one tree with these children, of which two are leaves."""
     nodes = len(true)
     return Trees(
         columns=np.zeros(nodes, np.int64),
@@ -391,7 +391,7 @@ def _leading(true: Sequence[int], false: Sequence[int]) -> Trees:
 
 
 def test_nodes_that_share_what_is_below_them_stay_as_many() -> None:
-    """Sixty nodes, of which each leads to the next two: there are more ways than numbers."""
+    """Each of sixty nodes leads to the next two: the number of paths is exponential."""
     made = forest_of(_leading(range(1, 61), range(2, 62)), groups=True)
 
     assert (60, 62) == (made.depth, len(made.tables["children"]))
@@ -411,7 +411,7 @@ def test_a_leaf_of_two_nodes_lies_beside_neither(true: list[int], false: list[in
 
 
 def test_a_tree_within_a_branch_is_converted_too() -> None:
-    """Its tables stay attributes."""
+    """Its tables remain attributes."""
     random = np.random.default_rng(8)
     found = _forest(random, MODES)
     found |= _weights(random, found, "target", 1, "all")

@@ -44,7 +44,7 @@ def test_pooling_is_that_of_onnxruntime(
 def test_places_of_a_max_pool_are_those_of_onnxruntime(
     window: dict[str, list[int]], ceil: int, order: int, dilations: list[int]
 ) -> None:
-    """Of equal numbers the first counts; places count over batch and channels."""
+    """Of equal values the first counts; indices count over batch and channels."""
     image = {"x": np.round(IMAGE["x"])}
     attributes: dict[str, Any] = {**window, "ceil_mode": ceil, "dilations": dilations}
     made = model(
