@@ -47,7 +47,7 @@ def problems() -> list[str]:
     return [
         *lives.missing(told.LIVES, SERVER),
         *workers.unmatched(set(workers.places(SERVER)), told.WORKERS),
-        *(f"nothing is given the limit {name}" for name, users in _users() if not users),
+        *(f"no code receives the limit {name}" for name, users in _users() if not users),
     ]
 
 

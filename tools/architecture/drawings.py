@@ -95,10 +95,10 @@ DRAWINGS = (
         "server/xlaserve/grpc/http2/states.py",
         "The rules are\n"
         "those of RFC 9113, section 5.1. Inputs are named after the received frame, with `_END`\n"
-        "if it has END_STREAM; actions of the server start with `SEND_`. If the answer is complete\n"
-        "before the request, the server resets the stream immediately (8.1), so no frame is read\n"
-        "in HALF_CLOSED_LOCAL. A stream in RESET was closed by the server; frames that were\n"
-        "already in transit are ignored.",
+        "if it has END_STREAM; actions of the server start with `SEND_`. If the answer is\n"
+        "complete before the request, the server resets the stream immediately (8.1), so no\n"
+        "frame is read in HALF_CLOSED_LOCAL. A stream in RESET was closed by the server; frames\n"
+        "that were already in transit are ignored.",
         http2.State.IDLE.name,
         list(_stream_rows()),
         _stream_reactions(),

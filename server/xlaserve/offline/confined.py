@@ -44,7 +44,7 @@ class Confined:
 
 
 def _process_memory(setting: str, value: int) -> str:
-    return f"{value // _GIB} GiB more than at its start (`{setting}`)"
+    return f"{value // _GIB} GiB beyond its startup memory (`{setting}`)"
 
 
 def _answer(limits: Limits) -> str:
@@ -59,15 +59,17 @@ def _seconds(limits: Limits, kind: str) -> str:
 
 
 _TURNS = (
-    f", fairly between callers, with up to {_TEXTS.waiting} queued texts each (`max_waiting_texts`)"
+    f"; scheduled fairly between callers, up to {_TEXTS.waiting} queued texts each "
+    "(`max_waiting_texts`)"
 )
 
 _TEXT_MEMORY = (
-    f"{_DEFAULTS.text_process_bytes // _MIB} MiB more than at its start (`text_process_bytes`)"
+    f"{_DEFAULTS.text_process_bytes // _MIB} MiB beyond its startup memory (`text_process_bytes`)"
 )
 
 _COMPILER_FILES = (
-    f"{compilers.OPEN_FILES} open, {compilers.FILE_BYTES // _MIB} MiB each; no core dump"
+    f"{compilers.OPEN_FILES} open files, written files up to "
+    f"{compilers.FILE_BYTES // _MIB} MiB each; no core dump"
 )
 _COMPILER_MEMORY = _process_memory("compile_process_bytes", _DEFAULTS.compile_process_bytes)
 
@@ -75,11 +77,12 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "trial load",
         "a model that a client sent",
-        "a process for each load",
+        "one process per load",
         _COMPILER_MEMORY,
         f"{_DEFAULTS.trial_seconds:g}, without waits for a CPU, and as much CPU time per core "
         f"(`trial_seconds`); {trial.CLOCK_TIMES * _DEFAULTS.trial_seconds:g} of elapsed time",
-        f"{trial.OPEN_FILES} open, {trial.FILE_BYTES // _GIB} GiB each; no core dump",
+        f"{trial.OPEN_FILES} open files, written files up to {trial.FILE_BYTES // _GIB} GiB each; "
+        "no core dump",
         "runtime/trial.py",
     ),
     Confined(
@@ -105,7 +108,7 @@ PROCESSES: tuple[Confined, ...] = (
         "trial at export",
         "an author's function with loops",
         "a child process of the export",
-        f"{trials.MEMORY_BYTES // _GIB} GiB more than at its start, also for resident memory",
+        f"{trials.MEMORY_BYTES // _GIB} GiB beyond its startup memory, also for resident memory",
         f"{trials.SECONDS:g} of CPU time (`trial_seconds` of the export)",
         _COMPILER_FILES,
         "runtime/programs/trials.py",
@@ -131,7 +134,7 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "grammar",
         "JSON schemas, regular expressions and Lark grammars of clients",
-        f"a process per model, whose fork compiles; then a thread of the model{_TURNS}",
+        f"one process per model, whose fork compiles; then a thread of the model{_TURNS}",
         f"{_TEXT_MEMORY}{_answer(_TEXTS.grammar)}; "
         f"{grammars.MOST_KNOWN} cached results; "
         f"{grammars.LIMITS['max_grammar_size']} rules, "
@@ -145,7 +148,7 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "tokenizer",
         "a tokenizer.json that may be slow, with its regular expressions; a client's text",
-        f"a process per model, whose fork tokenizes{_TURNS}",
+        f"one process per model, whose fork tokenizes{_TURNS}",
         f"{_TEXT_MEMORY}"
         f"{_answer(_TEXTS.tokenizer)}; texts of {tokenizing.MOST_CHARACTERS} characters",
         f"{_seconds(_TEXTS.tokenizer, 'tokenizer')} of elapsed time",
@@ -155,7 +158,7 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "Python model",
         "the operator's code, with a client's tensors",
-        "a process per replica, if the model is configured to use one",
+        "one process per replica, if the model is configured to use one",
         f"{_DEFAULTS.python_process_bytes or _NONE} (`python_process_bytes`)",
         f"{_DEFAULTS.python_process_seconds:g} without a message (`python_process_seconds`)",
         _NONE,
@@ -189,7 +192,7 @@ TEXTS: tuple[Confined, ...] = (
         "model.json",
         "the thread of the load",
         f"{manifest.LIMIT_BYTES // _MIB} MiB of text",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/manifest.py",
     ),
@@ -198,7 +201,7 @@ TEXTS: tuple[Confined, ...] = (
         "config.pbtxt, config.json, `config` of a load",
         "the thread of the load",
         f"{config_text.LIMIT_BYTES // _MIB} MiB of text, nesting",
-        "by its length",
+        "bounded by its size",
         "one",
         "model_config/text.py",
     ),
@@ -207,7 +210,7 @@ TEXTS: tuple[Confined, ...] = (
         "*.safetensors",
         "the thread of the load",
         f"{weights.MAX_HEADER_BYTES // _MIB} MiB of text, {weights.MAX_TENSORS} tensors",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/weights.py",
     ),
@@ -216,7 +219,7 @@ TEXTS: tuple[Confined, ...] = (
         "StableHLO, files of `jax.export`",
         "the thread of the load; after a trial load if a client sent it",
         f"{sizes.LIMIT_ARTIFACT_BYTES // _MIB} MiB",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/artifact.py",
     ),
@@ -225,7 +228,7 @@ TEXTS: tuple[Confined, ...] = (
         ".pt2 files",
         "the thread of the load",
         f"{archive.MAX_PROGRAM_BYTES // _MIB} MiB of JSON",
-        "by its length",
+        "bounded by its size",
         "one",
         "importers/pt2/archive.py",
     ),
@@ -234,7 +237,7 @@ TEXTS: tuple[Confined, ...] = (
         "generator.json",
         "the thread of the load",
         f"{record.LIMIT_BYTES // _MIB} MiB of text",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/generator_record.py",
     ),
@@ -275,7 +278,7 @@ EXECUTIONS: tuple[Confined, ...] = (
         "an ONNX file that an operator imports",
         "the operator's command",
         f"{checking.MEMORY_BYTES // _GIB} GiB more than before, checked between operators",
-        f"{checking.SECONDS:g} per execution, checked between operators",
+        f"{checking.SECONDS:g} per execution, checked between operators; parsing executes nothing",
         "a temporary directory",
         "importers/onnx/checking.py",
     ),

@@ -141,7 +141,7 @@ DOORS: tuple[Doors, ...] = (
     ),
     Doors(
         "statistics",
-        "read, of one model",
+        "read, for one model",
         Rule.OF_A_MODEL,
         Operation.METADATA,
         (_V2 + "ModelStatistics", *_both("GET /stats")),
@@ -203,7 +203,7 @@ DOORS: tuple[Doors, ...] = (
     Doors("models", "list with their health", Rule.LIST, Operation.HEALTH, (_HEALTH + "List",)),
     Doors(
         "statistics",
-        "read, of all models",
+        "read, for all models",
         Rule.LIST,
         Operation.METADATA,
         (_V2 + "ModelStatistics", "GET /v2/models/stats"),
