@@ -67,7 +67,7 @@ class Lowered:
     """An exported and verified function, not yet written."""
 
     data: bytes
-    """The `jax.export` file, which JAX reads for six months."""
+    """The `jax.export` artifact; JAX guarantees to read it for six months."""
     computation: Computation
     """The same function as StableHLO, which stays readable for years."""
     parameters: Mapping[str, Tensor]

@@ -290,7 +290,7 @@ def _inner(found: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]
 
 
 def _quoted(body: memoryview, path: str) -> str:
-    """Return the value at a path of a body as JSON."""
+    """Return the JSON text of the value at `path` in the body."""
     if len(body) > _QUOTED_BYTES:
         return "another type"
     found: Any = msgspec.json.decode(body)

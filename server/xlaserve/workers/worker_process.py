@@ -167,7 +167,7 @@ class WorkerProcess:
         return takes and not self.is_silent
 
     def makes(self, kind: ChangeKind) -> bool:
-        """Tell whether the worker makes changes of a kind: front ends do not change models."""
+        """Tell whether the worker applies this kind of change; front ends do not change models."""
         return self.role.part is not Part.FRONT_END or kind not in OF_MODELS
 
     @property

@@ -113,7 +113,7 @@ def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
 
 
 def _without_data(plain: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Remove the data of inputs."""
+    """Return the text without the `data` of inputs."""
     steps = _STEPS[plain]
     # 32 bits suffice: texts that nest too deeply were refused before.
     levels = np.cumsum(steps, dtype=np.int32)

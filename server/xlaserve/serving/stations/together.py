@@ -1,4 +1,4 @@
-"""Continuous batching of decoupled models: next answers of several requests in one execution."""
+"""Continuous batching: each execution computes the next answer of several requests."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

@@ -52,7 +52,7 @@ class Limits:
     job_seconds: float
     """Time limit of one program, in seconds."""
     trial_seconds: float = 60.0
-    """Processor time of a row trial, in seconds."""
+    """Limit on the CPU time of a row trial, in seconds."""
     is_told: bool = True
     """Whether to log the start and end of processes, and slow compilations."""
 
