@@ -162,13 +162,19 @@ LABELS: Mapping[str, tuple[Callable[[Path], object], str | list[str]]] = {
     ),
     "more lines than may be": (
         lambda at: at.write_bytes(b"\n" * (1 << 18)),
-        "at most 262144 lines of labels of a model, 262144 of them here, got 262145",
+        "at most 262144 label lines per model, 262144 of them here, got 262145",
     ),
     "a FIFO": (os.mkfifo, "labels.txt is not a regular file"),
-    "a device": (lambda at: at.symlink_to("/dev/zero"), "'labels.txt' is neither in"),
+    "a device": (
+        lambda at: at.symlink_to("/dev/zero"),
+        "'labels.txt' is outside the model repository",
+    ),
     "a directory": (Path.mkdir, "labels.txt is not a regular file"),
     "a socket": (_socket, "labels.txt cannot be read"),
-    "a link to itself": (lambda at: at.symlink_to(at.name), "'labels.txt' is neither in"),
+    "a link to itself": (
+        lambda at: at.symlink_to(at.name),
+        "'labels.txt' is outside the model repository",
+    ),
     "gone": (lambda at: None, "labels.txt is missing"),
     "empty": (lambda at: at.write_bytes(b""), ["2.000000:1", "1.000000:0"]),
     "binary": (
@@ -224,7 +230,7 @@ async def test_a_file_of_labels_that_is_cut_while_it_is_read_is_refused(
     monkeypatch.setattr(files, "check_size", cut)
     config = json.dumps(_config() | NAMING["output.label_filename"]("1/labels.txt"))
 
-    assert "labels.txt ends 4 bytes too early" in await client.refused("a", config=config)
+    assert "labels.txt is truncated by 4 bytes" in await client.refused("a", config=config)
 
 
 async def test_labels_of_many_rows_are_charged(client: Client, root: Path) -> None:

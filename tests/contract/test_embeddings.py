@@ -143,7 +143,7 @@ INPUTS: list[tuple[Any, str, str]] = [
     ([[9], []], "input[1]", "1 to 8 tokens"),
     (["a"] * 7, "input", "at most 6 inputs (max_embedding_inputs), got 7"),
     ([32], "input", "token ids of 0 to 31, got 32"),
-    ([1, "a"], "input", "alone"),
+    ([1, "a"], "input", "only strings, only token ids"),
     ([-1], "input[0]", ">= 0"),
     (None, "input", "got null"),
     ({"a": 1}, "input", "expected"),

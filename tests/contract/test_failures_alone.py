@@ -460,7 +460,7 @@ async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
 ) -> None:
     """Even an internal error while building one answer affects only that request."""
 
-    def fails(self: OutputForms, outputs: Any) -> Any:
+    def fails(self: OutputForms, call: Any, outputs: Any) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(OutputForms, "__call__", fails)

@@ -309,7 +309,7 @@ async def test_it_is_off_unless_pages_of_others_may_ask(serve: Serve, tmp_path: 
             async with session.post(url, data=frame(b""), headers=headers) as answer:
                 found = answer.status, await answer.json()
 
-    assert (404, {"error": "nothing found at '/grpc.health.v1.Health/Check'"}) == found
+    assert (404, {"error": "there is nothing at '/grpc.health.v1.Health/Check'"}) == found
 
 
 async def test_the_same_rules_quotas_and_runtime_of_a_mesh(serve: Serve, tmp_path: Path) -> None:

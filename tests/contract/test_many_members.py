@@ -152,7 +152,7 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
     )
 
     assert answer.status == 400
-    assert f"expected at most {most} {what} members in all JSON objects together, got " in error
+    assert f"expected at most {most} {what} in the JSON together, got " in error
 
 
 async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:
@@ -168,7 +168,7 @@ async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> 
         told[name] = answer.error
 
     assert TOLD in told["one"]
-    assert "members of all objects" not in told["many"]
+    assert "members in all JSON objects" not in told["many"]
 
 
 LINES: Mapping[str, tuple[str, str]] = {
@@ -202,7 +202,7 @@ async def test_plain_lists_of_very_many_elements_are_refused(
 
     assert answer.status == 400
     assert what in answer.error
-    assert "members in all JSON objects together, got " in answer.error
+    assert " in the JSON together, got " in answer.error
 
 
 @pytest.mark.parametrize(

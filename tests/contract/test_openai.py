@@ -426,7 +426,7 @@ async def test_what_is_refused_names_its_field(place: Place) -> None:
 PROMPTS: list[tuple[Any, str]] = [
     ([], "at least one string or token"),
     ("", "1 to 64 tokens"),
-    ([1, "a"], "alone"),
+    ([1, "a"], "only strings, only token ids"),
     (["a"] * 129, "max_choices"),
     ("a" * 4097, "at most 4096 characters"),
     ([32], "token ids of 0 to 31"),

@@ -199,7 +199,7 @@ async def test_an_ensemble_that_no_longer_fits_says_why_and_is_not_ready(
     assert not ready
     assert (
         "UNAVAILABLE: model 'joined' is not ready, its state is UNAVAILABLE: a step was reloaded"
-        " with different tensors: {why}"
+        f" with different tensors: {why}"
     ) == said
     assert f"failed to load 'joined', {why}" == refused
     assert f"a step was reloaded with different tensors: {why}" == shown["reason"]

@@ -165,7 +165,7 @@ async def test_polling_reloads_what_changed_and_keeps_what_a_store_that_is_away_
         shelves.is_away = True
         with capture_logs() as log:
             await poll()
-        (said,) = [row for row in log if row["event"].startswith("repository not followed")]
+        (said,) = [row for row in log if row["event"].startswith("repository unreadable")]
         assert "answered 503" in said["reason"]
         assert place[0] == said["path"]
         assert 10 == await total(server)

@@ -718,8 +718,8 @@ INVOKE_FAULTS: Sequence[tuple[str, str, str, bytes, int, str]] = (
     ("digits", "image/png", "", b"x", 400, "input 'image'"),
     ("plus", LINES, "", b"[1, 2]\n[1", 400, "line 2: expected a list in JSON"),
     ("plus", LINES, "", b"\n", 400, "blank lines"),
-    ("plus", LINES, "", b"[1, 2]\n[1]", 400, "data in one list, or in nested lists of equal"
-        " length on each level"),
+    ("plus", LINES, "", b"[1, 2]\n[1]", 400, "expected lists of equal length on each level,"
+        " got lists of different lengths"),
     ("plus", LINES, "", b"[" * 10_000, 400, "nested more than 100 levels deep"),
     ("simple", "application/x-image", "", b"x", 400, "is for models with one input, it has 2"),
     ("digits", "application/x-image", "", b"x", 400, "input 'image'"),

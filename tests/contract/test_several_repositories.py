@@ -168,7 +168,9 @@ async def test_links_may_lead_from_one_into_another(
 async def test_the_same_directory_twice_is_refused(serve: Serve, roots: tuple[Path, Path]) -> None:
     one, _ = roots
     (one.parent / "link").symlink_to(one)
-    with pytest.raises(InvalidSettings, match="model_repository: expected another directory"):
+    with pytest.raises(
+        InvalidSettings, match="model_repository: expected a directory not already given"
+    ):
         async with serve(one, model_repository=(one.parent / "link",)):
             pass
     with pytest.raises(InvalidSettings, match="model_repository: expected a directory"):

@@ -698,7 +698,7 @@ async def test_an_input_in_shared_memory_has_no_elements_in_the_message(
             text = str(refused.value.details())
             assert (
                 "raw_input_contents" in text
-                or "no contents field together with raw_input_contents" in text
+                or "no contents field together with shared_memory_region" in text
             )
 
 

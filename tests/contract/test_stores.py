@@ -238,7 +238,7 @@ async def test_a_listing_meets_each_failure_of_a_store(
         with capture_logs() as log:
             await poll()
             await poll()
-        told = [row for row in log if row["event"].startswith("repository not followed")]
+        told = [row for row in log if row["event"].startswith("repository unreadable")]
         assert told
         assert {url} == {row["path"] for row in told}
         assert 200 == (await ask(str(server.http), "GET", f"/v2/models/{MODEL}/ready")).status

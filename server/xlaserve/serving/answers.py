@@ -40,7 +40,7 @@ def respond(
     # A list comprehension takes half the time of a generator here.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
     if call.shaping is not None:
-        return _shaped(call, call.shaping(shown), parameters)
+        return _shaped(call, call.shaping(call, shown), parameters)
     if parameters is not None:
         return _detailed(call, shown, parameters)
     return InferResponse(version.model, version.number, call.id, shown)
@@ -80,7 +80,7 @@ def answer_with(
     response = InferResponse(found.model, found.number, call.id, outputs)
     if call.shaping is not None or parameters is not None:
         try:
-            shaped = outputs if call.shaping is None else call.shaping(outputs)
+            shaped = outputs if call.shaping is None else call.shaping(call, outputs)
             response = _shaped(call, shaped, parameters)
         except ENDS:
             raise
@@ -173,7 +173,7 @@ def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> Infer
     version = call.found
     if call.shaping is not None and not call.has_ended:
         try:
-            return _shaped(call, call.shaping(outputs))
+            return _shaped(call, call.shaping(call, outputs))
         except ENDS:
             raise
         except BaseException as error:

@@ -116,8 +116,8 @@ class ServedInstance(User, Protocol):
         ...
 
 
-Shaping: TypeAlias = Callable[[Sequence[InferOutput]], tuple[InferOutput, ...]]
-"""Converts outputs to the requested forms; raises an InvalidRequest."""
+Shaping: TypeAlias = Callable[[Call, Sequence[InferOutput]], tuple[InferOutput, ...]]
+"""Converts a call's outputs to the requested forms; raises an InvalidRequest."""
 
 
 class InferCall(Call):

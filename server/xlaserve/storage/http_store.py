@@ -61,6 +61,15 @@ class HttpStore:
 
     def objects(self, below: str = "") -> list[RemoteObject]:
         """Return all objects below a prefix, by reading directory pages and a HEAD per object."""
+        try:
+            return self._list(below)
+        except StoreProblem as problem:
+            if problem.is_away:
+                # Concurrent requests that succeeded after the failed one have cleared it.
+                self._attempts.problem = str(problem)
+            raise
+
+    def _list(self, below: str) -> list[RemoteObject]:
         found: list[RemoteObject] = []
         seen = 0
         pool = ThreadPoolExecutor(self._threads, "listing")

@@ -46,7 +46,6 @@ class OutputForms:
         Names and parameters of the outputs must have been validated.
         """
         self._model = model
-        self._call = call
         self._is_batched = bool(info.max_batch_size)
         self._classes: dict[str, int] = {}
         self._labels: dict[str, Sequence[bytes]] = {}
@@ -73,16 +72,19 @@ class OutputForms:
         """Return the shared memory regions of the outputs."""
         return self._places.regions
 
-    def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
-        """Convert outputs.
+    def __call__(self, call: Call, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
+        """Convert a call's outputs.
+
+        The call is an argument, not an attribute, because it refers to its forms: in a reference
+        cycle, its memory and its regions would stay until the garbage collector runs.
 
         Raises an InvalidRequest if one exceeds its shared memory, and BudgetExhausted.
         """
         if self._classes:
-            outputs = [self._classified(output) for output in outputs]
+            outputs = [self._classified(call, output) for output in outputs]
         return self._places.write(outputs)
 
-    def _classified(self, output: InferOutput) -> InferOutput:
+    def _classified(self, call: Call, output: InferOutput) -> InferOutput:
         count = self._classes.get(output.name)
         if count is None:
             return output
@@ -90,5 +92,5 @@ class OutputForms:
         found = classified(self._model, output, count, labels, batched=self._is_batched)
         size = found.data.size * ELEMENT_BYTES + octets_of(found.data)
         if size > SHORT_BYTES:
-            reserve_made(self._call, size, "the classes")
+            reserve_made(call, size, "the classes")
         return found
