@@ -32,8 +32,8 @@ from xlaserve.runtime.devices import target_kinds as kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "models"
-CODE_UNKNOWN = "the compiler says nothing of code, the serialized executable counts"
-CONSTANTS_ONCE = "equal constants of several programs count once"
+CODE_UNKNOWN = "the compiler omits code; the size of the serialized executable is used"
+CONSTANTS_ONCE = "constants shared by several programs count once"
 _TOLERANCE = 0.01
 
 

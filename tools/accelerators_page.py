@@ -78,13 +78,13 @@ def problems(rows: Sequence[Row]) -> Iterator[str]:
         yield "nothing was measured"
     for row in rows:
         if abs(row.difference) > TOLERANCE and not row.why:
-            yield f"{row.model} on {row.target}: {row.difference:.1%}, and nothing says why"
+            yield f"{row.model} on {row.target}: {row.difference:.1%} difference without a reason"
         if row.reserved < row.compiled * (1 - TOLERANCE):
-            yield f"{row.model} on {row.target}: less is reserved than the compiler says"
+            yield f"{row.model} on {row.target}: reserved less than the compiler's figure"
 
 
 def _kinds() -> Iterator[str]:
-    yield "| target | devices of one host | memory of one | how it is known |"
+    yield "| target | devices per host | memory per device | source of the numbers |"
     yield "|---|---|---|---|"
     for row in TARGETS.values():
         counts = ", ".join(map(str, row.counts))
@@ -95,8 +95,8 @@ def _kinds() -> Iterator[str]:
 
 def _sizes(rows: Iterable[Row]) -> Iterator[str]:
     yield (
-        "| model | target | batches | parameters | one execution | the compiler says | reserved "
-        "| difference | told before | why |"
+        "| model | target | batches | parameters | one execution | compiler's figure | reserved "
+        "| difference | reported / reserved | reason |"
     )
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|---|"
     for row in rows:

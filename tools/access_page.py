@@ -20,11 +20,11 @@ _OBJECTS_BEGIN, _OBJECTS_END = (
     "<!-- end objects -->\n",
 )
 _OBJECTS_HEAD = (
-    "| object | what is done | by | nobody | its owner | of other models | operator |\n"
+    "| object | operation | endpoints | no credentials | owner | other tenants | operator |\n"
     "|---|---|---|---|---|---|---|\n"
 )
-_BESIDE_HEAD = "| beside models | of | another caller finds |\n|---|---|---|\n"
-_HEAD = "| operation | over | what |\n|---|---|---|\n"
+_BESIDE_HEAD = "| other object | owner | what other callers get |\n|---|---|---|\n"
+_HEAD = "| operation | protocol | methods and routes |\n|---|---|---|\n"
 _PROTOCOLS: Mapping[str, str] = MappingProxyType(
     {
         "/inference.": "V2 gRPC",

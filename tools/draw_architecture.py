@@ -22,16 +22,16 @@ def page() -> str:
     """Return the whole page."""
     parts = [
         told.INTRODUCTION,
-        "## Rooms\n",
+        "## Packages\n",
         *_rooms(),
-        "## Lives\n",
+        "## Request, stream, batch and load\n",
         *_lives(),
-        "## States\n",
+        "## State machines\n",
         *(drawing.text() for drawing in drawings.DRAWINGS),
-        "## Threads, pools, processes and loops\n",
+        "## Threads, pools, processes and event loops\n",
         told.THREADS,
         *_table(
-            ("started at", "name", "does", "may touch", "hands over"),
+            ("started at", "name", "purpose", "may touch", "hands over"),
             ((f"`{w.place}`", w.name, w.does, w.touches, w.hands_over) for w in told.WORKERS),
         ),
         "## Limits\n",
@@ -47,7 +47,7 @@ def problems() -> list[str]:
     return [
         *lives.missing(told.LIVES, SERVER),
         *workers.unmatched(set(workers.places(SERVER)), told.WORKERS),
-        *(f"nothing is given the limit {name}" for name, users in _users() if not users),
+        *(f"no code receives the limit {name}" for name, users in _users() if not users),
     ]
 
 
@@ -56,7 +56,7 @@ def _rooms() -> list[str]:
     lines = ["```mermaid", "flowchart TD"]
     lines += [f"    {_id(room.name)}[{_shown(room.name)}]" for room in found]
     lines += [f"    {_id(one)} --> {_id(other)}" for one, other in rooms.arrows(found)]
-    lines += ["```", "", "An arrow is an import; those that follow from others are left out.", ""]
+    lines += ["```", "", "Arrows are imports, without those implied by others.", ""]
     rows = (
         (
             f"`{_shown(room.name)}`",
@@ -65,7 +65,7 @@ def _rooms() -> list[str]:
         )
         for room in found
     )
-    return [*lines, *_table(("room", "what it is", "lines, about"), rows)]
+    return [*lines, *_table(("package", "purpose", "lines (rounded up)"), rows)]
 
 
 def _lives() -> list[str]:

@@ -15,13 +15,13 @@ _END = "<!-- until here -->\n"
 _HEAD = """
 {text}
 
-| place | reads | runs in | memory | seconds | files | limits set in |
+| work | input | runs in | memory | seconds | files | limits set in |
 |---|---|---|---|---|---|---|
 """
 _TABLES: Sequence[tuple[str, Sequence[Confined]]] = (
-    ("Processes that are ended, by the server or by the system:", confined.PROCESSES),
-    ("Texts and files that are bounded before a library evaluates them:", confined.TEXTS),
-    ("Executions outside of requests that have no process of their own:", confined.EXECUTIONS),
+    ("Processes that the server or the system kills at a limit:", confined.PROCESSES),
+    ("Texts and files whose size is checked before a library parses them:", confined.TEXTS),
+    ("Executions outside of requests, without a separate process:", confined.EXECUTIONS),
 )
 
 

@@ -10,16 +10,13 @@ from xlaserve.serving.standing import STATES, Row, Standing, State
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 _BEGIN, _END = "<!-- states, by tools/states_page.py -->\n", "<!-- end states -->\n"
-_HEAD = (
-    "| state | means | the server is ready | lists of models | a model that is not there |\n"
-    "|---|---|---|---|---|\n"
-)
+_HEAD = "| state | meaning | server ready | model lists | unknown models |\n|---|---|---|---|---|\n"
 
 
 def table() -> str:
     """Return the rows, one for each state."""
     return _HEAD + "".join(
-        f"| {state.value} | {row.says} | {'as `--readiness` says' if row.is_settled else 'no'} "
+        f"| {state.value} | {row.says} | {'see `--readiness`' if row.is_settled else 'no'} "
         f"| {_listed(row)} | {_absent(state)} |\n"
         for state, row in STATES.items()
     )

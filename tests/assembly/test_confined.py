@@ -206,16 +206,16 @@ OF_TEXTS = {
 def test_the_page_names_each_limit_of_a_process_of_texts(name: str) -> None:
     (row,) = (row for row in confined.PROCESSES if row.name == name)
     limits = OF_TEXTS[name]
-    sizes = [f"{limits.memory_bytes >> 20} MiB besides", *_answers(limits.output_bytes)]
+    sizes = [f"{limits.memory_bytes >> 20} MiB beyond", *_answers(limits.output_bytes)]
 
     assert [] == [size for size in sizes if size not in row.memory]
-    assert f"{limits.cpu_seconds:g} of the processor (`" in row.seconds
-    assert f"_seconds`), {limits.seconds:g} on" in row.seconds
-    assert f"of each of whom {DEFAULT_TEXT_LIMITS.waiting} wait" in row.where
+    assert f"{limits.cpu_seconds:g} of CPU time (`" in row.seconds
+    assert f"_seconds`), {limits.seconds:g} of elapsed time" in row.seconds
+    assert f"up to {DEFAULT_TEXT_LIMITS.waiting} queued texts each" in row.where
 
 
 def _answers(count: int) -> list[str]:
-    return [f"{count >> 20} MiB of answer" if count >> 20 else f"{count >> 10} KiB of answer"]
+    return [f"results of {count >> 20} MiB" if count >> 20 else f"results of {count >> 10} KiB"]
 
 
 def test_the_page_is_fresh() -> None:

@@ -158,7 +158,7 @@ def test_a_client_has_an_array_of_every_datatype(name: str, tmp_path: Path) -> N
         (["{file}:twice", "--input", "x=FP32[a]"], "--input: expected NAME=DATATYPE[SIZES]"),
         (
             ["{file}:constant", "--input", "x=FP32[1]"],
-            "is a int, and --input is only for functions",
+            "is a int, and --input is for functions",
         ),
         (["{file}:broken", "--input", "x=FP32[1]"], "functions.py:9, in broken: `raise ValueErr"),
         (["{file}:pair", "--input", "x=FP32[1]", "--", "--dim"], "'--dim' is an option of imports"),

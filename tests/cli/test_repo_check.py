@@ -286,7 +286,7 @@ def test_settings_outside_of_the_roots_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m/model-settings.json").symlink_to(tmp_path / "secret")
     with pytest.raises(
         InvalidModel,
-        match="is outside the model repository and every model_root (--model-root), or a link"
+        match=r"is outside the model repository and every model_root \(--model-root\), or a link"
         " that leads outside",
     ):
         read(tmp_path / "m", Roots.of((tmp_path / "m",)))

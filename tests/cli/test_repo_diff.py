@@ -145,7 +145,7 @@ def test_a_configuration_that_is_refused_is_compared_as_a_file(pair: tuple[Path,
         ("digits", "", (), "got a model and a repository"),
         ("digits/1", "digits", (), "got a version and a model"),
         ("nothing", "", (), "nothing"),
-        ("", "", ("--model", "nothing"), "model 'nothing': expected one of"),
+        ("", "", ("--model", "nothing"), "model 'nothing': not found in"),
         ("digits", "digits", ("--model", "digits"), "expected two repositories"),
     ],
 )

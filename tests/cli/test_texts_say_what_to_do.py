@@ -134,7 +134,7 @@ PATHS: Mapping[str, str] = {
     "/predictions/m": "send a V2 request to /v2/models/m/infer",
     "/metrics": "metrics are served at the setting metrics_endpoint",
     "/api/chat": "use OpenAI's at /v1/chat/completions",
-    "/nothing": "nothing found at '/nothing'",
+    "/nothing": "there is nothing at '/nothing'",
 }
 
 

@@ -127,7 +127,7 @@ async def test_an_unload_says_what_it_gives_back_and_breaks_and_can_be_undone(
     await page.evaluate("document.querySelector('#problems button').click()")
     await state_is(page, "READY")
 
-    assert "It gives back" in question
+    assert "This frees" in question
     assert f"“{ENSEMBLE}”" in question
     assert "is unloaded" in notice
     assert [] == page.complaints
@@ -413,7 +413,7 @@ async def test_the_page_of_a_model_says_who_loaded_it(page: Page, server: Server
     await show(page, server, "simple")
     await page.until("document.querySelector('#model-events tbody tr') !== null")
 
-    assert "asked by the start of the server" in await text(page, "model-statistics")
+    assert "asked by server startup" in await text(page, "model-statistics")
     assert "Loaded" in await text(page, "model-events")
 
 

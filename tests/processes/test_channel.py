@@ -103,7 +103,7 @@ async def test_an_end_that_does_not_read_is_given_up(
         for _ in range(100):
             channel.send(message)
 
-    with pytest.raises(ChannelError, match="does not read"):
+    with pytest.raises(ChannelError, match="is not reading"):
         fill()
     await asyncio.sleep(0)
     with pytest.raises(ChannelError):

@@ -28,7 +28,7 @@ def test_the_page_is_fresh() -> None:
 def test_a_step_that_is_not_there_is_named(name: str) -> None:
     life = Life("a request", (Step("serving/gates.py: Gates.admit", ""), Step(name, "")))
 
-    assert [f"'a request' names {name}, which is not there"] == lives.missing((life,), SERVER)
+    assert [f"'a request' names {name}, which does not exist"] == lives.missing((life,), SERVER)
 
 
 def test_a_thread_without_a_row_and_a_row_without_a_thread_are_named(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_a_thread_without_a_row_and_a_row_without_a_thread_are_named(tmp_path: P
     row = Worker("gone.py: start", "", "", "", "")
 
     assert [
-        "new.py: A.b starts something and has no row",
-        "nothing is started at gone.py: start any more",
+        "new.py: A.b starts a thread or a process but has no row",
+        "gone.py: start has a row but starts nothing",
     ] == workers.unmatched(set(workers.places(tmp_path)), (row,))
 
 

@@ -17,7 +17,7 @@ LONGER: Mapping[str, int] = {
     "server/xlaserve/settings/__init__.py": 508,
     "server/xlaserve/serving/stations/batching.py": 514,
     "server/xlaserve/errors/__init__.py": 568,
-    "server/xlaserve/row_proofs/rules/shape.py": 513,
+    "server/xlaserve/row_proofs/rules/shape.py": 512,
     "server/xlaserve/runtime/exported/jax_export.py": 561,
 }
 """Lines of the files that have more; the numbers may only fall."""
@@ -80,9 +80,9 @@ def test_every_file_of_a_folder_is_in_its_readme(folder: str) -> None:
 
 def test_names_on_the_newcomers_tour_are_in_the_code() -> None:
     """A change has a room, and what is to be touched there has not moved out of it."""
-    rows = [line.split(" | ") for line in TOUR.splitlines() if line.startswith("| a")]
+    rows = [line.split(" | ") for line in TOUR.splitlines() if re.match(r"\| an? ", line)]
 
-    assert ["datatype", "route", "RPC", "permission", "cache of answers"] == [
+    assert ["datatype", "route", "RPC", "permission", "response cache"] == [
         row[0].removeprefix("| ").removeprefix("an ").removeprefix("a ") for row in rows
     ]
     for _, room, touched, _ in rows:

@@ -27,8 +27,8 @@ class Drawing:
         arrows = [f"    [*] --> {self.start}"]
         arrows += [f"    {before} --> {after}: {label}" for before, after, label in self.rows]
         return (
-            f"### {self.title}\n\nDrawn from the table in `{self.source}`; every other transition\n"
-            f"is forbidden. {self.introduction}\n\n"
+            f"### {self.title}\n\nDrawn from the table in `{self.source}`; all other transitions\n"
+            f"are forbidden. {self.introduction}\n\n"
             "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n" + self.below
         )
 
@@ -86,7 +86,7 @@ DRAWINGS = (
         "The states of an HTTP/1.1 connection",
         "server/xlaserve/http/connection/states.py",
         "From every\n"
-        "state CLOSE leads to CLOSING, and LOST to CLOSED. Its docstring explains them all.",
+        "state, CLOSE leads to CLOSING and LOST to CLOSED. The module's docstring explains them.",
         http.State.IDLE.name,
         list(_http_rows()),
     ),
@@ -94,10 +94,11 @@ DRAWINGS = (
         "The states of an HTTP/2 stream",
         "server/xlaserve/grpc/http2/states.py",
         "The rules are\n"
-        "those of RFC 9113 5.1. Frames that come have the names of their types, with `_END` where\n"
-        "they end the request; what the server does begins with `SEND_`. HALF_CLOSED_LOCAL lasts\n"
-        "for no frame: a request that is answered before its end is reset at once (8.1). A stream\n"
-        "in RESET is closed, too, but by the server: what is still on its way is ignored.",
+        "those of RFC 9113, section 5.1. Inputs are named after the received frame, with `_END`\n"
+        "if it has END_STREAM; actions of the server start with `SEND_`. If the answer is\n"
+        "complete before the request, the server resets the stream immediately (8.1), so no\n"
+        "frame is read in HALF_CLOSED_LOCAL. A stream in RESET was closed by the server; frames\n"
+        "that were already in transit are ignored.",
         http2.State.IDLE.name,
         list(_stream_rows()),
         _stream_reactions(),

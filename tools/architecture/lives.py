@@ -29,7 +29,7 @@ class Life:
 def missing(lives: tuple[Life, ...], server: Path) -> list[str]:
     """Report the steps whose names are not in the code."""
     return [
-        f"'{life.title}' names {step.name}, which is not there"
+        f"'{life.title}' names {step.name}, which does not exist"
         for life in lives
         for step in life.steps
         if not _is_there(step.name, server / "xlaserve")

@@ -68,6 +68,6 @@ def _calls(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
 def unmatched(found: set[str], rows: tuple[Worker, ...]) -> list[str]:
     """Report starting functions without a row, and rows without a starting function."""
     known = {row.place for row in rows}
-    return [f"{place} starts something and has no row" for place in sorted(found - known)] + [
-        f"nothing is started at {place} any more" for place in sorted(known - found)
-    ]
+    return [
+        f"{place} starts a thread or a process but has no row" for place in sorted(found - known)
+    ] + [f"{place} has a row but starts nothing" for place in sorted(known - found)]

@@ -44,26 +44,32 @@ class Confined:
 
 
 def _process_memory(setting: str, value: int) -> str:
-    return f"{value // _GIB} GiB besides its start (`{setting}`)"
+    return f"{value // _GIB} GiB beyond its startup memory (`{setting}`)"
 
 
 def _answer(limits: Limits) -> str:
     size = limits.output_bytes
-    return f", {size // _MIB} MiB of answer" if size >= _MIB else f", {size // 1024} KiB of answer"
+    return (
+        f", results of {size // _MIB} MiB" if size >= _MIB else f", results of {size // 1024} KiB"
+    )
 
 
 def _seconds(limits: Limits, kind: str) -> str:
-    return f"{limits.cpu_seconds:g} of the processor (`{kind}_seconds`), {limits.seconds:g}"
+    return f"{limits.cpu_seconds:g} of CPU time (`{kind}_seconds`), {limits.seconds:g}"
 
 
-_TURNS = f", in turns of callers, of each of whom {_TEXTS.waiting} wait (`max_waiting_texts`)"
+_TURNS = (
+    f"; scheduled fairly between callers, up to {_TEXTS.waiting} queued texts each "
+    "(`max_waiting_texts`)"
+)
 
 _TEXT_MEMORY = (
-    f"{_DEFAULTS.text_process_bytes // _MIB} MiB besides its start (`text_process_bytes`)"
+    f"{_DEFAULTS.text_process_bytes // _MIB} MiB beyond its startup memory (`text_process_bytes`)"
 )
 
 _COMPILER_FILES = (
-    f"{compilers.OPEN_FILES} open, {compilers.FILE_BYTES // _MIB} MiB each; no core dump"
+    f"{compilers.OPEN_FILES} open files, written files up to "
+    f"{compilers.FILE_BYTES // _MIB} MiB each; no core dump"
 )
 _COMPILER_MEMORY = _process_memory("compile_process_bytes", _DEFAULTS.compile_process_bytes)
 
@@ -71,89 +77,90 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "trial load",
         "a model that a client sent",
-        "a process for each load",
+        "one process per load",
         _COMPILER_MEMORY,
-        f"{_DEFAULTS.trial_seconds:g}, without waits for a processor, and as many of each core "
-        f"(`trial_seconds`); {trial.CLOCK_TIMES * _DEFAULTS.trial_seconds:g} on the clock",
-        f"{trial.OPEN_FILES} open, {trial.FILE_BYTES // _GIB} GiB each; no core dump",
+        f"{_DEFAULTS.trial_seconds:g}, without waits for a CPU, and as much CPU time per core "
+        f"(`trial_seconds`); {trial.CLOCK_TIMES * _DEFAULTS.trial_seconds:g} of elapsed time",
+        f"{trial.OPEN_FILES} open files, written files up to {trial.FILE_BYTES // _GIB} GiB each; "
+        "no core dump",
         "runtime/trial.py",
     ),
     Confined(
         "compilation, proof",
         "the computation of a model",
-        "processes that compile for the CPU",
-        f"{_COMPILER_MEMORY}, and resident",
-        f"{_DEFAULTS.load_seconds:g} for each program (`load_seconds`)",
+        "compiler processes for the CPU",
+        f"{_COMPILER_MEMORY}, also for resident memory",
+        f"{_DEFAULTS.load_seconds:g} per program (`load_seconds`)",
         _COMPILER_FILES,
         "runtime/programs/compilers/child.py",
     ),
     Confined(
         "trial of rows, first execution",
         "a computation with loops, and its parameters",
-        "the same processes; where there are none (`compile_processes` 0), one that ends when idle",
-        f"{_COMPILER_MEMORY}, and resident",
-        f"{_DEFAULTS.trial_seconds:g} of the processor (`trial_seconds`), "
-        "for the first execution as many of each core",
+        "compiler processes; with `compile_processes` 0, a process that exits when idle",
+        f"{_COMPILER_MEMORY}, also for resident memory",
+        f"{_DEFAULTS.trial_seconds:g} of CPU time (`trial_seconds`), "
+        "for the first execution as much per core",
         _COMPILER_FILES,
         "runtime/programs/trials.py",
     ),
     Confined(
         "trial at export",
         "an author's function with loops",
-        "a process of the export",
-        f"{trials.MEMORY_BYTES // _GIB} GiB besides its start, and resident",
-        f"{trials.SECONDS:g} of the processor (`trial_seconds` of the export)",
+        "a child process of the export",
+        f"{trials.MEMORY_BYTES // _GIB} GiB beyond its startup memory, also for resident memory",
+        f"{trials.SECONDS:g} of CPU time (`trial_seconds` of the export)",
         _COMPILER_FILES,
         "runtime/programs/trials.py",
     ),
     Confined(
         "compilation for a target",
-        "the models that `plan`, `warm` and `export --target` name",
-        "processes of the command",
-        f"{compiling.MAX_BYTES // _GIB} GiB resident",
-        f"{compiling.JOB_SECONDS:g} for each version",
+        "models passed to `plan`, `warm` and `export --target`",
+        "child processes of the command",
+        f"{compiling.MAX_BYTES // _GIB} GiB of resident memory",
+        f"{compiling.JOB_SECONDS:g} per version",
         _NONE,
         "offline/targets/compiling.py",
     ),
     Confined(
         "chat template",
         "the template of a model, with a client's messages",
-        f"a process for each model{_TURNS}",
+        f"one process per model{_TURNS}",
         f"{_TEXT_MEMORY}{_answer(_TEXTS.template)}",
-        f"{_seconds(_TEXTS.template, 'template')} on the clock",
+        f"{_seconds(_TEXTS.template, 'template')} of elapsed time",
         "none",
         "language/template_process.py",
     ),
     Confined(
         "grammar",
         "JSON schemas, regular expressions and Lark grammars of clients",
-        "a process for each model, and a fork of it for grammars; then a thread of the model"
-        f"{_TURNS}",
+        f"one process per model, whose fork compiles; then a thread of the model{_TURNS}",
         f"{_TEXT_MEMORY}{_answer(_TEXTS.grammar)}; "
-        f"{grammars.MOST_KNOWN} verdicts kept; "
+        f"{grammars.MOST_KNOWN} cached results; "
         f"{grammars.LIMITS['max_grammar_size']} rules, "
         f"{grammars.MOST_STATES} states",
-        f"{_seconds(_TEXTS.grammar, 'grammar')} on the "
-        f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
+        f"{_seconds(_TEXTS.grammar, 'grammar')} of elapsed time; "
+        f"{grammars.STEP_SECONDS:g} of CPU time per step, plus {grammars.MOST_STEPS_SECONDS:g} "
+        "in total",
         "none",
         "language/grammars.py",
     ),
     Confined(
         "tokenizer",
-        "any other tokenizer.json, with its regular expressions; a client's text",
-        f"a process for each model, and a fork of it for texts{_TURNS}",
+        "a tokenizer.json that may be slow, with its regular expressions; a client's text",
+        f"one process per model, whose fork tokenizes{_TURNS}",
         f"{_TEXT_MEMORY}"
         f"{_answer(_TEXTS.tokenizer)}; texts of {tokenizing.MOST_CHARACTERS} characters",
-        f"{_seconds(_TEXTS.tokenizer, 'tokenizer')} on the clock",
+        f"{_seconds(_TEXTS.tokenizer, 'tokenizer')} of elapsed time",
         "none",
         "language/tokenizer_process.py",
     ),
     Confined(
         "Python model",
         "the operator's code, with a client's tensors",
-        "a process for each copy, where the model asks for one",
+        "one process per replica, if the model is configured to use one",
         f"{_DEFAULTS.python_process_bytes or _NONE} (`python_process_bytes`)",
-        f"{_DEFAULTS.python_process_seconds:g} of silence (`python_process_seconds`)",
+        f"{_DEFAULTS.python_process_seconds:g} without a message (`python_process_seconds`)",
         _NONE,
         "python_models/process/running.py",
     ),
@@ -166,8 +173,8 @@ TEXTS: tuple[Confined, ...] = (
         "model.json, files of `jax.export`",
         "the thread of the load",
         f"{dimensions.MAX_TERMS} terms, {dimensions.MAX_BITS} bits",
-        f"by {dimensions.MAX_CHARACTERS} characters a shape, "
-        f"{dimensions.MAX_TERMS_OF_ALL} terms an artifact",
+        f"bounded by {dimensions.MAX_CHARACTERS} characters per shape, "
+        f"{dimensions.MAX_TERMS_OF_ALL} terms per artifact",
         "none",
         "artifact/dimensions.py",
     ),
@@ -175,8 +182,8 @@ TEXTS: tuple[Confined, ...] = (
         "conditions on sizes",
         ".pt2 files",
         "the thread of the load",
-        f"{guards.MAX_BITS} bits a number",
-        f"by {guards.MAX_CHARACTERS} characters",
+        f"{guards.MAX_BITS} bits per number",
+        f"bounded by {guards.MAX_CHARACTERS} characters",
         "none",
         "importers/pt2/guards.py",
     ),
@@ -185,7 +192,7 @@ TEXTS: tuple[Confined, ...] = (
         "model.json",
         "the thread of the load",
         f"{manifest.LIMIT_BYTES // _MIB} MiB of text",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/manifest.py",
     ),
@@ -194,7 +201,7 @@ TEXTS: tuple[Confined, ...] = (
         "config.pbtxt, config.json, `config` of a load",
         "the thread of the load",
         f"{config_text.LIMIT_BYTES // _MIB} MiB of text, nesting",
-        "by its length",
+        "bounded by its size",
         "one",
         "model_config/text.py",
     ),
@@ -203,16 +210,16 @@ TEXTS: tuple[Confined, ...] = (
         "*.safetensors",
         "the thread of the load",
         f"{weights.MAX_HEADER_BYTES // _MIB} MiB of text, {weights.MAX_TENSORS} tensors",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/weights.py",
     ),
     Confined(
         "artifact",
         "StableHLO, files of `jax.export`",
-        "the thread of the load; first a trial load, where a client sent it",
+        "the thread of the load; after a trial load if a client sent it",
         f"{sizes.LIMIT_ARTIFACT_BYTES // _MIB} MiB",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/artifact.py",
     ),
@@ -221,7 +228,7 @@ TEXTS: tuple[Confined, ...] = (
         ".pt2 files",
         "the thread of the load",
         f"{archive.MAX_PROGRAM_BYTES // _MIB} MiB of JSON",
-        "by its length",
+        "bounded by its size",
         "one",
         "importers/pt2/archive.py",
     ),
@@ -230,16 +237,17 @@ TEXTS: tuple[Confined, ...] = (
         "generator.json",
         "the thread of the load",
         f"{record.LIMIT_BYTES // _MIB} MiB of text",
-        "by its length",
+        "bounded by its size",
         "one",
         "artifact/generator_record.py",
     ),
     Confined(
         "quick tokenizer",
-        "tokenizer.json of parts that are known to be quick; a client's text",
-        "the library `tokenizers`, in threads of the server, in turns of the model",
-        f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file, {linear.MOST_GROWTH} octets of one",
-        f"by {tokenizing.MOST_CHARACTERS} characters",
+        "a tokenizer.json proved to take linear time; a client's text",
+        "the library `tokenizers`, in threads of the server, scheduled fairly between models",
+        f"a file of {files.LIMITS[files.TOKENIZER] // _MIB} MiB, texts that grow at most "
+        f"{linear.MOST_GROWTH}-fold",
+        f"bounded by {tokenizing.MOST_CHARACTERS} characters",
         "one",
         "language/linear.py",
     ),
@@ -250,8 +258,8 @@ EXECUTIONS: tuple[Confined, ...] = (
     Confined(
         "warm-up, samples of `model_warmup`",
         "a model",
-        "the thread of the load, once a first execution of what has loops ended elsewhere",
-        "what was predicted",
+        "the thread of the load; models with loops are first executed in another process",
+        "the predicted size",
         f"{_DEFAULTS.load_seconds:g} (`load_seconds`), then the thread is abandoned",
         "none",
         "residence/load_runner.py",
@@ -260,8 +268,8 @@ EXECUTIONS: tuple[Confined, ...] = (
         "second net below a proof",
         "a model without loops",
         "the thread of the load",
-        "its largest batches",
-        f"{second_net.MAX_SECONDS:g} by what a warm-up measured",
+        "that of its largest batches",
+        f"{second_net.MAX_SECONDS:g}, estimated from the warm-up",
         "none",
         "runtime/programs/second_net.py",
     ),
@@ -269,8 +277,8 @@ EXECUTIONS: tuple[Confined, ...] = (
         "comparison with onnxruntime",
         "an ONNX file that an operator imports",
         "the operator's command",
-        f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
-        f"{checking.SECONDS:g} for each execution, between operators; reading executes none",
+        f"{checking.MEMORY_BYTES // _GIB} GiB more than before, checked between operators",
+        f"{checking.SECONDS:g} per execution, checked between operators; parsing executes nothing",
         "a temporary directory",
         "importers/onnx/checking.py",
     ),

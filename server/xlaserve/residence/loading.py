@@ -484,8 +484,7 @@ class VersionLoader:
             await self._finisher.left(instance)
             await instance.drained()
             if instance.stuck is not None and instance.is_stuck:
-                # The abandoned thread may still use the instance: free it only after the thread
-                # ends.
+                # The abandoned thread may still use the instance: free it when the thread ends.
                 instance.stuck.whenever(partial(self._free_later, instance))
                 continue
             await self._workers.wait(instance.runner.close)

@@ -714,7 +714,7 @@ async def test_a_link_out_of_the_repository_is_not_followed(
     (core.root / "m/1").symlink_to(outside)
     with pytest.raises(
         LoadFailed,
-        match="is outside the model repository and every model_root (--model-root), or a link"
+        match=r"is outside the model repository and every model_root \(--model-root\), or a link"
         " that leads outside",
     ):
         await core.control.load("m")

@@ -135,7 +135,7 @@ async def test_traces_that_are_lost_are_told(
         await world.tracing.close()
         await world.tracing.close()
 
-    assert [lost] * bool(lost) == [one["count"] for one in log if "were lost" in one["event"]]
+    assert [lost] * bool(lost) == [one["count"] for one in log if "lost" in one["event"]]
     assert {1, 2, 3} == {one["id"] for one in json.loads((tmp_path / "traces").read_text())}
 
 

@@ -132,7 +132,7 @@ async def test_so_many_may_be_abandoned_and_no_more(
     ]
     kinds = [type(error) for (error,) in found]
     answered = await infer(core)
-    with pytest.raises(TooManyAbandoned, match="3 loads and compilations"):
+    with pytest.raises(TooManyAbandoned, match="3 abandoned loads and compilations"):
         await core.control.load("stuck")
     gates.may_end.set()
     await until(lambda: not core.workers.abandoned)

@@ -104,7 +104,7 @@ async def test_a_batch_that_a_worker_dies_with_fails() -> None:
 
         assert [1] == await pair.answers(calls[:1])
         assert [True] * 4 == [isinstance(one, EngineLost) for one in found]
-        assert "worker 1 process has ended" in str(found[0])
+        assert "worker 1 process ended" in str(found[0])
         assert Offloads(lost=1) == pair.home.totals.offloads
 
 

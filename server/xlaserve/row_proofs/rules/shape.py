@@ -390,7 +390,7 @@ def _one_behind_the_other(
         return _blocks_joined(dimensions), None
     is_moved = any(not one.is_static for one in of[:-1]) or moves(dimensions[-1])
     finding = depends_on_size(
-        operation, "places elements at an index that depends on the batch size", surely=False
+        operation, "writes at an index that depends on the batch size", surely=False
     )
     return factor(size, Along.ANY), finding if is_moved else None
 
@@ -447,9 +447,7 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         found.append(factor(shape[axis], Along.ANY))
         if not low[axis].is_static or not operation.operand_types[0].shape[axis].is_static:
             sized = sized or depends_on_size(
-                operation,
-                "places elements at an index that depends on the batch size",
-                surely=False,
+                operation, "writes at an index that depends on the batch size", surely=False
             )
     result = Value(tuple(found), sized=sized)
     if rows is None:
@@ -507,9 +505,7 @@ def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         raise NoRule("draws random bits with a state for each row")
     sized = state.sized
     if not all(size.is_static for size in operation.types[1].shape):
-        sized = sized or depends_on_size(
-            operation, "draws as many random bits as rows", surely=False
-        )
+        sized = sized or depends_on_size(operation, "draws as many bits as rows", surely=False)
     return [
         Value(tuple(factor(size, Along.ANY) for size in kind.shape), sized=sized)
         for kind in operation.types

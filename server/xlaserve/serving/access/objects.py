@@ -13,8 +13,8 @@ class Found(StrEnum):
     """Result of a caller's access to an object."""
 
     WORKS = "works"
-    ITS_OWN = "its own alone"
-    NOT_THERE = "not there"
+    ITS_OWN = "only its own"
+    NOT_THERE = "not found"
     """Answered like an unknown name, before any lookup."""
     REFUSED = "refused"
     """PERMISSION_DENIED or 403."""
@@ -114,7 +114,7 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "a model that a request does not name",
+        "the default model",
         "infer",
         Rule.ONLY_ONE,
         Operation.INFER,
@@ -134,14 +134,14 @@ DOORS: tuple[Doors, ...] = (
     ),
     Doors(
         "a configuration",
-        "read, without the names of hidden steps",
+        "read (names of hidden ensemble steps are omitted)",
         Rule.OF_A_MODEL,
         Operation.METADATA,
         (_V2 + "ModelConfig", *_both("GET /config")),
     ),
     Doors(
         "statistics",
-        "read those of a model",
+        "read, for one model",
         Rule.OF_A_MODEL,
         Operation.METADATA,
         (_V2 + "ModelStatistics", *_both("GET /stats")),
@@ -174,14 +174,14 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "trace settings of a model",
+        "a model's trace settings",
         "read",
         Rule.OF_A_MODEL,
         Operation.METADATA,
         ("GET /v2/models/{model}/trace/setting",),
     ),
     Doors(
-        "trace settings of a model",
+        "a model's trace settings",
         "read or change",
         Rule.OF_A_MODEL,
         Operation.MANAGE,
@@ -203,7 +203,7 @@ DOORS: tuple[Doors, ...] = (
     Doors("models", "list with their health", Rule.LIST, Operation.HEALTH, (_HEALTH + "List",)),
     Doors(
         "statistics",
-        "read those of all models",
+        "read, for all models",
         Rule.LIST,
         Operation.METADATA,
         (_V2 + "ModelStatistics", "GET /v2/models/stats"),
@@ -241,14 +241,14 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "settings of the log, trace settings of all models",
+        "log settings, global trace settings",
         "read",
         Rule.FOR_ALL,
         Operation.METADATA,
         ("GET /v2/logging", "GET /v2/trace/setting"),
     ),
     Doors(
-        "settings of the log, trace settings of all models",
+        "log settings, global trace settings",
         "change",
         Rule.OF_THE_SERVER,
         Operation.MANAGE,
@@ -267,14 +267,14 @@ DOORS: tuple[Doors, ...] = (
         ("POST /models",),
     ),
     Doors(
-        "a repository by name, which is not implemented",
+        "a named repository (not implemented)",
         "list",
         Rule.FOR_ALL,
         Operation.METADATA,
         ("POST /v2/repository/{repository}/index",),
     ),
     Doors(
-        "a repository by name, which is not implemented",
+        "a named repository (not implemented)",
         "load or unload",
         Rule.FOR_ALL,
         Operation.MANAGE,
@@ -312,7 +312,7 @@ DOORS: tuple[Doors, ...] = (
     ),
     Doors("metrics of all models", "read", Rule.OF_OPERATORS, Operation.METRICS, ("GET /metrics",)),
     Doors(
-        "the page, the history and the events of all models",
+        "the status page, its history and events",
         "read",
         Rule.OF_OPERATORS,
         Operation.PAGE,
@@ -328,15 +328,15 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
     Doors(
-        "the page's static files",
+        "static files of the status page",
         "read",
         Rule.OPEN,
         Operation.SHELL,
         ("GET /", "GET /page/*.css", "GET /page/*.js", "GET /page/*.svg"),
     ),
     Doors(
-        "models of a mesh",
-        "load, unload, size",
+        "models managed by a mesh",
+        "load, unload, or ask for sizes",
         Rule.OF_OPERATORS,
         Operation.RUNTIME,
         (
@@ -372,17 +372,27 @@ class Beside(NamedTuple):
 
 
 BESIDE: tuple[Beside, ...] = (
-    Beside("cached answers", Owner.CALLER, "none: its request is executed"),
-    Beside("executions shared by equal requests", Owner.CALLER, "none: its own execution"),
-    Beside("sequences", Owner.CALLER, "none with that id: it must start its own"),
-    Beside("regions of shared memory in requests", Owner.CALLER, "none with that name"),
+    Beside("cached answers", Owner.CALLER, "a cache miss: the request is executed"),
+    Beside("executions shared by equal requests", Owner.CALLER, "a separate execution"),
+    Beside("sequences", Owner.CALLER, "an error for that id: they must start their own sequence"),
+    Beside("regions of shared memory in requests", Owner.CALLER, "an error: no such region"),
     Beside("prefix caches of generators", Owner.CALLER, "no cached tokens"),
-    Beside("loads in progress", Owner.CALLER, "its own load, with its own permissions"),
-    Beside("steps of an ensemble, in errors, states and reasons", Owner.MODEL, "no names"),
-    Beside("models called by a model's code, in errors", Owner.MODEL, "no names"),
-    Beside("events", Owner.MODEL, "none of hidden models, and no name or address of other callers"),
-    Beside("models, sums and failures on the page", Owner.MODEL, "none of hidden models"),
-    Beside("files named in a configuration", Owner.MODEL, "those in the model's own directory"),
-    Beside("traces, lines of the access log", Owner.SERVER, "files not served by any endpoint"),
+    Beside("loads in progress", Owner.CALLER, "their own load, with their own permissions"),
+    Beside(
+        "steps of an ensemble, in errors, states and reasons", Owner.MODEL, "texts without names"
+    ),
+    Beside("models called by a model's code, in errors", Owner.MODEL, "errors without names"),
+    Beside(
+        "events",
+        Owner.MODEL,
+        "no events of hidden models, and no names or addresses of other callers",
+    ),
+    Beside("models, sums and failures on the page", Owner.MODEL, "nothing about hidden models"),
+    Beside(
+        "files named in a configuration", Owner.MODEL, "only files in the model's own directory"
+    ),
+    Beside(
+        "traces, lines of the access log", Owner.SERVER, "nothing: no endpoint serves these files"
+    ),
 )
 """Objects without an API, with their owners."""

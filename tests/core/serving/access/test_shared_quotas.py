@@ -159,7 +159,7 @@ def test_a_process_that_is_stopped_while_it_counts_blocks_nobody(pair: Pair) -> 
     with holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(QuotaExceeded, match="another process"):
+        with pytest.raises(QuotaExceeded, match="another server process"):
             pair.both[0].admit(Call(), A, Quota(concurrent_requests=1))
         holder.kill()
         holder.wait()

@@ -273,7 +273,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_has_not_happened(
     other = ask(sums, 2, 5, "s")
     await begun(sums)
     second.cancel()
-    with pytest.raises(SequenceInterrupted, match="sequence 1 before this one"):
+    with pytest.raises(SequenceInterrupted, match="an earlier request of sequence 1 failed"):
         await third
     world.may_execute.set()
 
