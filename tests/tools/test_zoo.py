@@ -53,7 +53,7 @@ def test_what_is_no_good_result_is_told() -> None:
     assert "" == result().fails(PACKAGED[0])
     assert "is off" == result(wrong="is off").fails(known)
     assert "no operator" == result(refused="no operator").fails(PACKAGED[0])
-    assert "" == result(refused="X is not one of the operators").fails(known)
+    assert "" == result(refused="X is not one of the supported operators").fails(known)
     assert "expected" in result(refused="it is too large").fails(known)
     assert "imports now" in result().fails(known)
 
