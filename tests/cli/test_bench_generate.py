@@ -184,7 +184,7 @@ async def test_a_tensor_that_is_missing_is_said(tmp_path: Path) -> None:
             ("--generate", "--rate", "nan"),
             "--rate: expected more than 0 and at most 10000, got nan",
         ),
-        (("--generate", "--connections", "999"), "--connections: expected 256 at most, got 999"),
+        (("--generate", "--connections", "999"), "--connections: expected at most 256, got 999"),
         (("--generate", "--url", "http://127.0.0.1:1"), "--generate needs gRPC, as host:port"),
         (("--generate", "--url", "127.0.0.1:1"), "cannot connect: Connection refused"),
     ],

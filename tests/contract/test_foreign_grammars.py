@@ -156,7 +156,7 @@ REFUSED = ("400", "StatusCode.INVALID_ARGUMENT", "of a stream")
 """Statuses of a rejection; this client gets none within a stream."""
 
 
-IN_TIME = "within 0.05 seconds of the processor"
+IN_TIME = "within 0.05 CPU seconds"
 REFUSED_EARLIER: Mapping[tuple[str, str], str] = {
     ("chat", "multiple, exponent"): "can be compiled and followed",
     ("tools", "multiple, exponent"): "can be compiled and followed",

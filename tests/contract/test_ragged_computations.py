@@ -132,7 +132,7 @@ async def test_what_cannot_be_obeyed_fails_the_load(client: Client) -> None:
     plain = {"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}
     cases: dict[str, dict[str, Any]] = {
         "expected the parameter 'batch_independent' to be true": {"parameters": {}},
-        "max_batch_size: expected 4 at most": {"max_batch_size": 5},
+        "max_batch_size: expected at most 4": {"max_batch_size": 5},
         "expected allow_ragged_batch": {"input": [plain]},
         "optional is not possible with": {
             "input": [plain | {"allow_ragged_batch": True, "optional": True}]

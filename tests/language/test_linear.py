@@ -154,8 +154,8 @@ def test_a_text_that_takes_too_much_is_refused_and_the_next_is_not(
 
     assert [[4, 5, 6]] * 2 == found
     assert (
-        "model 'm': its tokenizer failed on the text: it exceeds 0.1 CPU seconds and"
-        " 536870912 bytes of memory"
+        "model 'm': its tokenizer failed on the text: it exceeds its limits of 0.1 CPU"
+        " seconds and 536870912 bytes of memory"
     ) == str(refused.value)
 
 

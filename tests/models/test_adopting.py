@@ -180,5 +180,7 @@ def test_command_gives_names_and_sizes(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_names_of_another_number_are_refused(tmp_path: Path) -> None:
     file = _file(tmp_path, lambda x: x, _struct("3"))
-    with pytest.raises(InvalidModel, match="expected the names of 1 outputs, output_0 in their"):
+    with pytest.raises(
+        InvalidModel, match="expected the names of 1 outputs, output_0 in this order, got p, q"
+    ):
         adopting.read(file, Options(names=Names(outputs=["p", "q"])))

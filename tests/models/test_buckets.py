@@ -90,7 +90,7 @@ def test_without_a_batch_there_is_one_bucket() -> None:
         (16, _preferring(17), "preferred_batch_size: expected 1 to 16, got 17"),
         (0, ModelConfig(parameters={"batch_sizes": "1"}), "the model has no batch dimension"),
         (16, ModelConfig(parameters={"batch_independent": "no"}), "expected true or false"),
-        (65, ModelConfig(parameters={"batch_independent": "false"}), "expected 64 at most"),
+        (65, ModelConfig(parameters={"batch_independent": "false"}), "expected at most 64 for"),
         (
             8,
             ModelConfig(parameters={"batch_independent": "false", "batch_sizes": "1"}),
@@ -145,5 +145,5 @@ def test_numbers_of_rows_that_are_compiled_by_themselves(
 
 @pytest.mark.parametrize(("max_batch_size", "listed"), [(8, "9"), (0, "0"), (0, "65537")])
 def test_numbers_of_rows_beyond_the_limits_are_refused(max_batch_size: int, listed: str) -> None:
-    with pytest.raises(InvalidModel, match="batch_sizes: expected 64 sizes of 1 to"):
+    with pytest.raises(InvalidModel, match="batch_sizes: expected at most 64 sizes of 1 to"):
         buckets.exact(max_batch_size, ModelConfig(parameters={"batch_sizes": listed}))

@@ -89,7 +89,7 @@ def test_a_field_that_would_change_answers_is_refused(text: str, place: str) -> 
 def test_a_cache_is_refused_where_an_answer_is_not_that_of_one_request(
     text: str, because: str
 ) -> None:
-    with pytest.raises(InvalidModel, match=f"response_cache.enable: .*{because}"):
+    with pytest.raises(InvalidModel, match=f"response_cache.enable: .*{re.escape(because)}"):
         parse_pbtxt(f"{text} response_cache {{ enable: true }}")
 
 

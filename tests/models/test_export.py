@@ -387,8 +387,14 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
             {"fn": lambda p, x: jax.lax.complex(x, x)},
             "output 'y' has dtype complex64, which the V2 protocol does not have",
         ),
-        ({"fn": lambda p, x: x.sum()}, "output 'y' has the shape (), its first dimension is not"),
-        ({"fn": lambda p, x: x.T}, "output 'y' has the shape (4, b), its first dimension is not"),
+        (
+            {"fn": lambda p, x: x.sum()},
+            "output 'y' has the shape (), and its first dimension is not",
+        ),
+        (
+            {"fn": lambda p, x: x.T},
+            "output 'y' has the shape (4, b), and its first dimension is not",
+        ),
         ({"fn": lambda p, x: jnp.concatenate([x, x])}, "output 'y' has the shape (2*b, 4)"),
         (
             {"fn": lambda p, x: x @ x.T},

@@ -266,7 +266,7 @@ def test_reading_gives_what_was_written_of_rows(
         ({"": _sizes()}, "it has sizes for a target with an invalid name"),
         ({"h" * 33: _sizes()}, "it has sizes for a target with an invalid name"),
         ({"a\nb": _sizes()}, "it has sizes for a target with an invalid name"),
-        ({f"h{index}": _sizes() for index in range(33)}, "for 33 targets, expected 32 at most"),
+        ({f"h{index}": _sizes() for index in range(33)}, "for 33 targets, expected at most 32"),
     ],
 )
 def test_sizes_that_no_model_has_are_refused(

@@ -190,7 +190,7 @@ def test_a_size_of_nothing_is_refused(centring: Path, load: Load) -> None:
     [
         ("many", "'max_on_demand_shapes': expected a number of shapes, got 'many'"),
         ("-1", "expected a number of shapes, got '-1'"),
-        ("9", "at most expected 8, the server's max_on_demand_shapes, got 9"),
+        ("9", "expected at most 8, the server's max_on_demand_shapes, got 9"),
         (
             "0",
             "but dimensions other than a leading batch need sizes: set compiled_shapes or"

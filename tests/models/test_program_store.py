@@ -198,7 +198,7 @@ def test_object_that_is_too_large_is_not_fetched(make: Make, shelf: Shelf) -> No
     shelf.objects[OBJECT] = bytes(10_001)
     shelf.read = None  # type: ignore[method-assign, assignment]
 
-    assert "it has 10001 bytes, expected 10000 at most" == reason(make().find(TARGET, [NAME]))
+    assert "it has 10001 bytes, expected at most 10000" == reason(make().find(TARGET, [NAME]))
 
 
 def test_program_that_is_too_large_is_not_put_there(make: Make, shelf: Shelf) -> None:

@@ -178,7 +178,7 @@ def test_sizes_take_the_place_of_what_is_open() -> None:
         (
             ",".join(map(str, range(1, 66))),
             _avals("b, s, 4", "b, s, 4"),
-            "at most expected 64 combinations, got 65",
+            "expected at most 64 combinations, got 65",
         ),
     ],
 )

@@ -127,7 +127,9 @@ def test_a_model_that_is_not_done_in_time_fails(directory: Path, model: SteppedM
 
 @pytest.mark.parametrize("most", ["0", "7", "-1", "x", "9" * 5000])
 def test_a_configuration_allows_no_more_answers_than_the_model(directory: Path, most: str) -> None:
-    with pytest.raises(InvalidModel, match="'max_steps': expected 1 to 6, .* got '"):
+    with pytest.raises(
+        InvalidModel, match=r"expected 1 to 6 \(the model's exported maximum\), got '"
+    ):
         load(directory, max_steps=most)
 
 
@@ -230,7 +232,7 @@ def test_python_s_booleans_and_numbers_will_do(tmp_path: Path) -> None:
         ({"steps": {"state": 1 << 40, "max_steps": 1}}, "its description of steps is invalid"),
         ({"steps": {"state": 4, "max_steps": 0}}, "its description of steps is invalid"),
         ({"max_batch_size": 4}, "not valid"),
-        ({"steps": {"state": 3, "max_steps": 1}}, "its last inputs are not those"),
+        ({"steps": {"state": 3, "max_steps": 1}}, "its last inputs are not the stepping inputs"),
         ({"steps": {"state": 6, "max_steps": 1}}, "no inputs or no outputs"),
         ({"steps": None}, "is in the artifact|not valid|expected"),
     ],

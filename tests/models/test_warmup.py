@@ -243,7 +243,7 @@ def test_a_link_out_of_the_repository_is_refused(version: Path, tmp_path: Path) 
     (version.parent / "warmup/raw").symlink_to(tmp_path / "secret")
     refused(
         version,
-        "is outside the model repository and every model_root (--model-root), or a link that"
+        r"is outside the model repository and every model_root \(--model-root\), or a link that"
         " leads outside",
         of_file(),
     )

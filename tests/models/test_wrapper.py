@@ -115,7 +115,7 @@ def test_nodes_of_a_class_of_their_own_are_refused() -> None:
     )
     exported = _export(lambda pair: pair.left, Pair(*_shapes("2")))
 
-    with pytest.raises(InvalidModel, match="are of a class of its own$"):
+    with pytest.raises(InvalidModel, match="arguments or results use a custom pytree class$"):
         wrapper.read(exported.serialize(), "m")
 
 

@@ -131,7 +131,7 @@ class Tokens:
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
         if "over" in found:
-            raise TokenizerFailed(self._model, f"it exceeds {self._limited.limits}")
+            raise TokenizerFailed(self._model, f"it exceeds its limits of {self._limited.limits}")
         if "ids" not in found:
             raise TokenizerFailed(self._model, found["failed"])
         ids: list[int] = found["ids"]

@@ -247,7 +247,7 @@ def test_what_is_compiled_for_something_else_is_compiled_in_the_server(
 ) -> None:
     one = processes()
 
-    with pytest.raises(Refused, match="another key|as it likes"):
+    with pytest.raises(Refused, match="a different key|as it likes"):
         compiled(one, job(model))
     compiled(one)
 
@@ -400,7 +400,7 @@ def test_an_idle_process_is_ended_and_another_started_when_asked(
     ("command", "said"),
     [
         (("/nowhere/python",), "no compiler process can be started"),
-        ((sys.executable, "-S", "-c", "raise SystemExit('no jax')"), "does not start.*no jax"),
+        ((sys.executable, "-S", "-c", "raise SystemExit('no jax')"), "did not start.*no jax"),
         ((sys.executable, "-S", "-c", "print('hello')"), "did not start: its first line"),
     ],
 )

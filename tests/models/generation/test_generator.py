@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def test_a_step_that_fails_fails_its_requests_alone(
     ("prompt", "expected"),
     [
         ([], "expected 1 to 64 tokens (the model's positions), got 0"),
-        ([1] * (LENGTH + 1), "expected 1 to 64 tokens, .*, got 65"),
+        ([1] * (LENGTH + 1), "expected 1 to 64 tokens (the model's positions), got 65"),
         ([1, VOCAB], "expected token ids of 0 to 31, got 32"),
         ([-1], "expected token ids of 0 to 31, got -1"),
     ],
@@ -282,7 +283,9 @@ def test_a_step_that_fails_fails_its_requests_alone(
 def test_a_prompt_that_does_not_fit_is_refused(
     loaded: Loaded, prompt: list[int], expected: str
 ) -> None:
-    with pytest.raises(InvalidTensor, match=f"model 'story', input 'tokens': {expected}"):
+    with pytest.raises(
+        InvalidTensor, match=re.escape(f"model 'story', input 'tokens': {expected}")
+    ):
         _ = loaded.ask(prompt).tokens
 
 

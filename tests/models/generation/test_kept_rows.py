@@ -85,5 +85,7 @@ def test_a_model_that_fails_the_trial_keeps_nothing(model: GeneratorModel) -> No
     wanted = ModelConfig(parameters={configured.PREFIX_CACHE: "true"})
 
     assert not configured.without_prefixes(info, plain, "story").keeps_prefixes
-    with pytest.raises(InvalidModel, match="'prefix_cache': expected false, since rows behind"):
+    with pytest.raises(
+        InvalidModel, match="'prefix_cache': expected false, since cached rows of equal"
+    ):
         configured.without_prefixes(info, wanted, "story")

@@ -74,7 +74,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"position_embedding_type": "relative_key"}, "expected absolute"),
     ("config.json", {"hidden_act": "mish"}, "hidden_act: expected one of gelu"),
     ("config.json", {"num_attention_heads": 5}, "expected a divisor of 32, got 5"),
-    ("config.json", {"max_position_embeddings": 20}, "expected at most 20, which"),
+    ("config.json", {"max_position_embeddings": 20}, "expected at most 20, the positions"),
     ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: expected False"),
     (
         "sentence_bert_config.json",

@@ -277,7 +277,7 @@ def test_a_batch_that_is_not_first_is_moved_there_and_back(tmp_path: Path) -> No
         ),
         (
             Options(batch_axes=SECOND),
-            ", but all inputs must start with -1 or none: change a shape with --shape, locate the"
+            ", but either all inputs start with -1 or none: change a shape with --shape, locate the"
             " batch with --batch-axis, fix an open first dimension that is not a batch with"
             " --dim, or make the input a constant with --const",
         ),

@@ -91,5 +91,5 @@ def test_number_is_traced_beside_inputs_of_a_fixed_shape() -> None:
 
 
 def test_inputs_without_a_batch_beside_those_with_one_name_the_flags() -> None:
-    with pytest.raises(InvalidModel, match=r"--shape .*--batch-axis .*--dim .*--const"):
+    with pytest.raises(InvalidModel, match=r"--shape.*--batch-axis.*--dim.*--const"):
         _resolve(IDS, FIXED, dimensions={"sequence": (8,)})

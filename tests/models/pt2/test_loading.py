@@ -86,8 +86,11 @@ OTHER_SIZE = replace(BOTH[1], dims=(8,))
     ("config", "reason"),
     [
         (PLAIN, "input 'ids': its dimension 's27' is open"),
-        (replace(SETTLED, inputs=(BOTH[0], OTHER_SIZE)), "'s27' is 8, and 7 elsewhere"),
-        (replace(SETTLED, inputs=(replace(BOTH[0], name="x"),)), "no input 'x', but ids, mask"),
+        (replace(SETTLED, inputs=(BOTH[0], OTHER_SIZE)), "'s27' is 8 here, but 7 elsewhere"),
+        (
+            replace(SETTLED, inputs=(replace(BOTH[0], name="x"),)),
+            "unknown input 'x', the model has ids, mask",
+        ),
         (replace(SETTLED, inputs=(replace(BOTH[0], dims=(7, 7)),)), "expected 2 dimensions, got 3"),
     ],
 )

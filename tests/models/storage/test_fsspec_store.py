@@ -98,7 +98,7 @@ class NoCredentialsError(Exception):
     ("error", "reason", "is_transient"),
     [
         (PermissionError("key AKIA123 secret"), "access is denied", False),
-        (FileNotFoundError("bucket"), "it is not there", False),
+        (FileNotFoundError("bucket"), "it does not exist", False),
         (NoCredentialsError("secret"), "the SDK found no credentials in its environment", False),
         (ValueError("https://host/?sig=secret"), "its SDK failed with ValueError", True),
         (TimeoutError("secret"), "no answer within 5 seconds (remote_stall_seconds)", True),

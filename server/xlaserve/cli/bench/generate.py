@@ -125,7 +125,7 @@ def measure_generation(
         raise BenchmarkRefused(f"--rate: expected {expected}, got {given.rate:g}")
     if given.connections > _MOST_CONNECTIONS:
         raise BenchmarkRefused(
-            f"--connections: expected {_MOST_CONNECTIONS} at most, got {given.connections}"
+            f"--connections: expected at most {_MOST_CONNECTIONS}, got {given.connections}"
         )
     pairs = (
         lengths.drawn(given.seed, given.longest)

@@ -208,7 +208,7 @@ def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
         return 0
     if closed:
         raise InvalidModel(
-            f"input '{closed[0].name}' is {closed[0]}, but all inputs must start with -1 or none:"
+            f"input '{closed[0].name}' is {closed[0]}, but either all inputs start with -1 or none:"
             " change a shape with --shape, locate the batch with --batch-axis, fix an open first"
             " dimension that is not a batch with --dim, or make the input a constant with --const"
         )

@@ -155,7 +155,7 @@ class RaggedModel(AroundModel):
         self._requests = self._most_requests()
         if config.max_batch_size > self._requests:
             raise InvalidModel(
-                f"max_batch_size: expected {self._requests} at most, the computation's capacity,"
+                f"max_batch_size: expected at most {self._requests}, the computation's capacity,"
                 f" got {config.max_batch_size}"
             )
         self._most = config.max_batch_size
