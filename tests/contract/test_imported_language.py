@@ -74,7 +74,7 @@ async def test_an_imported_checkpoint_continues_as_transformers_does(
     described = json.loads((repository / "story/1/generator.json").read_text())
     stop = json.loads((source / "config.json").read_text())["eos_token_id"]
     assert [stop] == described["stop_tokens"]
-    assert "beside it: tokenizer.json" in said
+    assert "also copied: tokenizer.json" in said
     assert (repository / "story/1/tokenizer.json").is_file()
     assert tokens[-references.CONTINUED :] == got
 

@@ -281,7 +281,7 @@ def test_command_fails_where_the_store_takes_nothing(models: Path, bucket: Any) 
     status, output = warm(models, "--cache", "s3://nothing/programs")
 
     assert 0 != status
-    assert "expected a store that takes 2 further programs (it is not there)" in output
+    assert "expected a store that takes 2 further programs (it does not exist)" in output
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/programs", "ftp://host/programs"])

@@ -98,7 +98,7 @@ async def test_a_bucket_that_is_not_there_is_named(
         status, text = await says(server, "load")
 
     assert 400 <= status
-    said = "s3://nothing/models/simple cannot be read: it is not there"
+    said = "s3://nothing/models/simple cannot be read: it does not exist"
     assert said in json.loads(text)["error"]
 
 

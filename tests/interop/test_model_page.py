@@ -127,7 +127,7 @@ async def test_an_unload_says_what_it_gives_back_and_breaks_and_can_be_undone(
     await page.evaluate("document.querySelector('#problems button').click()")
     await state_is(page, "READY")
 
-    assert "It gives back" in question
+    assert "This frees" in question
     assert f"“{ENSEMBLE}”" in question
     assert "is unloaded" in notice
     assert [] == page.complaints

@@ -57,7 +57,7 @@ def test_a_template_may_refuse_messages(template: Any) -> None:
         MessagesRefused, match="its chat template rejected the request: no system here"
     ):
         template("{{ raise_exception('no system here') }}").render(MESSAGES)
-    with pytest.raises(MessagesRefused, match=r"its chat template refuses: no \?"):
+    with pytest.raises(MessagesRefused, match=r"its chat template rejected the request: no \?"):
         template("{{ raise_exception('no \\ud800') }}").render(MESSAGES)
 
 

@@ -31,7 +31,7 @@ _KINDS = ("simple", "pytorch-converted", "pytorch-operator")
 
 _NOT_CONVERTED = "an operator that is not converted"
 _REFUSALS = (
-    ("is not among the", _NOT_CONVERTED),
+    ("is not one of the", _NOT_CONVERTED),
     ("cannot be converted: ", "an operator that is refused for good"),
 )
 _TOGETHER = 8

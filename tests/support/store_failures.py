@@ -103,5 +103,5 @@ FAILURES: Mapping[str, Failure] = {
         )
         for number in (404, 410)
     },
-    "wrong length": Failure(_longer, "comes with ", status=400, of=_OBJECT, again=_NONE),
+    "wrong length": Failure(_longer, " bytes, expected ", status=400, of=_OBJECT, again=_NONE),
 }

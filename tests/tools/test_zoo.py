@@ -48,12 +48,12 @@ def test_difference_is_in_parts_of_the_largest_number() -> None:
 
 def test_what_is_no_good_result_is_told() -> None:
     """A refusal that is not known, one of another kind, and an answer that is off."""
-    known = replace(PACKAGED[0], refused="not among the")
+    known = replace(PACKAGED[0], refused="not one of the")
 
     assert "" == result().fails(PACKAGED[0])
     assert "is off" == result(wrong="is off").fails(known)
     assert "no operator" == result(refused="no operator").fails(PACKAGED[0])
-    assert "" == result(refused="X is not among the operators").fails(known)
+    assert "" == result(refused="X is not one of the supported operators").fails(known)
     assert "expected" in result(refused="it is too large").fails(known)
     assert "imports now" in result().fails(known)
 

@@ -151,7 +151,7 @@ def test_an_unknown_operator_is_named_with_its_node_and_neighbours() -> None:
 
     text = _refused(made)
 
-    assert text.startswith("LeakyReLU 'the_y' (opset 17) is not among the")
+    assert text.startswith("LeakyReLU 'the_y' (opset 17) is not one of the")
     assert "LeakyRelu" in text
 
 

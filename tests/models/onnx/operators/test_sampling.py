@@ -82,7 +82,7 @@ def test_regions_are_aligned_as_onnxruntime_does(shift: str) -> None:
 
 
 def test_as_many_samples_of_a_region_as_the_data_wants_are_refused() -> None:
-    with pytest.raises(InvalidModel, match="RoiAlign.*sampling_ratio 0.*depends on the data"):
+    with pytest.raises(InvalidModel, match="RoiAlign.*sampling_ratio 0.*depends on data"):
         ours(single("RoiAlign", ROIS, opset=16), ROIS)
 
 
