@@ -177,7 +177,7 @@ async def test_a_text_goes_on_where_there_is_no_template_and_errors_are_said(
     kept = await page.evaluate("document.getElementById('chat-text').value")
     await type_in(page, "chat-tokens", "3")
     await send(page, "hello")
-    await status_is(page, "cut at the most tokens")
+    await status_is(page, "cut at the token limit")
 
     assert "a" * 65 == kept
     assert "3 tokens" in await text(page, "chat-pace")

@@ -141,7 +141,7 @@ async def test_an_array_of_numpy_is_sent_as_it_is(page: Page, server: ServerProc
 @pytest.mark.parametrize(
     ("array", "told"),
     [
-        (np.asfortranarray(np.ones((2, 3), np.float32)), "in that of Fortran"),
+        (np.asfortranarray(np.ones((2, 3), np.float32)), "expected C order, got Fortran order"),
         (np.ones(3, ">f4"), "an array of >f4"),
     ],
 )

@@ -130,7 +130,7 @@ def test_mismatch_names_the_leaf(tmp_path: Path, arrays: dict[str, Any], expecte
             "npz:objects.npz",
             "'objects.npz' is not an .npz file of arrays: Object arrays cannot be loaded",
         ),
-        ("safetensors:text", "text is cut off|text has a header"),
+        ("safetensors:text", "text is truncated|text has a header"),
         (
             "orbax:empty",
             "'empty' is not a checkpoint that orbax can restore .expected the directory",

@@ -183,7 +183,7 @@ def test_a_process_with_other_lines_or_versions_proves_nothing(
         (lambda job: replace(job, environment={**job.environment, "jaxlib": "0.1"}), "jaxlib: exp"),
         (lambda job: replace(job, environment={**job.environment, "processor": "x"}), "processor"),
         (lambda job: replace(job, program={**job.program, "packing": "x"}), "packing: expected"),
-        (lambda job: replace(job, device=7), "there are 2 devices of 8"),
+        (lambda job: replace(job, device=7), "it needs 8 devices, got 2"),
         (lambda job: replace(job, computation="other"), "its artifact is missing"),
     ],
 )
