@@ -77,7 +77,7 @@ def test_a_platform_that_mixes_rows_does_not_decide_for_the_others(tmp_path: Pat
     assert "unknown" == described.verdict.independence
     assert described.verdict.reason.endswith(", on tpu")
     assert 1 == len(notices)
-    assert "; requests will not be batched on tpu; give another axis" in notices[0]
+    assert "; requests will not be batched on tpu; reduce over another axis" in notices[0]
 
 
 def test_a_difference_here_refutes_no_proof_of_another_platform(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_difference_here_refutes_no_proof_of_another_platform(tmp_path: Path) 
     assert described.verdict.operation == "stablehlo.reduce"
     assert "output 'y' of a row changes" in described.verdict.reason
     assert described.verdict.reason.endswith(", on cpu")
-    assert "; requests will not be batched on cpu; give another" in notices[0]
+    assert "; requests will not be batched on cpu; reduce over another" in notices[0]
 
 
 def test_rows_that_are_declared_are_refused_where_one_platform_mixes_them(tmp_path: Path) -> None:
