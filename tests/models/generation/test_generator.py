@@ -375,7 +375,7 @@ def test_a_ring_that_is_shorter_than_the_length_is_refused(tmp_path: Path) -> No
     def ring(params: Any, slots: int, length: int) -> Any:
         return tiny_language.init_cache(params, slots, min(length, 48))
 
-    with pytest.raises(InvalidModel, match=r"max_length of 64, got \[2, 2, 48, 8\]: a cache"):
+    with pytest.raises(InvalidModel, match=r"max_length of 64, got \[2, 2, 48, 8\]: ring-buffer"):
         tiny_language.export(tmp_path / "ring" / "1", init_cache=ring)
     assert not (tmp_path / "ring").exists()
     tiny_language.export(tmp_path / "whole" / "1", init_cache=ring, max_length=48)

@@ -134,7 +134,7 @@ def test_rows_that_depend_on_one_another_are_imported_by_themselves(tmp_path: Pa
         imported.manifest.verdict.independence,
         imported.manifest.max_batch_size,
     )
-    assert "max_batch_size is 0 instead of 32; give another axis" in imported.notice
+    assert "max_batch_size is 0 instead of 32; reduce over another axis" in imported.notice
     assert imported.checked is not None
     assert (1, 3) == imported.checked.batches
 
