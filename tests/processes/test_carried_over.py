@@ -171,8 +171,7 @@ def with_step(root: Path) -> None:
 GONE = {
     "deleted": "it is not in the model repository",
     "begun": "Request for unknown model: 'begun' is not in the model repository",
-    "emptied": "no version directory matches its version_policy: change the policy, or add a"
-    " version to",
+    "emptied": "it has no version directory",
     "labelled": "label_filename of output 'y': labels.txt is missing",
     "whole": "its step failed: Request for unknown model: 'deleted'",
     "beside": "Request for unknown model: 'beside' is not in the model repository",

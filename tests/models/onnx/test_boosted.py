@@ -41,4 +41,4 @@ def test_a_boosted_forest_imports_with_one_command(tmp_path: Path, name: str) ->
 
     assert imported.checked is not None
     assert ("", 32) == (imported.notice, imported.manifest.max_batch_size)
-    assert ("lines of labels.txt" in imported.labels) == (name == "lightgbm-texts")
+    assert ("in labels.txt, one per line" in imported.labels) == (name == "lightgbm-texts")
