@@ -202,6 +202,6 @@ async def test_a_python_model_is_not_ready_then_has_another_process(
         then = await by("spawned")
 
     assert refused.startswith("UNAVAILABLE: "), refused
-    assert "its process is stopped (SIGSTOP)" in refused
+    assert "it is stopped (SIGSTOP)" in refused
     assert os.getpid() == other
     assert then not in (victim, other)

@@ -183,7 +183,7 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
     "workers.link:Link._task": ("a reply", "a change"),
     "workers.link:Link._do": ("a change",),
     "storage.cache:ModelCache.__init__": ("a download",),
-    "storage.http_store:HttpStore.objects": ("a listing",),
+    "storage.http_store:HttpStore._list": ("a listing",),
     "grpc.handler:RequestHandler.accept": (
         "gRPC",
         "gRPC, read",

@@ -419,7 +419,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future, which a `remote_N` thread waits for",
     ),
     Worker(
-        "storage/http_store.py: HttpStore.objects",
+        "storage/http_store.py: HttpStore._list",
         "`listing_N`",
         "request directory listings and object sizes from an HTTP store",
         "the store",
