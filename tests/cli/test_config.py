@@ -43,8 +43,8 @@ def test_the_environment_may_empty_what_the_file_gives(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("http_endpiont = 1", "the name of a setting, as 'http_endpoint', got 1"),
-        ("http-endpoint = 1", "the name of a setting, as 'http_endpoint', got 1"),
+        ("http_endpiont = 1", "the name of a setting, such as 'http_endpoint', got 1"),
+        ("http-endpoint = 1", "the name of a setting, such as 'http_endpoint', got 1"),
         ("[serve]\nhost = 1", "'serve' in "),
         ("host = [1]", "expected one value, got"),
         ("host = 2026-01-01", "expected a string, a number, a boolean, or a list of them"),

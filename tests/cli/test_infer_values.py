@@ -61,5 +61,6 @@ async def test_what_is_no_value_says_what_is(server: RunningServer, wrong: str) 
     _, error = await infer(server, wrong)
 
     assert (
-        f"input 'x': expected JSON, as [[1,2]], @FILE.npy, zeros or random, got '{wrong}'" in error
+        "input 'x': expected JSON, such as [[1,2]], @FILE.npy, zeros or random,"
+        f" got '{wrong}'" in error
     )

@@ -85,7 +85,7 @@ class IndexEntry:
 
 
 LABELS = "labels"
-"""Metadata parameter of an output that has its labels."""
+"""Metadata parameter that holds an output's labels."""
 
 
 class MemoryClient(Protocol):

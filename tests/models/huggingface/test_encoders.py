@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "1_Pooling/config.json",
         {"pooling_mode": "attention"},
-        "pooling_mode: expected a selection of cls",
+        "pooling_mode: expected one or more of cls",
     ),
     ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt: expected True"),
     ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim: expected None"),

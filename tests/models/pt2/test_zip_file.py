@@ -89,7 +89,7 @@ def _entry_in_directory() -> bytes:
         ),
         (lambda: ONE[:-1], "not a .pt2 file, which is a zip archive: it has no central directory"),
         (lambda: ONE + b"x", "bytes after its end"),
-        (lambda: b"before" + ONE, "the directory of the zip file is not at the recorded offset"),
+        (lambda: b"before" + ONE, "the zip file's central directory is not at the recorded offset"),
         (lambda: zipped({"m/../../a": b""}), "the zip file has an entry outside its root: '"),
         (lambda: zipped({"/a": b""}), "the zip file has an entry outside its root: '"),
         (lambda: zipped({"m/a\\b": b""}), "the zip file has an entry outside its root: '"),

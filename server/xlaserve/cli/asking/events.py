@@ -38,7 +38,7 @@ def events(  # noqa: PLR0917, typer reads the parameters of a command from its s
     """Show a server's loads, unloads and failures, and who asked for them."""
     if not reach.address.rest:
         raise InvalidRequest(
-            f"--url: expected the HTTP endpoint, as {_URL}, which serves the events"
+            f"--url: expected the HTTP endpoint, such as {_URL}, which serves the events"
         )
     query = {"model": model, "failed": str(failed).lower(), "search": search}
     try:

@@ -175,7 +175,7 @@ def _read(spec: TensorSpec, text: str | None) -> Tensor:
         value = json.loads(text)
     except ValueError as error:
         raise InvalidRequest(
-            f"input '{spec.name}': expected JSON, as [[1,2]], @FILE.npy, zeros or random, got "
+            f"input '{spec.name}': expected JSON, such as [[1,2]], @FILE.npy, zeros or random, got "
             f"{text[:80]!r} ({error})"
         ) from error
     shape = np.array(value, dtype=object).shape

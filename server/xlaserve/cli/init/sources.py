@@ -214,5 +214,5 @@ def _input(text: str) -> tuple[str, tuple[str, list[int]]]:
         return name, (datatype, [int(size) for size in sizes.split(",") if size.strip()])
     except ValueError:
         raise InvalidRequest(
-            f"--input: expected NAME=DATATYPE[SIZES], as x=FP32[-1,3], got '{text}'"
+            f"--input: expected NAME=DATATYPE[SIZES], for example x=FP32[-1,3], got '{text}'"
         ) from None

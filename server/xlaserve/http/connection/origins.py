@@ -48,7 +48,7 @@ class Origins:
                 raise InvalidSettings("allowed_host", "a name without a port, or *", host)
         for origin in settings.cors_origin:
             if origin != ANY and _ORIGIN.fullmatch(origin.lower()) is None:
-                expected = "an origin, as https://app.example:8443, or *"
+                expected = "an origin, such as https://app.example:8443, or *"
                 raise InvalidSettings("cors_origin", expected, origin)
         return cls(hosts, settings.cors_origin)
 

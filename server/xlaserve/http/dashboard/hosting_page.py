@@ -49,7 +49,7 @@ class HostingRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the platform, or an empty string if there is none, and its loaded models."""
+        """Return the platform (empty if there is none) and the models loaded on it."""
         own = await self._board.read()
         asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
         reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own

@@ -154,11 +154,11 @@ def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
         raise InvalidModel("the zip file is one of several parts")
     if count > MAX_ENTRIES or size > MAX_DIRECTORY_BYTES:
         raise InvalidModel(
-            f"the zip file has {count} entries and a directory of {size} bytes, more than the "
-            f"{MAX_ENTRIES} entries and {MAX_DIRECTORY_BYTES} bytes allowed"
+            f"the zip file has {count} entries and a central directory of {size} bytes, more than"
+            f" the {MAX_ENTRIES} entries and {MAX_DIRECTORY_BYTES} bytes allowed"
         )
     if start + size != directory_end:
-        raise InvalidModel("the directory of the zip file is not at the recorded offset")
+        raise InvalidModel("the zip file's central directory is not at the recorded offset")
     return start, count, size
 
 
@@ -195,7 +195,7 @@ def _walk(directory: bytes) -> Iterator[Entry]:
     while place < len(directory):
         header = directory[place : place + _CENTRAL.size]
         if len(header) < _CENTRAL.size or header[:4] != b"PK\x01\x02":
-            raise InvalidModel("the directory of the zip file is damaged")
+            raise InvalidModel("the zip file's central directory is damaged")
         fields = _CENTRAL.unpack(header)
         flags, method = fields[3], fields[4]
         crc, compressed, size = fields[7:10]
@@ -251,7 +251,7 @@ def _text(raw: bytes, length: int) -> str:
         name = ""
     if len(raw) != length or not name or length > _MAX_NAME_BYTES:
         raise InvalidModel(
-            "the directory of the zip file has a name that is truncated or not UTF-8"
+            "the zip file's central directory has a name that is truncated or not UTF-8"
         )
     return name
 

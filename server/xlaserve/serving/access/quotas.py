@@ -41,8 +41,8 @@ class _Usage:
 class Quotas:
     """Token buckets and in-flight counts of principals; evicts the least recently used.
 
-    Principals with requests in flight are never evicted, which would reset their concurrency. They
-    are identified by name: a caller has one quota, whichever of its credentials it uses.
+    Principals with requests in flight are never evicted, since eviction would reset their in-flight
+    counts. A principal is identified by name: a caller has one quota for all its credentials.
     """
 
     def __init__(self, max_principals: int, clock: Callable[[], float]) -> None:

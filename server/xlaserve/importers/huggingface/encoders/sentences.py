@@ -117,7 +117,7 @@ def _poolings(folder: Path, path: str, hidden: int) -> tuple[str, ...]:
     _check(place, found, {"include_prompt": (True,)})
     if not asked or not set(asked) <= set(POOLINGS):
         raise InvalidModel(
-            f"{place}: pooling_mode: expected a selection of {', '.join(POOLINGS)}, got"
+            f"{place}: pooling_mode: expected one or more of {', '.join(POOLINGS)}, got"
             f" {asked!r:.200}"
         )
     return tuple(kind for kind in POOLINGS if kind in asked)

@@ -212,7 +212,8 @@ def _functions(
     unknown = [name for name in names if name not in _ACTIVATIONS]
     if unknown or len(names) != len(defaults) * directions:
         raise InvalidModel(
-            f"activations: expected a selection of {', '.join(_ACTIVATIONS)}, got {names}"
+            f"activations: expected {len(defaults) * directions} of"
+            f" {', '.join(_ACTIVATIONS)}, got {names}"
         )
     found = [_ACTIVATIONS[name] for name in names]
     count = len(defaults)
