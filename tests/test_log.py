@@ -260,3 +260,43 @@ def test_a_terminal_shows_lines_as_they_are() -> None:
 
     assert b"plain\r\n" == os.read(ours, 1000)
     os.close(ours)
+
+
+def printed(program: str) -> list[dict[str, object]]:
+    """Return the log records of a program, which must end by itself."""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
+    )
+    return [json.loads(line) for line in ran.stderr.splitlines() if line.startswith(b"{")]
+
+
+def test_a_start_that_fails_says_nothing_about_the_reader() -> None:
+    """The reader has then reached the end of its stream; that is no crash."""
+    program = """
+import time
+from xlaserve.process.output import logged_output
+
+try:
+    with logged_output("info"):
+        raise ValueError
+except ValueError:
+    time.sleep(2)
+"""
+    assert [] == [one for one in printed(program) if one["event"] == "process ended"]
+
+
+def test_a_fork_prints_though_a_thread_was_printing() -> None:
+    """The thread held the lock of the stream during the fork, and is missing in the child."""
+    program = """
+import os, sys
+from xlaserve.process.output import logged_output
+
+with logged_output("info"):
+    with sys.stdout._lock:
+        pid = os.fork()
+        if not pid:
+            print("the child")
+            os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    assert ["the child"] == [one["line"] for one in printed(program) if "line" in one]

@@ -2,9 +2,11 @@
 
 import io
 import logging
+import os
 import sys
 import threading
 import warnings
+import weakref
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO
@@ -71,6 +73,17 @@ class PrintedLines(io.TextIOWrapper):
         """The wrapped stream."""
         self._event = f"printed on {name}"
         self._level = level
+        self._renew()
+        ours = weakref.ref(self)
+
+        def renew() -> None:
+            if (stream := ours()) is not None:
+                stream._renew()
+
+        # Another thread may hold the lock during a fork, and does not exist in the child.
+        os.register_at_fork(after_in_child=renew)
+
+    def _renew(self) -> None:
         self._part = ""
         self._lock = threading.Lock()
 

@@ -17,7 +17,7 @@ from xlaserve.process.best_effort import best_effort, finish
 from xlaserve.process.children import start_deaf
 from xlaserve.process.log_everything import PrintedLines, take_hooks
 
-_READER = (sys.executable, "-m", "xlaserve.process.output_reader")
+_READER = (sys.executable, "-P", "-m", "xlaserve.process.output_reader")
 _STREAMS = {"stdout": 1, "stderr": 2}
 _LEVELS = {"stdout": "info", "stderr": "warning"}
 _MOST_WAIT = struct.pack("ll", 1, 0)
@@ -117,12 +117,18 @@ def _keep_reading(
     reader: "subprocess.Popen[bytes]", source: socket.socket, originals: Mapping[int, int]
 ) -> None:
     """Start the process again whenever it ends; where that fails, lines are plain from then on."""
-    try:
+    while status := reader.wait():
+        last_words.tell("output reader", last_words.how(status), "")
+        is_logged = True
         while True:
-            status = reader.wait()
-            last_words.tell("output reader", last_words.how(status), "")
             time.sleep(_AGAIN_SECONDS)
-            reader = _started(source, originals[2])
-    except OSError as error:
-        _log.warning("output of native code not logged", reason=str(error))
-        _give_back(originals)
+            try:
+                reader = _started(source, originals[2])
+                break
+            except OSError as error:
+                # The socket stays open: without a reader, SIGPIPE would end native children.
+                if is_logged:
+                    _log.warning("output of native code not logged", reason=str(error))
+                is_logged = False
+    # A reader returns 0 at the end of the stream: whatever still comes is plain.
+    _give_back(originals)

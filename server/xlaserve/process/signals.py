@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -86,14 +86,20 @@ def _call_at(number: int, loop: asyncio.AbstractEventLoop, call: Callable[[], ob
     calling thread only. These handlers are replaced in one step.
     """
 
+    server = os.getpid()
+
     def post(number: int, _frame: FrameType | None) -> None:
-        try:
-            loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the event loop is closed
-            end_at_once(number)
-            os.kill(os.getpid(), number)
+        if os.getpid() == server:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(call)
+                return
+        # In a fork as well, whose copy of the event loop does not run.
+        end_at_once(number)
+        os.kill(os.getpid(), number)
 
     signal.signal(number, post)
+    # Native code that waits in this thread resumes, as with handlers of the event loop.
+    signal.siginterrupt(number, False)
 
 
 def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:

@@ -341,6 +341,8 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     end_with_parent(parent)
     end_session_with_this()
     stay_deaf()
+    # A pipe is buffered by blocks: without this, the log gets lines after 8 KiB or at the end.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     end = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     reader = SlabReader(inward, writable=True) if inward >= 0 else None

@@ -61,6 +61,8 @@ class OutputForms:
             self._classes[output.name] = count
             self._labels[output.name] = labels(output.name)
         self._places = OutputPlaces(model, outputs, regions, call)
+        self._charged_bytes = 0
+        """Charged for classes until the call ends: the most of any of its answers."""
 
     @property
     def are_places(self) -> bool:
@@ -91,6 +93,7 @@ class OutputForms:
         labels = self._labels[output.name]
         found = classified(self._model, output, count, labels, batched=self._is_batched)
         size = found.data.size * ELEMENT_BYTES + octets_of(found.data)
-        if size > SHORT_BYTES:
-            reserve_made(call, size, "the classes")
+        if size > max(SHORT_BYTES, self._charged_bytes):
+            reserve_made(call, size - self._charged_bytes, "the classes")
+            self._charged_bytes = size
         return found

@@ -14,6 +14,11 @@ _SETTING = "access_log"
 _EXPECTED = "a path, stderr, stdout, or fd:<number>"
 _STANDARD = ("stdout", "stderr")
 _DESCRIPTOR = "fd:"
+_ALIASES = {
+    **dict.fromkeys(("/dev/stdout", "/proc/self/fd/1"), "stdout"),
+    **dict.fromkeys(("/dev/stderr", "/proc/self/fd/2"), "stderr"),
+}
+"""Paths of the standard streams. They may be sockets, which cannot be opened by path."""
 _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
 """Maximum size of an atomic write to a pipe."""
@@ -32,6 +37,7 @@ class AccessFile:
         self._path: Path | None = None
         self._torn = False
         """Whether the file ends with a partial line, which the next write must not continue."""
+        target = _ALIASES.get(target, target)
         if target in _STANDARD or target.startswith(_DESCRIPTOR):
             self._descriptor = _descriptor(target)
             return
