@@ -80,8 +80,8 @@ async def test_a_directory_is_served_in_a_coroutine(repository: Path) -> None:
         answer = await server.client.infer("seven", ONES)
         with pytest.raises(
             InvalidRequest,
-            match="this server serves a directory, not a function: export to the directory, then"
-            " call client.load(NAME)",
+            match=r"this server serves a directory, not a function: export to the directory, then"
+            r" call client\.load\(NAME\)",
         ):
             await server.update(params(8))
         reasons = {row.name: row.reason for row in await server.client.index()}

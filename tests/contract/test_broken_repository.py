@@ -42,7 +42,7 @@ BROKEN: Mapping[str, Broken] = {
     ),
     "no-version": Broken(
         lambda at: (at / "1").rmdir(),
-        "no version directory matches its version_policy: change the policy, or add a version to",
+        "it has no version directory: put its files into no-version/1/",
     ),
     "empty-version": Broken(lambda at: (at / "config.json").unlink(), "the directory '1' is empty"),
     "version-loop": Broken(

@@ -290,7 +290,7 @@ async def test_a_configuration_asks_for_it_of_models_that_can(
             await client.load_model("once")
 
     assert 5 == len(found)
-    assert "after 2 answers" in found[4].message()
+    assert "within 2 answers" in found[4].message()
     assert "model_transaction_policy.decoupled: expected false" in refused.value.message()
 
 

@@ -188,7 +188,9 @@ async def test_files_that_the_disk_has_no_room_for_are_507(
 
     assert expected == answer.status
     said = (
-        ", no disk space left for its files:" if expected == 507 else "as many files open as it may"
+        ", no disk space left for its files:"
+        if expected == 507
+        else "the server reached its limit of open files"
     )
     assert answer.error.startswith("failed to load 'double', ")
     assert said in answer.error

@@ -120,7 +120,7 @@ def test_a_model_that_is_not_done_in_time_fails(directory: Path, model: SteppedM
     fewer = load(directory, max_steps="2")
     answers = fewer.generate(asked(0, 3), {})
     assert 2 == len(list(islice(answers, 2)))
-    with pytest.raises(TooManyAnswers, match="after 2 answers"):
+    with pytest.raises(TooManyAnswers, match="within 2 answers"):
         next(answers)
     fewer.close()
 

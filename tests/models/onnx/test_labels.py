@@ -129,7 +129,7 @@ def test_no_file_is_overwritten(tmp_path: Path, file: str) -> None:
     said = import_model(path, tmp_path / "m").labels
 
     assert "# mine\n" == (tmp_path / "m" / file).read_text()
-    assert ("another labels.txt is there" in said) == (file == configuring.FILE_NAME)
+    assert ("a different labels.txt exists" in said) == (file == configuring.FILE_NAME)
     assert ('add label_filename: "labels.txt"' in said) == (file == configuring.CONFIG_NAME)
 
 
