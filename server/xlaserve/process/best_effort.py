@@ -1,14 +1,19 @@
 """A text stream whose writes never block and never raise."""
 
+import fcntl
 import io
 import os
 import select
+import stat
 import sys
+import termios
 import threading
 from collections import deque
 from contextlib import suppress
 from typing import TextIO, cast
 
+_NEARLY_EMPTY_BYTES = 16 << 10
+"""Of 64 KiB: a write of two pages does not block then."""
 _PIPE_BYTES = select.PIPE_BUF
 """A writable pipe accepts this many bytes without blocking."""
 
@@ -38,6 +43,7 @@ class BestEffortStream(io.TextIOBase):
         self._poll = select.poll()
         if self._descriptor is not None:
             self._poll.register(self._descriptor, select.POLLOUT)
+        self._is_pipe = self._descriptor is not None and _is_pipe(self._descriptor)
         self._torn = False
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
@@ -113,10 +119,21 @@ class BestEffortStream(io.TextIOBase):
         # A broken stream is also reported as writable: `os.write` then raises.
         while data and self._poll.poll(0):
             try:
-                data = data[os.write(descriptor, data[:_PIPE_BYTES]) :]
+                data = data[os.write(descriptor, data[: self._piece_bytes(descriptor)]) :]
             except OSError:
                 return data, True
         return data, False
+
+    def _piece_bytes(self, descriptor: int) -> int:
+        """Return how much to write at once: a whole record if the pipe is nearly empty.
+
+        Other processes write to the same pipe, and their records must not split ours.
+        """
+        if self._is_pipe:
+            unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+            if int.from_bytes(unread, sys.byteorder) <= _NEARLY_EMPTY_BYTES:
+                return 2 * _PIPE_BYTES
+        return _PIPE_BYTES
 
     # --- queue (the caller holds the lock) ---
 
@@ -162,6 +179,13 @@ class BestEffortStream(io.TextIOBase):
             self._stream.write(text)
             self._stream.flush()
             return True
+        return False
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
         return False
 
 
