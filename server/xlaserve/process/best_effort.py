@@ -4,7 +4,6 @@ import fcntl
 import io
 import os
 import select
-import stat
 import sys
 import termios
 import threading
@@ -12,10 +11,10 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO, cast
 
-_NEARLY_EMPTY_BYTES = 16 << 10
-"""Of 64 KiB: a write of two pages does not block then."""
 _PIPE_BYTES = select.PIPE_BUF
 """A writable pipe accepts this many bytes without blocking."""
+_LARGE_PIPE_BYTES = 16 * _PIPE_BYTES
+"""A pipe of this size that is at most a quarter full accepts two pages without blocking."""
 
 _LOOK_MS = 1000
 """Interval for checking whether a stalled reader has resumed, in milliseconds."""
@@ -43,7 +42,7 @@ class BestEffortStream(io.TextIOBase):
         self._poll = select.poll()
         if self._descriptor is not None:
             self._poll.register(self._descriptor, select.POLLOUT)
-        self._is_pipe = self._descriptor is not None and _is_pipe(self._descriptor)
+        self._is_large_pipe = self._descriptor is not None and _is_large_pipe(self._descriptor)
         self._torn = False
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
@@ -129,9 +128,9 @@ class BestEffortStream(io.TextIOBase):
 
         Other processes write to the same pipe, and their records must not split ours.
         """
-        if self._is_pipe:
+        if self._is_large_pipe:
             unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
-            if int.from_bytes(unread, sys.byteorder) <= _NEARLY_EMPTY_BYTES:
+            if int.from_bytes(unread, sys.byteorder) <= _LARGE_PIPE_BYTES // 4:
                 return 2 * _PIPE_BYTES
         return _PIPE_BYTES
 
@@ -182,10 +181,11 @@ class BestEffortStream(io.TextIOBase):
         return False
 
 
-def _is_pipe(descriptor: int) -> bool:
+def _is_large_pipe(descriptor: int) -> bool:
+    """Tell whether it is a pipe of the default size; the kernel gives a user of many less."""
     try:
-        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    except OSError:
+        return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) >= _LARGE_PIPE_BYTES
+    except (OSError, AttributeError):  # no pipe, or a system without the call
         return False
 
 
