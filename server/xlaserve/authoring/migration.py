@@ -66,7 +66,7 @@ class Outcome:
     result: Result
     detail: str = ""
     notes: str = field(default="", compare=False)
-    """Where the backup is, and which information cannot be restored without it."""
+    """The path of the backup, and the information that only the backup has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:
         return
     try:
         found = call()
-    # The error must reach whoever waits for the future.
+    # Pass the error to the future, on which another thread waits.
     except BaseException as error:
         future.set_exception(answerable(error))
     else:

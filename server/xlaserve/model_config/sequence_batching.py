@@ -11,7 +11,7 @@ DEFAULT_IDLE_MICROSECONDS = 1_000_000
 
 
 class ControlKind(Enum):
-    """What a control input contains (ModelSequenceBatching.Control.Kind)."""
+    """Kinds of control inputs (ModelSequenceBatching.Control.Kind)."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"

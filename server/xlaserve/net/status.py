@@ -146,7 +146,7 @@ class Reaction:
     """How ModelMesh, clients and proxies react to a gRPC status."""
 
     tells: str
-    """What the status says about the request."""
+    """The meaning of the status for the request."""
     mesh: str
     """How ModelMesh reacts."""
     clients: str

@@ -21,7 +21,7 @@ _READER = (sys.executable, "-P", "-m", "xlaserve.process.output_reader")
 _STREAMS = {"stdout": 1, "stderr": 2}
 _LEVELS = {"stdout": "info", "stderr": "warning"}
 _MOST_WAIT = struct.pack("ll", 1, 0)
-"""A second: whoever prints does not wait longer for a reader that is stopped."""
+"""Send timeout of one second: a stopped reader blocks a write no longer than that."""
 _AGAIN_SECONDS = 1.0
 
 _log = structlog.get_logger("output")

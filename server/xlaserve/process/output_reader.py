@@ -19,7 +19,7 @@ from functools import partial
 from xlaserve.process.best_effort import BestEffortStream
 
 _CREDENTIALS = struct.Struct("iii")
-"""What the kernel says of a writer: process, user and group."""
+"""The credentials of a writer: its process, user and group ids."""
 _KIND = getattr(socket, "SCM_CREDENTIALS", 2)
 _LAST_SECONDS = 1.0
 CHUNK_BYTES = 1 << 16

@@ -20,7 +20,7 @@ class Cancelled(NamedTuple):
 
     by: str
     next: str
-    """What happens to the model next."""
+    """The next step for the model."""
 
 
 LEFT = Cancelled(

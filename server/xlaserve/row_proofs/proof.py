@@ -44,7 +44,7 @@ independent of the machine's load."""
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to prove: an artifact, its outputs, sizes and platforms."""
+    """The artifact to prove, with its outputs, sizes and platforms."""
 
     exported: Exported
     parameters: int
