@@ -158,13 +158,13 @@ class Reaction:
 REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
     {
         Status.UNAVAILABLE: Reaction(
-            "it did not start or finish for a transient reason, and ended no process",
+            "the request did not start or finish, for a transient reason; no process ended",
             "asks another copy of the model, or loads it elsewhere, up to eight times",
             "send it again: `retries` of this client, retry policies of gRPC, proxies behind 503",
             is_repeated=True,
         ),
         Status.RESOURCE_EXHAUSTED: Reaction(
-            "a limit was reached: of a queue, of memory or of a quota",
+            "a limit of a queue, of memory or of a quota was reached",
             "asks another copy once",
             "send it again after a pause: `retries` of this client, `Retry-After` over HTTP",
             is_repeated=True,
@@ -176,19 +176,19 @@ REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
             is_repeated=True,
         ),
         Status.INTERNAL: Reaction(
-            "its execution failed, possibly with its process",
+            "the execution of the request failed, and may have ended its process",
             "returns the error to its client",
             "do not send it again: it may end the next process too",
             is_repeated=False,
         ),
         Status.ABORTED: Reaction(
-            "an earlier request of its sequence was not executed, so neither was this one",
+            "the request was not executed, since an earlier one of its sequence was not",
             "returns the error to its client",
             "do not resend it alone: resume the sequence at the earlier request",
             is_repeated=False,
         ),
         Status.DEADLINE_EXCEEDED: Reaction(
-            "its deadline expired",
+            "the deadline of the request expired",
             "returns the error to its client",
             "do not send it again: the client has given up",
             is_repeated=False,
