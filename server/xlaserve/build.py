@@ -7,6 +7,8 @@ from pathlib import Path
 
 COMMIT_FILE = "commit.txt"
 """File in a wheel that contains its commit, written by `hatch_build.py`."""
+KEPT_FILE = "build.txt"
+"""File in an archive of kept code with its version and commit: see `process/own_code.py`."""
 VARIABLE = "SOURCE_COMMIT"
 """Environment variable with the commit, for builds without a repository such as images."""
 
@@ -28,14 +30,16 @@ def number() -> str:
     The package may be used from a source tree on PYTHONPATH without being installed. Reads
     directory names, because importing `importlib.metadata` takes longer than the rest of a command.
     """
+    if found := _kept():
+        return found[0]
     packages = Path(__file__).parent.parent
     distributions = [
         found[1] for each in packages.glob(_PATTERN) if (found := _OF.match(each.name))
     ]
     if len(distributions) == 1:
         return distributions[0]
-    found = _NUMBER.search(_read_text(packages.parent / "pyproject.toml"))
-    return found[1] if found else UNKNOWN
+    stated = _NUMBER.search(_read_text(packages.parent / "pyproject.toml"))
+    return stated[1] if stated else UNKNOWN
 
 
 @cache
@@ -51,8 +55,24 @@ def version() -> str:
 @cache
 def commit() -> str:
     """Return the commit of this code, from the wheel or the repository; or an empty string."""
+    if found := _kept():
+        return found[1]
     package = Path(__file__).parent
     return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
+
+
+def kept_text() -> str:
+    """Return the contents of `KEPT_FILE` for this build."""
+    return f"{number()}\n{commit()}\n"
+
+
+def _kept() -> list[str]:
+    """Return version and commit if this code is kept in an archive; otherwise an empty list."""
+    try:
+        data: bytes = __loader__.get_data(str(Path(__file__).with_name(KEPT_FILE)))
+    except OSError:
+        return []
+    return data.decode().split("\n")
 
 
 def commit_of(source: Path) -> str:

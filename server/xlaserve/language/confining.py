@@ -1,6 +1,6 @@
 """Shared by the sandboxed subprocesses: messages, resource limits, and forked workers.
 
-Imports nothing from the server, since the scripts load it from their own directory.
+Imports nothing from the server, so that those processes start quickly.
 """
 
 import fcntl

@@ -1,24 +1,17 @@
 """Subprocess that compiles untrusted grammars within limits of time and memory.
 
-Started as a script by `grammars.py`; imports nothing from the server.
+Started by `grammars.py`; imports nothing else from the server.
 """
 
 import ctypes
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llguidance
 
-if TYPE_CHECKING:
-    from xlaserve.language import confining, multiples
-else:
-    sys.path.append(str(Path(__file__).parent))
-    import confining
-    import multiples
+from xlaserve.language import confining, multiples
 
 _SPECIAL = b"\xff"
 """llguidance's prefix of special token names."""

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ MOST_KNOWN = 1024
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
 _EXPECTED = "a grammar that can be compiled and followed (model '{}')"
-_SCRIPT = Path(__file__).with_name("grammar_process.py")
+_PROGRAM = ("-m", "xlaserve.language.grammar_process")
 
 
 class Grammars:
@@ -105,7 +104,7 @@ class Grammars:
             "grammar": {**LIMITS, "max_lexer_states": MOST_STATES},
             "most_remainders": int(REMAINDERS_PER_SECOND * limits.cpu_seconds),
         }
-        self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
+        self._trial = Trial(model, Limited(_PROGRAM, limits, first, called="grammar", model=model))
 
     def begin(self) -> None:
         """Start the subprocess, so that the first grammar need not wait for it. Blocks."""

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from xlaserve.process import own_code
+
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 """Signals that stop, reload or replace the server."""
 
@@ -20,10 +22,13 @@ FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal
 def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process shielded from those signals; `options` are Popen's.
 
-    Raises OSError if the process cannot be started.
+    A module of this package runs the code with which this server was started. Raises OSError if the
+    process cannot be started.
     """
+    words, descriptors = own_code.command(command)
+    options["pass_fds"] = (*options.get("pass_fds", ()), *descriptors)
     with started_deaf():
-        return subprocess.Popen(command, **options)
+        return subprocess.Popen(words, **options)
 
 
 @contextmanager
