@@ -4,6 +4,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 COMMIT_FILE = "commit.txt"
 """File in a wheel that contains its commit, written by `hatch_build.py`."""
@@ -30,16 +31,16 @@ def number() -> str:
     The package may be used from a source tree on PYTHONPATH without being installed. Reads
     directory names, because importing `importlib.metadata` takes longer than the rest of a command.
     """
-    if found := _kept():
-        return found[0]
+    if kept := _kept():
+        return kept[0]
     packages = Path(__file__).parent.parent
     distributions = [
         found[1] for each in packages.glob(_PATTERN) if (found := _OF.match(each.name))
     ]
     if len(distributions) == 1:
         return distributions[0]
-    stated = _NUMBER.search(_read_text(packages.parent / "pyproject.toml"))
-    return stated[1] if stated else UNKNOWN
+    found = _NUMBER.search(_read_text(packages.parent / "pyproject.toml"))
+    return found[1] if found else UNKNOWN
 
 
 @cache
@@ -55,8 +56,8 @@ def version() -> str:
 @cache
 def commit() -> str:
     """Return the commit of this code, from the wheel or the repository; or an empty string."""
-    if found := _kept():
-        return found[1]
+    if kept := _kept():
+        return kept[1]
     package = Path(__file__).parent
     return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
 
@@ -68,8 +69,9 @@ def kept_text() -> str:
 
 def _kept() -> list[str]:
     """Return version and commit if this code is kept in an archive; otherwise an empty list."""
+    loader: Any = globals()["__loader__"]
     try:
-        data: bytes = __loader__.get_data(str(Path(__file__).with_name(KEPT_FILE)))
+        data: bytes = loader.get_data(str(Path(__file__).with_name(KEPT_FILE)))
     except OSError:
         return []
     return data.decode().split("\n")
