@@ -1,4 +1,4 @@
-"""Keeps the code of a server's start, so that an upgrade cannot break its later work.
+"""Keeps the code of a server's start, so that upgrades cannot break its later work.
 
 `pip install` replaces the files of this package under a running server. From `keep` on, modules
 that the server imports late and processes that it starts come from an archive in memory instead:
