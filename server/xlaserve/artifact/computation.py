@@ -213,10 +213,10 @@ def text_of(module: bytes) -> str:
 
 
 def portable(module: bytes) -> bytes:
-    """Serialize a portable artifact again, in the oldest version in `READ_FROM` that suffices.
+    """Serialize a portable artifact again, in the oldest possible version in `READ_FROM`.
 
-    Returns the artifact unchanged if none does, which `not_lasting` explains. Raises what `parsed`
-    does.
+    Returns the artifact unchanged if no version can; `not_lasting` explains why. Raises what
+    `parsed` does.
     """
     with _plain(module) as whole:
         for version in READ_FROM:

@@ -109,7 +109,7 @@ def training_layer(module: bytes) -> Layer | None:
 
 
 def said_of_module(module: bytes, *, takes_integers: bool) -> str:
-    """Return why a module looks like training mode, and what to do; else an empty string.
+    """Return why a module seems to be in training mode, and what to do; else an empty string.
 
     With `takes_integers`, random draws are accepted: an input may be their seed.
     """

@@ -36,7 +36,7 @@ class Failed(Generic[C, E]):
     change: C
     error: E
     loads: int
-    """Number of loads that had succeeded before it failed."""
+    """Number of successful loads before the change failed."""
     needs_another: bool
 
 

@@ -55,7 +55,7 @@ class TemporaryDirectory:
 
     @classmethod
     def beside(cls, target: Path) -> Self:
-        """Create one in the directory of `target`, which the block will create; raises OSError.
+        """Create a temporary directory next to `target`, which the block creates; raises OSError.
 
         Creates missing parent directories, and removes those again that stay empty. Removes stale
         directories of other processes.

@@ -195,7 +195,7 @@ class Batch:
         free = [slot for slot, one in enumerate(self._slots) if one is None]
         slot = prefixes.oldest(free)
         found = prefixes.find(running.context, running.sender.principal, free)
-        # Skip the matching slot if that would overwrite further rows that others may use.
+        # Choose the slot with the match, unless its rows beyond the match are worth keeping.
         if found is not None and (found.slot == slot or prefixes.beyond(found) < prefixes.least):
             slot = found.slot
             self._has(running, found.rows)
@@ -229,7 +229,7 @@ class Batch:
         """Record that more rows of a request are in the cache."""
         self._counts.positions_used += count
         running.written += count
-        # After a preemption, rows were already computed or counted before.
+        # After a preemption, these rows were already counted.
         if not running.preempted:
             self._counts.prefix_hits += not running.cached
             self._counts.cached_tokens += count

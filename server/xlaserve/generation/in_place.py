@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def of_model(self) -> int:
-        """Return the temporaries without workspace; a copy of the cache would be among them."""
+        """Return the temporaries without workspace; copying the cache would increase them."""
         return self.temporaries - min(self.workspace, self.temporaries)
 
 

@@ -210,7 +210,7 @@ class GeneratorModel(UncompiledModel):
 
     def close(self) -> None:
         """End the threads and subprocesses, and release all arrays and programs."""
-        # Subprocesses before the threads that may wait for them.
+        # Stop subprocesses before the threads that may wait for them.
         if self.generation.text is not None:
             self.generation.text.close()
         if self._prompts is not None:

@@ -41,9 +41,8 @@ class Found:
     text: LanguageText | None
     """None if the model only takes token ids."""
     no_text: str
-    """Why the model has no text, to follow its name; empty if it has, or if there is no
-    tokenizer.
-    """
+    """Why the model accepts no text, as the end of a sentence that begins with its name; empty if
+    it accepts text or has no tokenizer."""
     is_offered: bool
     """Whether `text` is an input and an output of V2 requests."""
 
@@ -51,7 +50,7 @@ class Found:
 def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> bytearray | None:
     """Return the contents of tokenizer.json, or None; raises InvalidModel.
 
-    `record` is its entry in the version's record, or None if it has none.
+    `record` is its entry in the version's record, or None if there is no entry.
     """
     if record is None and not (directory / files.TOKENIZER).exists():
         return None

@@ -121,7 +121,7 @@ class Grammars:
         """Compile a grammar, and return its initial state. Blocks, but releases the GIL.
 
         `parameter` is `json_schema`, `regex` or `grammar` (Lark). `charge` is called with the
-        memory in bytes that it may have before it is allocated. Raises InvalidParameter.
+        maximum memory of the grammar in bytes, before any is allocated. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
@@ -256,7 +256,7 @@ class Place:
         return False
 
     def _lacks_room(self) -> bool:
-        """Tell whether the grammar had reached its limit of states, and was given a higher one."""
+        """Tell whether the grammar reached its limit of states and was restarted with a higher one."""
         matcher = self._matcher
         return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
 

@@ -39,7 +39,7 @@ class Limits:
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 << 20
-    """In addition to the memory of the process before it reads untrusted input."""
+    """Memory limit, in addition to what the process uses before it reads untrusted input."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0
     """Wall-clock limit: longer than the CPU limit, since the CPU is shared."""
@@ -200,7 +200,7 @@ class Limited:
         try:
             process = self._begun()
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
-            # Running out of memory may leave any state behind.
+            # A process that ran out of memory may be in any state.
             has_failed = "lost" in found or process is found
             if "killed" in found:
                 _raise_killed(found["killed"])

@@ -69,7 +69,8 @@ _PRE_TOKENIZERS = frozenset(
 MOST_GROWTH = 64
 """Limit of a normalizer's expansion: output bytes per input byte."""
 MOST_AROUND_CHARACTERS = 1 << 14
-"""Limit of a post-processor's JSON; it adds tokens around a text, possibly with repetitions."""
+"""Maximum length of a post-processor's JSON. A post-processor adds tokens around a text, possibly
+with repetitions."""
 MOST_TOKEN_CHARACTERS = 1 << 10
 """Limit of the longest token that is tried at each position of a text."""
 MOST_WORD_CHARACTERS = 200

@@ -106,7 +106,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model configuration; what it omits is taken from the artifact."""
+    """A model configuration; omitted fields are taken from the artifact."""
 
     name: str = ""
     platform: str = ""

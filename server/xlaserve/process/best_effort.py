@@ -182,7 +182,7 @@ class BestEffortStream(io.TextIOBase):
 
 
 def _is_large_pipe(descriptor: int) -> bool:
-    """Tell whether it is a pipe of the default size; the kernel gives a user of many less."""
+    """Tell whether a descriptor is a pipe of at least the default size, which not all pipes have."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) >= _LARGE_PIPE_BYTES
     except (OSError, AttributeError):  # no pipe, or a system without the call

@@ -48,7 +48,7 @@ class Difference:
 
     output: str
     rows: int
-    """Size of the batch in which it changed."""
+    """Size of the batch in which the answer changed."""
     beside: str
     """The other rows, in a phrase."""
     largest: float

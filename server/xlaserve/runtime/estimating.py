@@ -115,7 +115,7 @@ class _Value:
     """Memory that the result may overwrite."""
     lies: bool = False
     is_moved: bool = False
-    """Whether it is a permutation of that memory; matrix products read permuted operands."""
+    """Whether the result is a permutation of `places`; matrix products read permuted operands."""
     is_cheap: bool = False
     is_widened: bool = False
     """Whether the CPU computes it in a datatype of twice the width."""

@@ -91,7 +91,7 @@ class ServedVersion(Protocol):
 
 
 class User(Protocol):
-    """A model instance that calls and threads keep open while they use it."""
+    """A model instance; calls and threads keep it open while they use it."""
 
     def acquire(self) -> None:
         """Add a user."""

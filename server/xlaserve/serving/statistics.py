@@ -92,7 +92,7 @@ class Offloads:
     batches: int = 0
     """Batches executed by other workers."""
     bytes: int = 0
-    """Tensor bytes of those batches, in both directions."""
+    """Tensor bytes of the offloaded batches, in both directions."""
     refused: int = 0
     """Batches refused by other workers and executed locally."""
     lost: int = 0
@@ -365,7 +365,7 @@ class VersionStatistics:
 
     @property
     def last_use_ns(self) -> int:
-        """Return the time since the epoch at which it last answered a request or was loaded."""
+        """Return the time since the epoch of the version's last answer or load."""
         return max(self._last_ns, self._loaded_ns)
 
     @property

@@ -73,7 +73,7 @@ class Settings(Derived):
     """HTTP address: port:<n>, unix:<path>, systemd:<name>, or none."""
     metrics_endpoint: str = "http"
     """Address of GET /metrics: port:<n>, unix:<path>, systemd:<name>; http (on the HTTP endpoint)
-    or none. A separate address is the only one with /metrics; it has /v2/health too, for probes."""
+    or none. Only a separate address then has /metrics; it also has /v2/health, for probes."""
     unix_socket_mode: int = -1
     """Permission bits of unix sockets; -1: 0o660, or 0o666 for the sidecar of modelmesh."""
     probe_socket: str = ""
@@ -137,9 +137,9 @@ class Settings(Derived):
     """Run Python models (model.py). They have the server's permissions, and everybody who can write
     to the repository can change them. Code that clients send with a load is never run."""
     python_process_seconds: float = 60.0
-    """Seconds a Python model's process may be silent with requests until a restart; 0: any."""
+    """Silent seconds after which a Python model's process with requests is restarted; 0: never."""
     python_process_bytes: int = 0
-    """Maximum memory in bytes of a Python model's process before a restart; 0: any."""
+    """Memory limit in bytes of a Python model's process, which is restarted beyond it; 0: none."""
     python_shared_bytes: int = 64 << 20
     """Shared memory between the server and each Python model's process in bytes, half for each
     direction, for tensors that fit; other tensors use a pipe. 0 for none."""

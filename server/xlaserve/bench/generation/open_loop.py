@@ -81,7 +81,7 @@ async def observe(
 
 
 async def _until(due: float, clock: Callable[[], float]) -> None:
-    """Wait for a time; yields to other tasks at least once, so that answers are read if late."""
+    """Wait until a time; yields at least once, so that answers are read even behind schedule."""
     while True:
         await asyncio.sleep(max(due - clock(), 0.0))
         if clock() >= due:

@@ -34,7 +34,7 @@ class Form(NamedTuple):
     """How the outputs of an answer are encoded: typed contents, raw contents, or both."""
 
     contents: list[pb.InferTensorContents | None]
-    """The typed contents of each output; None for an output without."""
+    """The typed contents of each output; None for an output that has none."""
     raw: bool
     """Whether the answer has raw contents, which it then has for all outputs."""
 

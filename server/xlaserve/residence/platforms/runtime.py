@@ -164,7 +164,7 @@ class ModelRuntime:
         self._predictions = Predictions(settings.max_remembered_sizes)
         self._told = ToldSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
-        """The largest amount of memory seen that a model needs but another one accounts for."""
+        """Largest amount of memory observed that a model uses but another model accounts for."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
         """Predicted sizes reported to the mesh for models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()

@@ -139,7 +139,7 @@ def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> 
 
 
 _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
-"""The boolean that the result has only if both operands have it."""
+"""The result that implies the same value of both operands: `and` is true only if both are."""
 
 
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:

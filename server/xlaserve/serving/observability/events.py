@@ -111,7 +111,7 @@ class Kept(msgspec.Struct, frozen=True):
     """Snapshot of the event log."""
 
     began_ns: int
-    """Creation time of the log in nanoseconds since the epoch; numbers start again with it."""
+    """Creation time of the log in nanoseconds since the epoch; each log numbers its events anew."""
     events: Sequence[Event]
     """Oldest first."""
     dropped: int

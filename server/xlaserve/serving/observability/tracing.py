@@ -47,7 +47,7 @@ _SPANNED = frozenset({Operation.MANAGE, Operation.RUNTIME})
 _LARGEST = 2**31 - 1
 _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
-"""Limit of unwritten traces; further ones are dropped."""
+"""Maximum number of unwritten traces; further ones are dropped."""
 _FLUSH_SECONDS = 0.5
 _CLOSING_SECONDS = 5.0
 _SHOWN_CHARACTERS = 80

@@ -60,9 +60,8 @@ class Waits:
         self._timers: dict[InferCall, asyncio.TimerHandle] = {}
         """Timer of each call's next check."""
         self._going: WeakSet[InferCall] = WeakSet()
-        """Calls found able to proceed since `_going_since`; shared by checks shortly after one
-        another.
-        """
+        """Calls found able to proceed since `_going_since`; shared by checks that closely follow
+        each other."""
         self._going_since = 0.0
 
     def watch(self, call: InferCall, place: Executing | None = None) -> None:

@@ -75,7 +75,7 @@ class Watch:
             raise ExecutionStalled(self._model, self._health.seconds)
 
     def begin(self, begun: Callable[[], bool], fail: Fail, line: object = None) -> Execution:
-        """Watch an execution until `over`; if it stalls, `fail` is called instead."""
+        """Watch an execution until `over` is called; if it stalls, `fail` is called instead."""
         execution = Execution(begun, fail, line)
         self.executions[execution] = None
         self._health.look_at(self)

@@ -87,7 +87,8 @@ class Job:
     program: Mapping[str, str]
     """The program part of the cache key, field by field (`cache_key.program`)."""
     environment: Mapping[str, str]
-    """Versions, flags and processor of the server; a process with others refuses the job."""
+    """Versions, flags and processor of the server; a process with different ones refuses the
+    job."""
     is_niced: bool = True
     """Whether to lower the process's priority. This is permanent: only root may raise it again."""
     proof: Proof | None = None

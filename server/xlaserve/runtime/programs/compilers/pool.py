@@ -75,7 +75,7 @@ class TrialEndedError(Exception):
     def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
         super().__init__(reason)
         self.doing = doing
-        """The phase of the trial in which it ended."""
+        """The phase of the trial in which the process ended."""
         self.is_limit = ended.is_limit
         """Whether the trial exceeded its time or processor time."""
         self.is_late = ended.is_late
