@@ -140,7 +140,7 @@ def _file(module: str) -> str:
 
 
 def _locations(operation: Any, *, reduces: bool) -> Iterator[str]:
-    """Yield name and location of operations nested in another, or only of reductions."""
+    """Yield names and locations of all nested operations; with `reduces`, only of reductions."""
     for region in operation.regions:
         for block in region:
             for inner in block:

@@ -256,7 +256,7 @@ class Place:
         return False
 
     def _lacks_room(self) -> bool:
-        """Tell whether the grammar reached its limit of states and was restarted with a higher one."""
+        """Tell whether the grammar hit its limit of states and was restarted with a higher one."""
         matcher = self._matcher
         return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
 

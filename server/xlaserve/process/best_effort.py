@@ -182,7 +182,7 @@ class BestEffortStream(io.TextIOBase):
 
 
 def _is_large_pipe(descriptor: int) -> bool:
-    """Tell whether a descriptor is a pipe of at least the default size, which not all pipes have."""
+    """Tell whether a descriptor is a pipe of at least the default size, as some are smaller."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) >= _LARGE_PIPE_BYTES
     except (OSError, AttributeError):  # no pipe, or a system without the call

@@ -83,7 +83,7 @@ def _give_back(originals: Mapping[int, int]) -> None:
 
 
 def _have_read(originals: Mapping[int, int]) -> None:
-    """Start a process that reads output written to descriptors and logs it to the original stderr."""
+    """Start a process that logs output written to the descriptors to the original stderr."""
     if not hasattr(socket, "SO_PASSCRED"):
         return  # without SO_PASSCRED, native code prints to the original descriptors
     source, sink = socket.socketpair()

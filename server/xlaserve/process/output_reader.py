@@ -54,8 +54,7 @@ class OutputLines:
         self._parts: dict[int, _Line] = {}
 
     def read(self, descriptor: int, receive: Callable[[], tuple[int, bytes]]) -> None:
-        """Read output until no process can write to the descriptor; `receive` returns it with its
-        pid."""
+        """Read until no process can write to the descriptor; `receive` returns pid and bytes."""
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         while True:

@@ -184,7 +184,7 @@ class Run(Protocol):
 
     @property
     def begun_ns(self) -> int:
-        """Return its begin time."""
+        """Return the time at which the execution began."""
         ...
 
     @property

@@ -315,8 +315,8 @@ class ModelRuntime:
 
         Uses the first of these that is known: the need of an earlier load (even a rejected one)
         with this id, the same files or the same computation; the sizes in the headers of its files;
-        the file size known to the mesh; the 90th percentile of all needs; the default. The memory
-        of other models that the mesh does not know is added, so that the mesh frees it.
+        the file size known to the mesh; the 90th percentile of all needs; the default. Memory of
+        other models that the mesh does not count is added, so that the mesh makes room for it.
         """
         self._predictions.asked(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)

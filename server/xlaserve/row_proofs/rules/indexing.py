@@ -195,7 +195,7 @@ def _taken(
 def _taken_by_row(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], place: Place
 ) -> tuple[Dimensions, Dimension, Finding | None]:
-    """Return how slices at the row number vary; the sliced dimension and a finding as in `_taken`."""
+    """Return how slices at the row number vary; dimension and finding are as in `_taken`."""
     size, taken = of
     if not taken.is_static:
         raise NoRule("takes slices of the batch size")

@@ -231,7 +231,7 @@ class Lines:
 
 
 def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
-    """Encode members without the first name, to be written as the value of that field."""
+    """Encode members for insertion as the value of the first name, which is left out itself."""
     text = json.dumps(dict(zip(names, values, strict=False)), separators=(",", ":"))
     return msgspec.Raw(text.partition(":")[2][:-1].encode())
 

@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the expired requests to refuse; move the others to their level's end."""
+        """Remove and return the expired requests to refuse; delay the others behind their level."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)

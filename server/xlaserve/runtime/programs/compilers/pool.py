@@ -402,7 +402,7 @@ class _Task:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
-        """Record that the process ended; tell whether the task is over too, without a retry."""
+        """Record that the process ended; tell whether the task ended with it, without a retry."""
         model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None
