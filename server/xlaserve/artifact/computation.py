@@ -309,7 +309,7 @@ def _comparable(module: Any) -> bytes:
     try:
         return _serialized(module, newest_stablehlo())
     except ValueError:
-        # It has operations outside StableHLO, which no version can express.
+        # The module has operations outside StableHLO, which no version can express.
         written = BytesIO()
         module.operation.write_bytecode(written)
         return written.getvalue()

@@ -26,7 +26,7 @@ class Layer:
 
     name: str
     local: str
-    """Local variable of its `__call__` that selects the mode."""
+    """Local variable of the layer's `__call__` that selects the mode."""
     trains: bool
     """Value of that variable in training."""
     does: str

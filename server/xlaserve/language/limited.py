@@ -85,7 +85,7 @@ class LimitedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether it or a process that it forked is stopped (SIGSTOP)."""
+        """Tell whether the process, or one that it forked, is stopped (SIGSTOP)."""
         return is_stopped(self.pid, with_forks=True)
 
     def kill(self) -> None:

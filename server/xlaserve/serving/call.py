@@ -188,7 +188,7 @@ class Call:
 
     operation = Operation.INFER
     api: Api | None = None
-    """Its group in Triton's terms, unless the operation implies it."""
+    """The call's group in Triton's terms, unless the operation implies it."""
     protocol = ""
     """Protocol of the request, as in the event log; empty inside the process."""
     method = ""

@@ -97,7 +97,7 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
     if info.has_sequences:
         rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in SEQUENCE}
     if config.is_ensemble:
-        # An ensemble passes them to its steps.
+        # An ensemble passes these parameters to its steps.
         rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)
     if info.generation is not None:
         # Without this row it would be ignored silently, since a generator takes arbitrary

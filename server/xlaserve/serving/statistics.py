@@ -170,12 +170,12 @@ class Timed(Protocol):
 
     @property
     def started_ns(self) -> int:
-        """Return the time at which its model was found."""
+        """Return the time at which the request's model was found."""
         ...
 
     @property
     def submitted_ns(self) -> int:
-        """Return the time at which its inputs were ready."""
+        """Return the time at which the request's inputs were ready."""
         ...
 
 
@@ -189,7 +189,7 @@ class Run(Protocol):
 
     @property
     def ended_ns(self) -> int:
-        """Return its end time."""
+        """Return the time at which the execution ended."""
         ...
 
 

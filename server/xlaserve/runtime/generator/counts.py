@@ -94,5 +94,5 @@ class CountsTokens(Protocol):
 
     @property
     def counts(self) -> GenerationCounts:
-        """Return its live counters."""
+        """Return the model's live counters."""
         ...

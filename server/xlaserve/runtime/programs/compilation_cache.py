@@ -62,7 +62,7 @@ class Entry:
     """The compiler and target: versions, flags, kind of device."""
     executable: bytes
     is_ahead: bool = False
-    """Whether it was compiled without such a device, and has never run."""
+    """Whether the program was compiled without such a device, and has never run."""
 
 
 @dataclass(frozen=True, slots=True)

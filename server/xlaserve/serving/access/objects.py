@@ -70,7 +70,7 @@ class Doors:
     thing: str
     """The object."""
     deed: str
-    """The operation on it."""
+    """The operation on the object."""
     rule: Rule
     operation: Operation
     paths: tuple[str, ...]

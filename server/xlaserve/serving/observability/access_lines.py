@@ -85,7 +85,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_us: int | None = None
     execute_us: int | None = None
     batch: int | None = None
-    """Rows of its execution, including other calls."""
+    """Rows of the call's execution, including those of other calls."""
     error: str | None = None
 
 

@@ -92,7 +92,7 @@ class CallSpan(NamedTuple):
     scheme: str = ""
     """Scheme of the listener; that of a proxy is in `peer`."""
     generates: bool = False
-    """Whether its model generates text."""
+    """Whether the call's model generates text."""
     said: Mapping[str, Parameter] = MappingProxyType({})
     """Generation parameters of the request."""
     count_tokens: Callable[[], Tokens] = _not_counted

@@ -101,7 +101,7 @@ class Watch:
         if reason is None or instance is None:
             return
         if instance.fault:
-            return  # it was in flight when an earlier execution failed
+            return  # this execution was in flight when an earlier one failed
         now = self._health.now()
         again = now - self._failed_at < 2 * self._pause
         pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause) if again else _FIRST_PAUSE_SECONDS
@@ -123,7 +123,7 @@ class Watch:
             if execution.fail is None:
                 continue
             if self._stalled and not execution.begun():
-                # It waits for the threads that are stalled.
+                # This execution waits for threads that are stalled.
                 self._fail(execution)
             elif execution.begun():
                 began = now if execution.since is None else execution.since + late

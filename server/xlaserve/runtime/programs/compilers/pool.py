@@ -79,7 +79,7 @@ class TrialEndedError(Exception):
         self.is_limit = ended.is_limit
         """Whether the trial exceeded its time or processor time."""
         self.is_late = ended.is_late
-        """Whether it exceeded its elapsed time."""
+        """Whether the trial exceeded its elapsed time."""
 
 
 class CompilerProcesses:
