@@ -111,8 +111,8 @@ def _exchanged(one: Path, other: Path) -> bool:
 def remove_leftovers(parent: Path) -> int:
     """Remove the leftovers of killed processes in a directory; return their number.
 
-    Keeps directories of running processes and of other users, links, files and other names. Ignores
-    directories that cannot be removed.
+    Keeps directories of running processes or of other users, and any links, files and other names.
+    Ignores directories that cannot be removed.
     """
     try:
         names = os.listdir(parent)  # noqa: PTH208, there may be many, and few of them ours

@@ -18,7 +18,7 @@ from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
-"""Limit of preemptions per request."""
+"""Maximum number of preemptions per request."""
 
 
 class Computes(Protocol):
@@ -208,8 +208,8 @@ class Batch:
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
-        # Only from slots admitted earlier, so that of several requests admitted together (the
-        # choices of one prompt) the first one computes its rows and counts no cached tokens.
+        # Only from slots admitted earlier: if several requests are admitted together (the choices
+        # of one prompt), the first one computes its rows and counts no cached tokens.
         others = [
             other for other in range(len(self._slots)) if self._taken[other] < running.admitted
         ]

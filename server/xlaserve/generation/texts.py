@@ -29,7 +29,7 @@ STOP = "stop"
 """Request parameter with stop strings."""
 
 _MOST_STOP = 16 * MOST_STOPS * MOST_CHARACTERS
-"""Limit of the parameter's length; in JSON, a character may take 12."""
+"""Maximum length of the parameter; in JSON, a character may take 12."""
 _CHARACTERS = 64
 """Maximum characters of a prompt per position; longer prompts are mostly whitespace."""
 

@@ -43,7 +43,7 @@ _TOO_MANY = "too many states"
 """llguidance's error for a grammar that needs more states."""
 
 STEP_SECONDS = 0.002
-"""Limit of the average CPU time of a step in a grammar, during which other requests wait."""
+"""Maximum average CPU time of a step in a grammar, during which other requests wait."""
 
 MOST_STEPS_SECONDS = 0.1
 """CPU time by which the steps of one answer may exceed that average in total."""

@@ -24,7 +24,7 @@ class TextLimits:
     tokenizer: Limits = TOKENIZER
     grammar: Limits = GRAMMAR
     waiting: int = 256
-    """Limit of texts queued per caller; only further texts of that caller are refused."""
+    """Maximum number of texts queued per caller; only further texts of that caller are refused."""
 
 
 DEFAULT_TEXT_LIMITS = TextLimits()

@@ -16,7 +16,7 @@ MOST_HELD = 1 << 14
 text."""
 
 _MOST_SPACE = 256
-"""Limit of held-back whitespace where a call may follow."""
+"""Maximum number of whitespace characters held back where a call may follow."""
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\n\r"
 

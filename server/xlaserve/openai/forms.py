@@ -39,7 +39,7 @@ class Form:
     called: Sequence[str] = ()
     """Tools of which the model must call one; empty if it may decide."""
     most_calls: int = MOST_TOOLS
-    """Limit of tool calls per response."""
+    """Maximum number of tool calls per response."""
     format_field: str = "response_format"
     """The request field for the format of responses without tool calls."""
 

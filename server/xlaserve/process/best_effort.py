@@ -20,7 +20,7 @@ _LOOK_MS = 1000
 """Interval for checking whether a stalled reader has resumed, in milliseconds."""
 
 _MOST_QUEUED_BYTES = 1 << 20
-"""Limit of bytes queued for a slow reader; further writes are dropped."""
+"""Maximum number of bytes queued for a slow reader; further writes are dropped."""
 
 _LAST_SECONDS = 1.0
 

@@ -32,7 +32,7 @@ class LoadLimits:
     """Time limits of loads."""
 
     load_seconds: float
-    """Limit of one load, from when its thread starts."""
+    """Time limit of one load, from when its thread starts."""
     cancel_seconds: float
     """Limit for a cancelled load to end, from the cancellation."""
 

@@ -20,7 +20,7 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter
 
 MAX_NAMED = 32
-"""Limit of ignored parameters named in the log, per loaded model version."""
+"""Maximum number of ignored parameters named in the log, per loaded model version."""
 
 _SHOWN_CHARACTERS = 80
 _RESERVED_PREFIX = "triton_"

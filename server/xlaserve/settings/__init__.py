@@ -224,7 +224,8 @@ class Settings(Derived):
     """Become ready with the smallest and largest batch size compiled, and compile the others in the
     background. Not with modelmesh, which requests a model's size only once."""
     max_on_demand_shapes: int = 64
-    """Limit of the model parameter of this name (shapes on demand); 0 refuses such models."""
+    """Highest value of the model parameter of this name (shapes on demand); 0 refuses such
+    models."""
     max_sequences_per_model: int = 65_536
     """Maximum number of active sequences per replica; models that configure more are refused. The
     memory for the states of all sequences is reserved at load."""
@@ -493,7 +494,7 @@ class Settings(Derived):
     variables say (needs `xlaserve[otel]`), for every model from the start."""
     trace_level: TraceLevel = TraceLevel.AUTO
     """OFF or TIMESTAMPS: trace level of all models from the start; auto is OFF with trace_mode
-    triton, TIMESTAMPS with opentelemetry. Clients can change it, and the following, at run time."""
+    triton, TIMESTAMPS with opentelemetry. Clients can change it and the next ones at run time."""
     trace_rate: int = 1000
     """One of this many requests is traced."""
     trace_count: int = -1

@@ -121,7 +121,7 @@ class Sender:
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
         """Tell whether bytes can be sent immediately, or queued within the memory limit."""
-        # More than FLUSH_BYTES is queued even if the windows are large enough.
+        # An answer longer than FLUSH_BYTES is queued even if the windows are large enough.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
 

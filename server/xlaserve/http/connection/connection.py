@@ -66,8 +66,8 @@ class Server:
         self.body_seconds = body_seconds
         self.ledger = ledger
         self.unread_bytes = 2 * read_bytes(ledger.limit)
-        """Limit of body bytes that the handler has not read: above it, reading pauses; the last
-        read may exceed it."""
+        """Maximum number of body bytes that the handler has not read: above it, reading pauses; the
+        last read may exceed it."""
         self.connections: set[Connection] = set()
         """Open connections, without refused ones."""
         self.is_draining = False

@@ -249,7 +249,7 @@ class _Reader:
     cut: Cut | None = None
     """Large arrays that were cut out before the message was decoded."""
     max_levels: int = 0
-    """Nesting limit of those arrays."""
+    """Maximum nesting of those arrays."""
 
     def read(self, message: _Request) -> InferRequest:
         return InferRequest(

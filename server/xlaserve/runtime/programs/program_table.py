@@ -177,7 +177,7 @@ class Copy:
 
     @property
     def in_flight(self) -> int:
-        """Return the limit of concurrent executions."""
+        """Return the maximum number of concurrent executions."""
         return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:

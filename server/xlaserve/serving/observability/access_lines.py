@@ -18,13 +18,13 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.infer_call import ServedVersion
 
 MAX_RECORD_BYTES = 8192
-"""Limit of a line, since clients choose ids and error texts."""
+"""Maximum length of a line, since clients choose ids and error texts."""
 MAX_NAME = 128
 """Ids and names are truncated to this many characters."""
 
 _MAX_ERROR = 512
 _MAX_KNOWN = 1024
-"""Limit of connection and version pairs whose constant members are cached."""
+"""Maximum number of connection and version pairs whose constant members are cached."""
 _MILLISECOND_NS = 1_000_000
 
 StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]

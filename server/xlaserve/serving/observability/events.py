@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 MAX_NAME = 256
-"""Limit of characters in model and caller names."""
+"""Maximum length of model and caller names, in characters."""
 MAX_TEXT = 1024
-"""Limit of characters in texts."""
+"""Maximum length of texts, in characters."""
 
 
 class EventKind(StrEnum):

@@ -15,7 +15,7 @@ KEPT = 50
 """Number of recent failures stored."""
 
 MAX_REASONS = 256
-"""Limit of reasons counted by name; exceeds the number of error classes."""
+"""Maximum number of reasons counted by name; exceeds the number of error classes."""
 
 OTHER = "Other"
 CANCELLED = "Cancelled"

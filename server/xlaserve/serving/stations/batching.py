@@ -33,7 +33,7 @@ class BatchPolicy:
     """Dynamic batching policy of a queue (ModelDynamicBatching)."""
 
     max_requests: int
-    """Limit of queued requests."""
+    """Maximum number of queued requests."""
     setting: str = "max_requests_per_model"
     """Setting that `max_requests` comes from, named in the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ FIRST_SECONDS = 0.05
 MOST_SECONDS = 1.0
 """Delay before the first check of a call, and maximum delay between later ones."""
 MOST_WAITS = 10_000
-"""Limit of calls and dependencies examined by one check, which takes about 50 ms."""
+"""Maximum number of calls and dependencies examined by one check, which takes about 50 ms."""
 
 
 class Executing(Protocol):

@@ -19,7 +19,7 @@ class LevelPolicy:
     """The queue policy of one priority level (ModelQueuePolicy)."""
 
     max_requests: int
-    """Limit of queued requests in the level."""
+    """Maximum number of queued requests in the level."""
     setting: str = "max_requests_per_model"
     """Setting that `max_requests` comes from, named in the text of Overloaded."""
     timeout_ns: int = 0

@@ -66,9 +66,9 @@ class Trial:
     """Whether the first execution uses zeros, like a warm-up, or the random numbers of an export.
     """
     first_seconds: float = 0.0
-    """Limit of the first execution, in seconds of processor time."""
+    """Processor time limit of the first execution, in seconds."""
     processor_seconds: float = 0.0
-    """Limit of the other executions, in seconds of processor time; 0 for the limit of a job."""
+    """Processor time limit of the other executions, in seconds; 0 for the limit of a job."""
     parameter_bytes: int = 0
     """Number of bytes of parameters that follow the artifact; 0 for random parameters."""
 

@@ -17,7 +17,7 @@ _MOST_IDS = (1 << 31) - 1
 """Range of generated ids for iterative sequences: fits every datatype of CORRID."""
 
 MAX_ID_CHARACTERS = 128
-"""Limit of a sequence id's length, as in Triton."""
+"""Maximum length of a sequence id, as in Triton."""
 
 
 class Sequences:
