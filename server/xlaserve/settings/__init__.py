@@ -224,8 +224,7 @@ class Settings(Derived):
     """Become ready with the smallest and largest batch size compiled, and compile the others in the
     background. Not with modelmesh, which requests a model's size only once."""
     max_on_demand_shapes: int = 64
-    """Highest value of the model parameter of this name (shapes on demand); 0 refuses such
-    models."""
+    """Maximum of the model parameter of this name (shapes on demand); 0 refuses such models."""
     max_sequences_per_model: int = 65_536
     """Maximum number of active sequences per replica; models that configure more are refused. The
     memory for the states of all sequences is reserved at load."""
