@@ -159,7 +159,7 @@ class Machine:
 
 @pytest.fixture(scope="session", params=[4, pytest.param(8, marks=pytest.mark.slow)])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A multilayer perceptron, exported for one device, loaded with all placements of the script."""
+    """A multilayer perceptron exported for one device, loaded with all the script's placements."""
     directory = tmp_path_factory.mktemp("models") / "mlp"
     random = np.random.default_rng(4)
     w1 = random.standard_normal((6, 512), np.float32)

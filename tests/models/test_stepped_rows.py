@@ -232,7 +232,7 @@ def test_a_configuration_may_ask_for_each_by_itself(
 def test_begin_is_not_computed_by_steps_that_go_on(
     directories: tuple[Path, Path], model: SteppedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may process a prompt of thousands of tokens: all rows of an execution have begun, or none."""
+    """It may process a long prompt: all rows of an execution have begun, or none has."""
     told: list[list[bool]] = []
     execute = JaxExportModel.execute
 

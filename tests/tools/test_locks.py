@@ -22,7 +22,7 @@ def locked(python: str) -> dict[str, str]:
 
 
 def wanted() -> Iterator[str]:
-    """Yield every requirement of the project: the server's, its extras', groups', and the build's."""
+    """Yield every requirement of the project: server, extras, dependency groups, and build."""
     yield from (*PROJECT["build-system"]["requires"], locks.EDITABLE)
     yield from PROJECT["project"]["dependencies"]
     for texts in PROJECT["project"]["optional-dependencies"].values():

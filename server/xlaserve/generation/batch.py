@@ -80,7 +80,7 @@ class Batch:
         self._admitted = 0
         """Number of admissions so far."""
         self._taken = [0] * info.slots
-        """Number of the latest admission to each slot."""
+        """Sequence number of the latest admission to each slot."""
         # A position beyond the end: rows written by inactive slots are dropped.
         self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
         self._reals = np.zeros((info.slots, len(REALS)), np.float32)

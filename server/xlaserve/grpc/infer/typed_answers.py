@@ -22,7 +22,8 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         "uint64_contents": 10,
         "fp32_contents": 4,
         "fp64_contents": 8,
-        # Besides the element's own bytes: more than its overhead, because each takes extra time.
+        # In addition to the element's bytes: more than the overhead, since each element takes extra
+        # time.
         "bytes_contents": 64,
         None: 0,
     }

@@ -190,7 +190,7 @@ _OPPOSITE = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "
 
 
 def _subject(tracing: Tracing, number: int, within: Range) -> int:
-    """Return the integer that the bounds apply to: `x` is 0 if `sign(x)` is 0."""
+    """Return the integer to which the bounds apply: the operand of `sign`, if the result is 0."""
     made = tracing.made_by(number)
     if made is not None and made.name == "stablehlo.sign" and within.item() == 0:
         return tracing.same(made.operands[0])
