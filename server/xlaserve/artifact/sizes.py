@@ -103,7 +103,7 @@ def shared_bytes(
     if record is None:
         return 0
     there = min(compiled_from(record.sha256), foreseen.programs(described, serving).count)
-    # Computed as in `predict_exported`, so that the difference is what this model adds.
+    # Computed as in `predict_exported`, so that the difference is this model's part.
     module = max(
         one.size_bytes for name, one in described.files.items() if name != manifest.WEIGHTS
     )

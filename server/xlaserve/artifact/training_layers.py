@@ -36,7 +36,7 @@ class Layer:
 
     @property
     def told(self) -> str:
-        """Return what the user should do, in the framework's terms."""
+        """Return advice for the user, in the framework's terms."""
         return self.to_do.format(local=self.local)
 
 

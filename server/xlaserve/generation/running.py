@@ -24,9 +24,9 @@ class Given(NamedTuple):
     step: Step
     numbers: Sequence[int]
     tokens: Sequence[Tensor]
-    """One INT32 [1] per row."""
+    """The token of each row, INT32 [1]."""
     logprobs: Sequence[Tensor]
-    """One FP32 [1] per row."""
+    """The log-probability of each row's token, FP32 [1]."""
 
     @classmethod
     def of(cls, step: Step) -> "Given":

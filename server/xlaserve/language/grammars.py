@@ -225,7 +225,7 @@ class Place:
     ) -> None:
         """Start a grammar with `begin(states)`, whose first bytes the trial measured.
 
-        Raises ValueError from `begin`, and what `charge` raises.
+        Raises ValueError from `begin`, and the exceptions of `charge`.
         """
         self._model = model
         self._parameter = parameter

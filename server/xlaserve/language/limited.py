@@ -39,7 +39,7 @@ class Limits:
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 << 20
-    """Memory limit, in addition to what the process uses before it reads untrusted input."""
+    """Memory limit, in addition to the memory used before untrusted input is read."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0
     """Wall-clock limit: longer than the CPU limit, since the CPU is shared."""

@@ -190,7 +190,7 @@ class Whole:
     """Collects the pieces of one choice for a response that is not streamed."""
 
     pieces: list[Piece] = field(default_factory=list)
-    """In the order of generation."""
+    """The pieces in the order in which they were generated."""
 
     @property
     def text(self) -> str:

@@ -124,7 +124,7 @@ class Totals:
     compute_infer: StatisticDuration
     """Execution, including transfers to and from the device."""
     compute_output: StatisticDuration
-    """From the end of the execution to the response."""
+    """Time from the end of the execution to the response."""
     cache_hit: StatisticDuration
     """Successful cache lookups; these requests count as successes too."""
     cache_miss: StatisticDuration

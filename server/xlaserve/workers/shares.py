@@ -122,7 +122,7 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
         ),
     }
 )
-"""By name of the setting reported in the error."""
+"""Unsupported settings, by the name reported in the error."""
 
 
 def check_supported(settings: Settings) -> None:

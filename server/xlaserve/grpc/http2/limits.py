@@ -9,7 +9,7 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
-"""Extra control frames allowed per answer frame sent: clients acknowledge what they receive."""
+"""Extra control frames allowed per answer frame sent: clients acknowledge received frames."""
 MAX_REFUSALS = 10_000
 """Maximum requests per time window that get only an error status, beyond the number answered. Not a
 setting: only an overloaded server refuses a correct client this often, and it also answers some

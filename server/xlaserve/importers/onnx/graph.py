@@ -153,7 +153,7 @@ class Graph:
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names that a node reads, including what its subgraphs capture."""
+    """Yield the names that a node reads, including those that its subgraphs capture."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()

@@ -116,7 +116,7 @@ class Ahead:
 
     @property
     def memory(self) -> ModelMemory:
-        """Return what a server would reserve for the noted programs and the parameters."""
+        """Return the memory that a server would reserve for the noted programs and parameters."""
         return memory_of(self.copies, self.module_bytes)
 
 

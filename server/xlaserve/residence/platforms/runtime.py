@@ -307,7 +307,7 @@ class ModelRuntime:
         return self.limits.may_evict(counted)
 
     def _countable(self, size_bytes: int) -> int:
-        """Multiply a size by the number of processes, and clip it to what the mesh can count."""
+        """Multiply a size by the number of processes, limited to the range of the mesh's field."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:

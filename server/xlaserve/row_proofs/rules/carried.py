@@ -389,7 +389,7 @@ _BEGINS: Mapping[str, Callable[[Loop, Operation, tuple[int, int], int], bool]] =
         "stablehlo.dynamic_update_slice": _put_before,
     }
 )
-"""By operation: whether the elements from an index on equal one integer."""
+"""Predicates by operation: are all elements from an index on equal to one integer?"""
 
 
 def stays_done(loop: Loop, term: Term, same: frozenset[int], made: Mapping[int, Operation]) -> bool:

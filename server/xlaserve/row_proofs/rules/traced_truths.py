@@ -143,7 +143,7 @@ _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
 
 
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
-    """Combine what two predicates imply if both hold, or if at least one does."""
+    """Combine the implications of two predicates if both hold, or if at least one does."""
     if hold:
         met = {n: ranges.met(within, other[n]) for n, within in one.items() if n in other}
         return {**one, **other, **met}
@@ -155,7 +155,7 @@ def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
 
 
 def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: int) -> Assumed:
-    """Return what follows from comparing a boolean with a known one."""
+    """Return the assumptions that follow from comparing a boolean with a known one."""
     direction = direction_of(comparison.operation)
     known = comparison.operand(1)
     truth = None if known is None else known.item()
@@ -167,7 +167,7 @@ def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: 
 
 
 def _compared_with(comparison: Trace, *, is_true: bool) -> Assumed:
-    """Return what follows from comparing an integer with a number."""
+    """Return the assumptions that follow from comparing an integer with a number."""
     operation, tracing = comparison.operation, comparison.tracing
     direction = direction_of(operation)
     if operation.operand_types[0].dtype not in INTEGERS:

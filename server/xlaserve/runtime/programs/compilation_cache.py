@@ -130,7 +130,7 @@ class CompilationCache:
         self._lock = threading.Lock()
         """Guards the fields below."""
         self._bytes = 0
-        """Total size of the files: the last count plus what this process has written since."""
+        """Total size of the files: the last count plus the bytes written by this process since."""
         self._is_prepared = False
         """Whether the cache has been prepared; until then, reads and writes do nothing."""
         self._is_written = False

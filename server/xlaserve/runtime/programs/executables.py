@@ -146,7 +146,7 @@ class Executables:
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return the lowered module; the host may lack its devices."""
-        # A new jitted function for each program, because it keeps what it has lowered.
+        # A new jitted function for each program, because it caches the lowered module.
         model = function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 

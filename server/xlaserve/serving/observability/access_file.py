@@ -133,7 +133,7 @@ def _descriptor(target: str) -> int:
     if target in _STANDARD:
         number = 1 + _STANDARD.index(target)
     if number in (1, 2):
-        # Not where lines of others are read to be logged.
+        # Use the original stream instead of a descriptor whose output is read to be logged.
         number = descriptors()[number - 1]
     try:
         os.fstat(number)

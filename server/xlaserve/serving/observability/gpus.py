@@ -117,7 +117,7 @@ class Gpus:
             try:
                 self._read = (self.clock(), list(_readings(nvml)))
                 problem = ""
-            # As above; the next poll may succeed.
+            # The next poll may succeed.
             except Exception as error:
                 if str(error) != problem:
                     problem = str(error)

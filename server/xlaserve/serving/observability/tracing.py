@@ -242,7 +242,7 @@ class Tracing:
             parent = trace_parent(call.headers)
             sampled = None if parent is None else parent.sampled
         if sampled is None:
-            # Most calls leave here; `_is_due` inlined.
+            # Fast path of most calls, with `_is_due` inlined.
             left = self._left.get("", 0)
             if left > 1:
                 self._left[""] = left - 1
@@ -297,7 +297,7 @@ class Tracing:
             return
         self._waiting.append(span)
         if self._timer is None:
-            # By then most answers have been written.
+            # Export later, when most answers have been written.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_FLUSH_SECONDS, self._export, context=outside_call())
 
