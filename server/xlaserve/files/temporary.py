@@ -51,7 +51,7 @@ class TemporaryDirectory:
         self.path = path
         self._descriptor: int | None = descriptor
         self._made: list[Path] = []
-        """Parent directories that were created for it, the innermost first."""
+        """Parent directories that were created for the directory, the innermost first."""
 
     @classmethod
     def beside(cls, target: Path) -> Self:

@@ -20,7 +20,7 @@ SHARED: Final = (
     *("response_cache_bytes", "max_connections", "max_http_connections", "execute_threads"),
     *("max_requests_per_model", "max_infer_streams", "max_health_watchers"),
 )
-"""Limits of the whole server, of which each worker gets an equal share."""
+"""Limits of the whole server, which are divided equally among the workers."""
 
 
 OF_CLIENTS: Final = (

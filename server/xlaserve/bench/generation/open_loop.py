@@ -13,7 +13,8 @@ from xlaserve.bench.load import OK
 from xlaserve.errors import XlaserveError
 
 Send: TypeAlias = Callable[[int, Arrival], AsyncGenerator[None, None]]
-"""Sends the request with a number, and yields once per token; raises XlaserveError."""
+"""Sends a request, given its number and arrival, and yields once per token; raises
+XlaserveError."""
 
 
 @dataclass(slots=True)

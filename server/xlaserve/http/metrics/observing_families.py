@@ -78,7 +78,7 @@ _OF_GPUS = (
         "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
     ),
 )
-"""Named as in Triton where Triton has the metric."""
+"""GPU metrics, under Triton's names where Triton has the same metric."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     counter(

@@ -282,7 +282,7 @@ class Lease:
         return found
 
     def stop_compiling(self) -> None:
-        """Release the module, once no model with the computation needs it to compile."""
+        """Release the module, once no model with this computation may still have to compile it."""
         with self._pool.changed:
             self._stop_compiling()
 

@@ -50,7 +50,7 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Split lines into writes: one for a file, whole lines up to PIPE_BUF for a pipe."""
+        """Split lines into single writes: all lines for a file, up to PIPE_BUF for a pipe."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1

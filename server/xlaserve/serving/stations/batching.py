@@ -117,7 +117,7 @@ class BatchQueue:
         for request in chosen:
             if request is waiting[0]:
                 waiting.popleft()
-            else:  # requests of other shapes are between them
+            else:  # requests of other shapes are between these
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
