@@ -39,7 +39,7 @@ class Found:
     """The tokenizer and template of a generator, or the reason why it has none."""
 
     text: LanguageText | None
-    """None if the model only takes token ids."""
+    """The tokenizer and template; None if the model only takes token ids."""
     no_text: str
     """Why the model accepts no text, as the end of a sentence that begins with its name; empty if
     it accepts text or has no tokenizer."""

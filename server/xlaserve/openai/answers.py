@@ -87,7 +87,7 @@ class ChatAnswer(msgspec.Struct):
     """The model's message."""
 
     content: str | None
-    """None if the message has tool calls and no text."""
+    """The message's text; None if the message has tool calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET

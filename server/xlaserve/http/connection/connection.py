@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self._loop = asyncio.get_running_loop()
         self._fast: FastPath | None = None
-        """None if the connection was refused or lost."""
+        """The connection's fast path; None if the connection was refused or lost."""
         self._head: HeadParser | None = None
         """Parser of an incomplete header block in state GENERAL; None once the block is
         complete."""

@@ -39,7 +39,7 @@ class Node:
 
     operator: str
     domain: str
-    """Empty for the standard ONNX operators."""
+    """Domain of the operator; empty for the standard ONNX operators."""
     name: str
     inputs: tuple[str, ...]
     """Names of values; empty for an omitted optional input."""

@@ -42,7 +42,7 @@ class CompiledProgram:
     """Sizes of variable dimensions besides the batch."""
     footprint: Footprint
     compile_seconds: float
-    """0 if the result was cached."""
+    """Compilation time in seconds; 0 if the result was cached."""
 
 
 @dataclass(frozen=True, slots=True)

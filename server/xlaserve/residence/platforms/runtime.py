@@ -137,7 +137,7 @@ class LoadedSize:
 
     size_bytes: int
     max_concurrency: int
-    """0 if the mesh does not limit concurrency."""
+    """Maximum concurrent requests per model; 0 if the mesh does not limit concurrency."""
 
 
 class ModelRuntime:

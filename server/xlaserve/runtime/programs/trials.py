@@ -33,9 +33,8 @@ SECONDS = 60.0
 """Processor time of one trial in seconds, including compilation."""
 
 _JOB_TIMES = 20.0
-"""Ratio of elapsed time to processor time for a whole job outside of a server; a server has
-`load_seconds`.
-"""
+"""Time limit of a whole job outside of a server, as a multiple of `seconds` of processor time; a
+server has `load_seconds`."""
 
 MEMORY_BYTES = 4 << 30
 """Memory limit of the process outside of a server; a server has `compile_process_bytes`."""

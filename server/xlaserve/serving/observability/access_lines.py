@@ -77,7 +77,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     total_us: int
     bytes_in: int
     bytes_out: int | None = None
-    """None if no answer was written."""
+    """Bytes of the answers; None if no answer was written."""
     id: str = ""
     model: str = ""
     version: str = ""

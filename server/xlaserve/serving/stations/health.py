@@ -42,7 +42,7 @@ class Execution:
         self.begun = begun
         """Tells whether a thread has begun the execution."""
         self.fail: Fail | None = fail
-        """None after it was called."""
+        """Fails the execution's calls; None after it was called."""
         self.line = line
         """Queue of executions that run one after the other, such as a device thread; None if there
         is none.
