@@ -1,6 +1,6 @@
 """Memory of a compiled program: on the CPU, and with a TPU's tiled layouts."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from dataclasses import dataclass

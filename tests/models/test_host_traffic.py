@@ -1,6 +1,6 @@
 """Compiled programs exchange only inputs and outputs with the host."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

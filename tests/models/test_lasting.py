@@ -1,6 +1,6 @@
 """Exported and imported models can be read by every JAX version that a server supports."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re

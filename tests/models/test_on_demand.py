@@ -1,6 +1,6 @@
 """Shapes compiled on their first request, for a single model."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

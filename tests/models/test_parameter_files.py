@@ -1,6 +1,6 @@
 """Parameters from files of other programs, matched by the paths of their leaves."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The precision of FP32 products on GPUs and TPUs, if the model leaves it open."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import asyncio

@@ -1,6 +1,6 @@
 """`repo migrate` keeps replaced versions until the new one has loaded, and can restore them."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

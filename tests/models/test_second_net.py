@@ -1,6 +1,6 @@
 """Proved programs are also executed: a difference refutes the proof, and is logged as an error."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Models with the same computation: what they share, what they do not, and what remains."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Stepped models: export, load, and answers one by one."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

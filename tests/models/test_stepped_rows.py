@@ -1,6 +1,6 @@
 """Stepped models with a batch dimension: answers in a batch equal the answers alone."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Sequence

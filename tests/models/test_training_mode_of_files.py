@@ -1,6 +1,6 @@
 """`jax.export` files traced with layers in training mode: adopted, checked, served."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import shutil

@@ -1,6 +1,6 @@
 """Files from clients are tried in a process that they may crash."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import hashlib

@@ -1,6 +1,6 @@
 """Model code that might never end is executed in a process with a time limit."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator

@@ -70,7 +70,7 @@ class Remaking(Generic[C, E]):
             self.failed.append(Failed(kept, error, self._loads, needs))
 
     async def settle(self) -> None:
-        """Retry failed changes as long as further models have been loaded since."""
+        """Retry failed changes for as long as retries load further models."""
         while again := [
             one for one in self.failed if one.needs_another and one.loads < self._loads
         ]:

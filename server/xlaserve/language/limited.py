@@ -271,7 +271,7 @@ def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
 
 
 def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
-    # The whole group: the process leads a session.
+    # Kill the whole process group, since the process leads a session.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)

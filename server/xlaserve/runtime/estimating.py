@@ -5,7 +5,7 @@ estimate walks through the remaining operations and adds up the results that mus
 from its definition to its last use.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import operator

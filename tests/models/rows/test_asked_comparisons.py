@@ -4,7 +4,7 @@ They are proved if both comparisons are equal. NumPy decides whether they are, f
 floats including NaN.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 import operator

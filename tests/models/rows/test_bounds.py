@@ -1,6 +1,6 @@
 """A hostile or unusual artifact gets the verdict unknown, whatever it contains."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False, warn-return-any=False
 
 import dataclasses

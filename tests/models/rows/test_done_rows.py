@@ -3,7 +3,7 @@
 NumPy decides whether it does, for all booleans and integers that a row may have.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Adversarial values that let rows affect each other: each leak is found, none is proved."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses

@@ -3,7 +3,7 @@
 NumPy decides whether a row reads others, for all integers that a client may send.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Invariants of every rule's results, and attributes that no rule may ignore."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """Indices computed from row numbers, in the forms of exporters and beam searches."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Refusal texts of each rule, on StableHLO programs."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest

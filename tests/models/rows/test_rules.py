@@ -1,6 +1,6 @@
 """Rules on StableHLO programs, most of which JAX would not write for a symbolic batch."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest

@@ -1,6 +1,6 @@
 """Values computed from the batch size, before shapes are refined."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest

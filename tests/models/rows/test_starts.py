@@ -1,6 +1,6 @@
 """Reductions with an initial value, which XLA ignores if there is only one element."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

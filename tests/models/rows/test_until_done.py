@@ -1,6 +1,6 @@
 """Loops that run until all rows are done, and branches taken if any row requests it."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import functools

@@ -52,7 +52,7 @@ class Plan:
     varints: dict[int, StoreVarint] = field(default_factory=dict)
     """Tag -> how to store the field, for wire type VARINT."""
     spans: dict[int, StoreSpan] = field(default_factory=dict)
-    """Tag -> how to store the field, for the other wire types."""
+    """Tag -> how to store the field, for all wire types except VARINT."""
 
     def blank(self) -> Values:
         """Return the `__dict__` of an empty message."""

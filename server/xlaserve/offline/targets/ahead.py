@@ -1,6 +1,6 @@
 """Compiles the programs of a model's load for devices that only the compiler knows."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@ It reads jobs from stdin, one JSON object per line, and writes the results to st
 way, until stdin ends. Its environment is that of `environment.of`; its JAX serves no requests.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import io

@@ -3,7 +3,7 @@
 An executable from the cache is trusted only after it has run: JAX does not validate it.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import time

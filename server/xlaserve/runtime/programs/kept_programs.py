@@ -1,6 +1,6 @@
 """Finds and stores one load's programs in the compilation cache and the store."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections import Counter

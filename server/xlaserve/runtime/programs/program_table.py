@@ -1,6 +1,6 @@
 """The executables of a model at one site, by bucket, with their measured times."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import threading

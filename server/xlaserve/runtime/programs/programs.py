@@ -1,6 +1,6 @@
 """Compiles, warms and measures a model's executables for every bucket and device."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import time

@@ -1,6 +1,6 @@
 """Runs trials of artifacts in another process, with time and memory limits."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import os

@@ -4,7 +4,7 @@ It reads jobs from stdin and writes programs to stdout until stdin is closed or 
 The first job that requests it lowers the process's priority: requests take precedence.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import hashlib

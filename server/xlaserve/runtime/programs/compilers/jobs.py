@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job: compile one program for a CPU device, prove, or try rows."""
+    """A job: compile one program for a CPU device, prove row independence, or try rows."""
 
     model: str
     computation: str
