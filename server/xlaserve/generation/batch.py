@@ -122,7 +122,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Give a request the free slot with its longest cached prefix, else the oldest free slot."""
+        """Give a request the free slot with its longest cached prefix, else the oldest one."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0

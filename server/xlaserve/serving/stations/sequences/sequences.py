@@ -199,7 +199,7 @@ class Sequences:
         """End expired sequences."""
         self._due_ns = None
         changed = self._table.expire(self._clock.now_ns())
-        # Send the ends before another sequence gets the slot.
+        # Send the requests with END before another sequence gets the slot.
         for sequence, seat in changed.expired:
             self._on_expired(sequence, seat)
         self._follow(changed)
