@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the expired requests to refuse; delay the others behind their level."""
+        """Remove and return expired requests to be refused; requeue those to be delayed."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)
