@@ -32,7 +32,7 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 def _written(message: Any) -> bytes:
-    # Half of a surrogate pair is text for Python alone: as an escape no reader would take it.
+    # A lone surrogate is valid in a Python string, but JSON readers would reject its escape.
     return json.dumps(message, ensure_ascii=False).encode(errors="replace")
 
 

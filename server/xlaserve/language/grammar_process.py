@@ -109,7 +109,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         if made.is_error():
             return {"failed": _problem(made.get_error())}
         made_bytes = (allocated_bytes() - before) % (1 << 32)
-        # A negative difference says nothing; the text is stored in any case.
+        # A negative difference is meaningless; the text is stored in any case.
         is_size = made_bytes < 1 << 31
         return {"text": "", "bytes": max(len(asked["text"]), made_bytes if is_size else 0)}
 

@@ -38,7 +38,7 @@ class Limits:
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 << 20
-    """In addition to the memory of the process before it reads untrusted input."""
+    """Memory limit, in addition to the memory used before untrusted input is read."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0
     """Wall-clock limit: longer than the CPU limit, since the CPU is shared."""
@@ -84,7 +84,7 @@ class LimitedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether it or a process that it forked is stopped (SIGSTOP)."""
+        """Tell whether the process, or one that it forked, is stopped (SIGSTOP)."""
         return is_stopped(self.pid, with_forks=True)
 
     def kill(self) -> None:
@@ -205,7 +205,7 @@ class Limited:
         try:
             process = self._begun()
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
-            # Running out of memory may leave any state behind.
+            # A process that ran out of memory may be in any state.
             has_failed = "lost" in found or process is found
             if "killed" in found:
                 _raise_killed(found["killed"])
@@ -276,7 +276,7 @@ def _started(program: Sequence[str], life: int) -> "subprocess.Popen[bytes]":
 
 
 def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
-    # The whole group: the process leads a session.
+    # Kill the whole process group, since the process leads a session.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)

@@ -92,7 +92,10 @@ def confine(memory_bytes: int) -> None:
 
 
 def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> dict[str, str]:
-    """Render; return the text or the reason of failure. Dies if it exceeds the CPU limit."""
+    """Render, and return the text or the reason for the failure.
+
+    The process is killed if it exceeds the CPU limit.
+    """
     # The default action of SIGPROF kills the process, even inside native code.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:

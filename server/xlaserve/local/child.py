@@ -53,7 +53,7 @@ class Told(NoDisplay):
 def main() -> None:
     """Serve until stdin is closed or SIGTERM arrives."""
     told = Told(os.fdopen(os.dup(1), "w"))
-    # Redirect what models print to stderr, which is the log.
+    # Redirect the models' output to stderr, which is the log.
     os.dup2(2, 1)
     given = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, name="ends with its parent", daemon=True).start()
