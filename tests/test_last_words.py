@@ -24,9 +24,7 @@ COMMAND = (sys.executable, "-c", DYING)
 
 
 def of_template(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    script = folder / "template_process.py"
-    script.write_text(DYING)
-    monkeypatch.setattr(templates, "_SCRIPT", script)
+    monkeypatch.setattr(templates, "_PROGRAM", ("-c", DYING))
     with pytest.raises(TemplateFailed) as refused:
         templates.Template({"default": "hi"}, {}, "m").render([{"role": "user", "content": "a"}])
     return str(refused.value)

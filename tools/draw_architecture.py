@@ -56,7 +56,7 @@ def _rooms() -> list[str]:
     lines = ["```mermaid", "flowchart TD"]
     lines += [f"    {_id(room.name)}[{_shown(room.name)}]" for room in found]
     lines += [f"    {_id(one)} --> {_id(other)}" for one, other in rooms.arrows(found)]
-    lines += ["```", "", "Arrows are imports, without those implied by others.", ""]
+    lines += ["```", "", "An arrow is an import. Imports that others imply are left out.", ""]
     rows = (
         (
             f"`{_shown(room.name)}`",

@@ -4,9 +4,12 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 COMMIT_FILE = "commit.txt"
 """File in a wheel that contains its commit, written by `hatch_build.py`."""
+KEPT_FILE = "build.txt"
+"""File in an archive of kept code with its version and commit: see `process/own_code.py`."""
 VARIABLE = "SOURCE_COMMIT"
 """Environment variable with the commit, for builds without a repository such as images."""
 
@@ -28,6 +31,8 @@ def number() -> str:
     The package may be used from a source tree on PYTHONPATH without being installed. Reads
     directory names, because importing `importlib.metadata` takes longer than the rest of a command.
     """
+    if kept := _kept():
+        return kept[0]
     packages = Path(__file__).parent.parent
     distributions = [
         found[1] for each in packages.glob(_PATTERN) if (found := _OF.match(each.name))
@@ -51,8 +56,25 @@ def version() -> str:
 @cache
 def commit() -> str:
     """Return the commit of this code, from the wheel or the repository; or an empty string."""
+    if kept := _kept():
+        return kept[1]
     package = Path(__file__).parent
     return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
+
+
+def kept_text() -> str:
+    """Return the contents of `KEPT_FILE` for this build."""
+    return f"{number()}\n{commit()}\n"
+
+
+def _kept() -> list[str]:
+    """Return version and commit if this code is kept in an archive; otherwise an empty list."""
+    loader: Any = globals()["__loader__"]
+    try:
+        data: bytes = loader.get_data(str(Path(__file__).with_name(KEPT_FILE)))
+    except OSError:
+        return []
+    return data.decode().split("\n")
 
 
 def commit_of(source: Path) -> str:

@@ -3,7 +3,7 @@
 Runs as a separate process, with the environment for compiling for that target.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

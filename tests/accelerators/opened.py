@@ -3,7 +3,7 @@
 Runs as a separate process, in the environment for compiling. Prints JSON.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,9 +107,9 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
             yield Place(server, other)
 
 
-def patient(script: Path, limits: Limits, *given: Any, **named: Any) -> Limited:
+def patient(program: Sequence[str], limits: Limits, *given: Any, **named: Any) -> Limited:
     """Return a process with a timeout of a minute per text."""
-    return Limited(script, replace(limits, cpu_seconds=60), *given, **named)
+    return Limited(program, replace(limits, cpu_seconds=60), *given, **named)
 
 
 def make_slow(path: Path, regex: str) -> None:

@@ -1,6 +1,6 @@
 """JAX functions that call libraries, served by a process that never lowers anything."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import itertools

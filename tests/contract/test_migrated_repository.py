@@ -1,6 +1,6 @@
 """Every kind of model before and after `xlaserve repo migrate`."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -37,7 +37,7 @@ KINDS = {
         "xlaserve.runtime.programs.compilers.child"
     ),
     "runtime/trial.py: _run": "xlaserve.runtime.trial",
-    "language/limited.py: _started": "template_process.py",
+    "language/limited.py: _started": "xlaserve.language.template_process",
 }
 """Kinds of child processes, and a text in their command lines."""
 WORKER, TRIAL = "workers/worker_process.py: _started", "runtime/trial.py: _run"
@@ -184,9 +184,8 @@ STARTING = {
     "one.render([])\n"
     "pid = one._process._process.pid\n"
     "os.kill(pid, 19)\n",
-    FORK: "from pathlib import Path\n"
-    "from xlaserve.language.limited import Limited, Limits\n"
-    "one = Limited(Path(sys.argv[2]), Limits(), {}, called='a', model='m')\n"
+    FORK: "from xlaserve.language.limited import Limited, Limits\n"
+    "one = Limited((sys.argv[2],), Limits(), {}, called='a', model='m')\n"
     "pid = one.ask({})['text']\n"
     "os.kill(pid, 19)\n",
     "the session of a Python model": "code = (\n"

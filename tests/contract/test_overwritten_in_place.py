@@ -1,6 +1,6 @@
 """Model files that are overwritten in place, keeping their size and modification time."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import hashlib

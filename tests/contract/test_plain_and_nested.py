@@ -1,6 +1,6 @@
 """Plain `jax.export` files and nested pytrees in a whole server."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -85,7 +85,7 @@ async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path)
     """Whether it is working on a request, or about to get one."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
-    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    limited = Limited((str(script),), Limits(seconds=600), {}, called="a", model="m")
     try:
         fork = limited.ask({"sleeps_in": 0})["fork"]
         asked = {"sleeps_in": running(limited).pid if is_busy else 0}
@@ -116,7 +116,7 @@ async def test_a_process_that_is_killed_is_replaced_at_once(tmp_path: Path) -> N
     """Even though its fork server keeps the pipes open."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
-    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    limited = Limited((str(script),), Limits(seconds=600), {}, called="a", model="m")
     try:
         fork = limited.ask({"sleeps_in": 0})["fork"]
         asking = await busy(limited)
@@ -133,7 +133,7 @@ async def test_a_model_that_is_closed_waits_for_no_text(tmp_path: Path) -> None:
     """No text is waiting, and a later text finds no process."""
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
-    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    limited = Limited((str(script),), Limits(seconds=600), {}, called="a", model="m")
     limited.ask({"sleeps_in": 0})
     asking = await busy(limited)
     async with asyncio.timeout(MOST_SECONDS):

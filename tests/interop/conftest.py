@@ -41,6 +41,6 @@ def axe(pytestconfig: pytest.Config) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="page")
 async def _page(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
-    """A tab of a headless browser, which the tests of a module share."""
+    """A headless browser's tab, shared by the tests of a module."""
     async with browsing(tmp_path_factory.mktemp("profile")) as page:
         yield page

@@ -1,6 +1,6 @@
-"""KServe's own REST client against a server: prints its results as JSON.
+"""Calls a server with KServe's own REST client, and prints the results as JSON.
 
-Runs as a separate program: importing kserve warns a lot, and changes the logging of the process.
+Runs as a separate program: importing kserve emits many warnings and changes the process's logging.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The status pages in a real browser: what users see of models, whatever their names."""
+"""The status pages in a real browser, including models with hostile names."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def press(model: str, verb: str) -> str:
 
 
 async def seek(page: Page, text: str) -> None:
-    """Filter the rows by name: rows outside of the viewport are not in the DOM."""
+    """Filter the rows by name, because rows outside the viewport are not in the DOM."""
     await page.evaluate(
         f"document.getElementById('search').value = {json.dumps(text)};"
         "document.getElementById('search').dispatchEvent(new Event('input'))"
@@ -88,7 +88,7 @@ CONFIRM = "document.getElementById('confirm')"
 
 
 async def order(page: Page, model: str, verb: str) -> str:
-    """Click a button of a model and confirm; return the confirmation question."""
+    """Click a button of a model and confirm; return the text of the confirmation."""
     await page.evaluate(press(model, verb))
     await page.until(f"{CONFIRM}.open")
     said: str = await page.evaluate(f"{CONFIRM}.innerText")
@@ -98,7 +98,7 @@ async def order(page: Page, model: str, verb: str) -> str:
 
 @pytest.fixture(scope="module", name="repository")
 def _repository(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> Path:
-    """Some models, one that cannot be loaded, and thousands more."""
+    """Some models, one that cannot be loaded, and thousands of others."""
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(example_models / "simple", root / "simple", dirs_exist_ok=True)
     for name in (*NAMES, "one", "other"):
@@ -181,7 +181,7 @@ async def test_charts_and_numbers_follow_inferences(site: Site, tmp_path: Path) 
     await page.open(site.url)
     await seek(page, "simple")
     await page.until(f"{state('simple')} === 'READY'")
-    asking = asyncio.create_task(ask_on(site))  # the numbers are those of the last second
+    asking = asyncio.create_task(ask_on(site))  # the displayed numbers cover the last second
     try:
         await page.until(f"/\\/s.*s, /s.test({row('simple')}.innerText)")  # rate, p50 and p99
     finally:
@@ -202,7 +202,7 @@ async def ask_on(site: Site) -> None:
 
 
 async def test_a_page_that_is_loaded_again_has_lost_nothing(site: Site) -> None:
-    """Earlier rates come from the server: no request arrives after the page is open."""
+    """Earlier rates come from the server: no request is sent after the page has been opened."""
     page = site.page
     for _ in range(FEW_REQUESTS):
         await site.infer()
@@ -218,9 +218,9 @@ async def test_a_page_that_is_loaded_again_has_lost_nothing(site: Site) -> None:
 @pytest.mark.parametrize(
     ("buckets", "share", "expected"),
     [
-        ([0, 4, 0], 0.5, 15),  # in proportion between the bounds of its bucket
+        ([0, 4, 0], 0.5, 15),  # interpolated between the bounds of its bucket
         ([4, 0, 0], 0.25, 2.5),
-        ([1, 1, 2], 0.99, 20),  # longer than the last bound: no more is known
+        ([1, 1, 2], 0.99, 20),  # beyond the last bound: nothing more precise is known
         ([0, 0, 0], 0.5, None),
         ([], 0.5, None),
     ],
@@ -239,7 +239,7 @@ ALL_ROWS = f"Number(document.getElementById('models').getAttribute('aria-rowcoun
 
 @pytest.mark.slow
 async def test_five_thousand_rows_are_updated_within_a_frame_or_three(site: Site) -> None:
-    """Time is printed, not asserted: machines are shared."""
+    """The time is printed but not asserted, because machines are shared."""
     page = site.page
     await page.open(site.url)
     await page.until(ALL_ROWS)
@@ -330,7 +330,7 @@ async def test_five_thousand_models_are_scrolled_with_few_rows_in_the_document(s
     middle = await page.until(f"({SHOWN}).some((one) => one.startsWith('many-2')) && {SHOWN}")
     height = await page.evaluate("document.documentElement.scrollHeight")
     await page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-    # The bytes of names sort what comes behind them.
+    # Names are sorted by their UTF-8 bytes, so this one comes last.
     await page.until(f"({SHOWN}).includes('two words')")
     await seek(page, "many-0999")
     await page.until(f"({SHOWN}).length === 1")
@@ -344,7 +344,7 @@ async def test_five_thousand_models_are_scrolled_with_few_rows_in_the_document(s
 async def test_memory_of_five_thousand_models_is_drawn_in_few_tiles_within_their_map(
     site: Site,
 ) -> None:
-    """The status is faked: one large model among thousands that are too small for a tile."""
+    """The status is faked: one large model, and thousands that are too small for a tile."""
     page = site.page
     await page.open(site.url)
     await page.until(ALL_ROWS)
@@ -382,7 +382,7 @@ async def test_memory_of_five_thousand_models_is_drawn_in_few_tiles_within_their
     ],
 )
 async def test_any_column_sorts(site: Site, column: str) -> None:
-    """One model is the largest, and has requests, latencies and errors."""
+    """One model has the largest size, and the only requests, latencies and errors."""
     page = site.page
     await page.open(site.url)
     await page.until(ALL_ROWS)
@@ -393,7 +393,7 @@ async def test_any_column_sorts(site: Site, column: str) -> None:
     asking = asyncio.create_task(ask_on(site))
     try:
         await site.load("broken")
-        if column == "size":  # several are loaded
+        if column == "size":  # several models are loaded
             await page.until("document.querySelector('#model-rows .size').textContent")
         else:
             await page.until(f"({SHOWN})[0] === {json.dumps(first)}")
@@ -501,7 +501,7 @@ async def test_a_hidden_page_asks_nothing(site: Site) -> None:
     )
     await page.until(f"{asked} > {quiet}")
 
-    assert quiet - before <= 1  # the one that was on its way
+    assert quiet - before <= 1  # the request that was already in flight
 
 
 async def test_the_documentation_names_this_server_and_tries_routes(

@@ -1,4 +1,4 @@
-"""The generator form in a real browser: chats, completions, and slots."""
+"""A generator with a hostile name; half of its tokens are HTML markup."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ async def _server(
 
 
 async def show(page: Page, server: RunningServer, model: str, **window: Any) -> None:
-    """Open the page of a generator, and wait for its box; it is asked for likely tokens."""
+    """Open the page of a generator, wait for its text box, and request the likely tokens."""
     page.complaints.clear()
     await page.open("about:blank")
     await page.open(f"http://{server.http}/#/models/{quote(model, safe='')}", **window)
@@ -93,7 +93,7 @@ async def status_is(page: Page, words: str) -> None:
 async def test_a_chat_goes_on_and_markup_that_a_model_writes_is_text(
     page: Page, server: RunningServer, axe: str
 ) -> None:
-    """An answer becomes part of the next request; the example call includes all messages."""
+    """An answer becomes part of the next request; the example call contains all messages."""
     await show(page, server, CHAT, width=400, dark=True)
     await type_in(page, "chat-system", "hole")
     await send(page, "hello")
@@ -170,7 +170,7 @@ async def test_stop_frees_the_slot_which_the_page_shows_in_use(
 async def test_a_text_goes_on_where_there_is_no_template_and_errors_are_said(
     page: Page, server: RunningServer
 ) -> None:
-    """A refused input stays in the form for editing."""
+    """A rejected input stays in the form for editing."""
     await show(page, server, PLAIN)
     await send(page, "a" * 65)
     await status_is(page, "1 to 64 tokens")

@@ -1,4 +1,4 @@
-"""The API documentation page in a browser: every operation can be sent, also by keyboard."""
+"""The API documentation page in a browser: every operation works, also by keyboard."""
 
 import json
 import re
@@ -34,7 +34,7 @@ async def _opened(
 
 @pytest.fixture
 def site(opened: Site) -> Site:
-    """The site, with earlier browser errors cleared."""
+    """The site, after clearing earlier browser errors."""
     opened.page.complaints.clear()
     return opened
 
@@ -53,7 +53,7 @@ async def test_the_documentation_sends_bodies_and_shows_every_kind_of_answer(sit
         return str(await page.until(shown))
 
     load = await sent("post_v2_repository_models_by_model_load", model="simple", body="{}")
-    # Its body is the example of the documentation.
+    # The form's body is the example from the documentation.
     answer = await sent("post_v2_models_by_model_infer", model="identity")
     refused = await sent("post_v2_logging", body='{"nothing": 1}')
     saved = await sent("get_v2_docs_protos_zip")
@@ -62,7 +62,7 @@ async def test_the_documentation_sends_bodies_and_shows_every_kind_of_answer(sit
     assert '"model_name": "identity"' in answer
     assert "nothing" in refused
     assert re.fullmatch(r'<a href="blob:[^"]+" download="answer">Save \d+ bytes</a>', saved)
-    # The refused answer, which a browser says of itself.
+    # The browser reports the rejected request itself.
     assert [] == [one for one in page.complaints if "400" not in one]
 
 
@@ -76,7 +76,7 @@ async def test_the_documentation_is_for_everybody(
 
 
 async def test_keys_reach_the_documentation_in_reading_order(site: Site) -> None:
-    """The focus order follows the document."""
+    """The focus order follows the order of the document."""
     await site.page.open(f"{site.url}v2/docs")
     first = await site.page.evaluate(
         "[...document.querySelectorAll('a[href], button, input, select, textarea, [tabindex]')]"

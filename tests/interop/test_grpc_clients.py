@@ -1,4 +1,4 @@
-"""grpc-go and grpc-js: what gRPC clients of other families do over our HTTP/2."""
+"""grpc-go and grpc-js: other gRPC implementations against our HTTP/2."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The outcome of a call."""
+    """The result of a call."""
 
     code: str
     text: str
@@ -51,7 +51,7 @@ def client(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest.fixture
 def make(client: tuple[str, ...], tmp_path: Path) -> Make:
-    """Make calls one after another, on one connection."""
+    """Make calls one after the other, on one connection."""
 
     async def run_client(url: str, *calls: Call) -> list[Answer]:
         file = tmp_path / "calls"
@@ -123,7 +123,7 @@ async def test_a_stream_ends_with_its_deadline_or_its_client(make: Make, url: st
 
 
 async def test_binary_metadata_arrives(make: Make, serve: Serve, tmp_path: Path) -> None:
-    """The id in the header takes precedence over that in the message, as a mesh requires."""
+    """The id in the header takes precedence over the id in the message, as a mesh requires."""
     control = ModelControlMode.NONE
     async with serve(tmp_path, modelmesh=True, model_control_mode=control) as server:
         metadata = "x-a=b,mm-model-id-bin=n\N{SNOWMAN}"

@@ -1,4 +1,4 @@
-"""connect-web and grpc-web, the stock clients of browsers, over gRPC-Web, in Node.js."""
+"""connect-web and grpc-web, the standard browser clients, over gRPC-Web in Node.js."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ ANSWER = {
 
 @asynccontextmanager
 async def web_server(folder: Path, **settings: str) -> AsyncIterator[RunningServer]:
-    """Run a server for pages of any origin, with a caller that may not manage models."""
+    """Run a server for pages of any origin, with a caller who may not manage models."""
     identity_models.write(folder / "models", "fp32", "FP32")
     rules = folder / "rules.json"
     allow = ["infer", "metadata", "health"]
@@ -80,7 +80,7 @@ def call(service: str, method: str, message: Any, **more: Any) -> dict[str, Any]
 
 
 def name_fields(messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
-    """Have the fields of messages named in JSON as they are; Python leaves that out."""
+    """Set the JSON names of fields to their names, which Python's descriptors omit."""
     for message in messages:
         for field in message.field:
             field.json_name = field.name
@@ -90,7 +90,7 @@ def name_fields(messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
 async def made(
     pytestconfig: pytest.Config, url: str, calls: Sequence[Any], folder: Path, **environment: str
 ) -> list[Any]:
-    """Return the answers that the clients in Node.js got."""
+    """Return the answers received by the clients in Node.js."""
     program = node_program(pytestconfig, Path(__file__).parent / "web_client", "client.mjs")
     files = descriptor_pb2.FileDescriptorSet()
     for module in (model_config_pb2, service_pb2, health_pb2):
@@ -115,7 +115,7 @@ async def made(
 async def test_the_stock_client_calls_every_kind_of_method(
     pytestconfig: pytest.Config, server: RunningServer, tmp_path: Path
 ) -> None:
-    """Unary calls and server streams; errors, deadlines, and an unknown caller."""
+    """Unary and server-streaming calls; errors, deadlines, and an unknown caller."""
     calls = [
         infer(),
         infer("none"),
@@ -144,13 +144,13 @@ async def test_the_stock_client_calls_every_kind_of_method(
 async def test_both_stock_clients_call_over_tls(
     pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
-    """connect-web, and the package grpc-web in both of its formats."""
+    """connect-web, and the package grpc-web in both its formats."""
     authority = trustme.CA()
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
     async with web_server(tmp_path, **write_certificate(authority, tmp_path)) as server:
         calls = [
             one | more
-            # Its binary format has no streams of answers.
+            # grpc-web's binary format does not support server streaming.
             for more, asked in (({}, 5), ({"format": "text"}, 5), ({"format": "binary"}, 4))
             for one in (
                 infer(),
@@ -177,7 +177,7 @@ async def test_both_stock_clients_call_over_tls(
 async def test_a_page_of_another_origin_asks_in_a_browser(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """With the preflight for its headers, and the trailers in the body, which it may read."""
+    """The browser sends a preflight request; the page may read the trailers in the body."""
 
     async def page_of_another(_: web.Request) -> web.Response:
         return web.Response(text="<title>page</title>", content_type="text/html")

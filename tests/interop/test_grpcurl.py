@@ -1,4 +1,4 @@
-"""grpcurl, with no proto file: the server describes itself by reflection."""
+"""grpcurl without proto files: it uses server reflection."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ Grpcurl = Callable[..., Awaitable[str]]
 
 @pytest.fixture
 async def call(grpcurl: str, serve: Serve, example_models: Path) -> AsyncIterator[Grpcurl]:
-    """Run grpcurl against a server with the example models; return what it prints."""
+    """Run grpcurl against a server with the example models, and return its output."""
     async with serve(example_models, load_model=("identity", "simple")) as server:
 
         async def run_grpcurl(*arguments: str, data: Any = None) -> str:

@@ -1,4 +1,4 @@
-"""The view of ModelMesh in a real browser: what it counts, what is held, and what has left."""
+"""ModelMesh's view in a real browser: counts, loaded models and unloaded models."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ async def text(page: Page, part: str) -> str:
 async def test_a_mesh_is_shown_with_what_it_counts_and_hostile_ids_are_text(
     page: Page, serve: Serve, tmp_path: Path, axe: str
 ) -> None:
-    """One model is loaded, one has left, and one could not be loaded."""
+    """One model is loaded, one was unloaded, and one could not be loaded."""
     identity_models.write(tmp_path / "files", "identity", "FP32")
     path = tmp_path / "files" / "identity"
     (tmp_path / "none").mkdir()

@@ -1,4 +1,4 @@
-"""curl, nghttp and h2load: HTTP/2 clients that know nothing of gRPC."""
+"""curl, nghttp and h2load: HTTP/2 clients without gRPC support."""
 
 import re
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ async def test_nghttp_gets_the_trailers(server: RunningServer, message: str) -> 
 
 
 async def test_h2load_is_served_to_the_last_request(server: RunningServer, message: str) -> None:
-    """With more concurrent requests than a connection may have open."""
+    """More requests are sent concurrently than a connection may have open."""
     load = ("-n", str(REQUESTS), "-c", "4", "-m", "400", "-d", message, *HEADERS)
     status, out, err = await run(program("h2load"), *load, f"http://{server.url}{LIVE}")
 
@@ -69,7 +69,7 @@ async def test_h2load_is_served_to_the_last_request(server: RunningServer, messa
 
 
 async def test_h2load_is_served_over_tls(serve: Serve, tmp_path: Path) -> None:
-    """Long concurrent messages: frame and TLS record boundaries differ."""
+    """Long concurrent messages: their frames and TLS records have different boundaries."""
     models, picture = tmp_path / "models", tmp_path / "picture"
     identity_models.write(models, "echo", "UINT8")
     tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="UINT8", shape=[PICTURE_BYTES])

@@ -1,4 +1,4 @@
-"""Encoded images over gRPC, as the clients of OVMS send them."""
+"""Encoded images over gRPC, in the form sent by the clients of OVMS."""
 
 import io
 from collections.abc import AsyncIterator
@@ -16,13 +16,13 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 pb: Any = service_pb2
-"""Its classes are created at run time."""
+"""Its classes are created at run time, which type checkers cannot see."""
 
 SEVEN = Path(__file__).resolve().parents[2] / "examples" / "data" / "seven.png"
 
 
 def as_jpeg() -> bytes:
-    """A seven in color, much larger than the model's input."""
+    """An image of a seven in color, much larger than the model's input."""
     data = io.BytesIO()
     with Image.open(SEVEN) as image:
         image.resize((640, 640)).convert("RGB").save(data, "JPEG")
@@ -51,7 +51,7 @@ async def client(url: str) -> AsyncIterator[Any]:
 
 
 async def infer(client: Any, *images: bytes) -> Any:
-    """Send images as tritonclient does: raw, each after its length."""
+    """Send images as tritonclient does: raw, each preceded by its length."""
     tensor = triton.InferInput("image", [len(images)], "BYTES")
     tensor.set_data_from_numpy(np.array(images, object))
     return (await client.infer("digits", [tensor])).as_numpy("probabilities")
@@ -101,7 +101,7 @@ async def test_images_of_several_kinds_make_a_batch(client: Any) -> None:
 
 
 async def test_what_is_no_image_is_an_invalid_argument(client: Any) -> None:
-    """OVMS returns UNKNOWN, which a client would take for a server error."""
+    """OVMS returns UNKNOWN, which clients would take for a server error."""
     with pytest.raises(InferenceServerException) as refused:
         await infer(client, SEVEN.read_bytes(), as_jpeg()[:-500])
 

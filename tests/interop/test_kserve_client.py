@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).with_name("kserve_client.py")
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="kserve does not install on this Python")
 async def test_the_client_of_kserve(serve: Serve, example_models: Path) -> None:
-    """It parses the bodies of health answers, and fails on empty ones."""
+    """KServe's client parses the bodies of health responses, and fails on empty ones."""
     async with serve(example_models, load_model=("simple",), http_endpoint="port:0") as server:
         code, out, err = await run(sys.executable, str(PROGRAM), f"http://{server.http}")
 

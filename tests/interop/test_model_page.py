@@ -1,4 +1,4 @@
-"""The page of a model in a real browser: its contents and its actions."""
+"""The page of a model in a real browser: contents and actions."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def write_models(root: Path, examples: Path) -> None:
-    """Write a program of JAX, a model in an ensemble, and one with a hostile name."""
+    """Write a JAX program, a model used in an ensemble, and one with a hostile name."""
     shutil.copytree(examples / "simple", root / "simple", dirs_exist_ok=True)
     for name in (STEP, TWO, HOSTILE.replace("/", ":")):
         identity_models.write(root, name, "FP32")
@@ -63,7 +63,7 @@ def address(server: ServerProcess, model: str) -> str:
 async def show(
     page: Page, server: ServerProcess, model: str, *, width: int = 1280, dark: bool = False
 ) -> None:
-    """Open the page of a model, and wait until its state is shown."""
+    """Open the page of a model, and wait until it shows the model's state."""
     page.complaints.clear()
     await page.open("about:blank")
     await page.open(address(server, model), width=width, dark=dark)
@@ -134,7 +134,7 @@ async def test_an_unload_says_what_it_gives_back_and_breaks_and_can_be_undone(
 
 
 async def press(page: Page, verb: str) -> None:
-    """Click a button of a model, and confirm."""
+    """Click a button of a model, and confirm the action."""
     await page.until(f"{button(verb)}.checkVisibility()")
     await page.until(f"{button(verb)}.getAttribute('aria-disabled') === 'false'")
     await page.evaluate(f"{button(verb)}.click()")
@@ -145,7 +145,7 @@ async def press(page: Page, verb: str) -> None:
 async def test_a_reload_and_a_load_can_be_taken_back(
     page: Page, server: ServerProcess, root: Path
 ) -> None:
-    """Version 1 answers again where version 2 has replaced it; the button says what that costs."""
+    """Undo restores version 1 after version 2 has replaced it; the button states the cost."""
     answering = "document.getElementById('model-about').textContent"
     undo = "document.querySelector('#problems p:last-child button')"
     await show(page, server, TWO)
@@ -234,7 +234,7 @@ async def test_axe_finds_nothing(
 
 @pytest.mark.slow
 async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> None:
-    """Another caller may load models; the viewer of the page has no other permission."""
+    """The viewer of the page may not manage models; another caller may load them."""
     identity_models.write(tmp_path / "models", "simple", "FP32")
     other = {"name": "other", "token": digest_of(new_token()), "allow": ["manage", "metadata"]}
     anyone = {"name": "anyone", "anyone": True, "allow": ["page"]}
@@ -253,7 +253,7 @@ async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> Non
             "[...document.querySelectorAll('#model-rows button')]"
             ".filter((button) => button.checkVisibility()).length"
         )
-        # The page asks on, and complains once the server is gone.
+        # The page keeps polling, and reports errors once the server is gone.
         complaints = list(page.complaints)
 
     assert not actions
@@ -264,7 +264,7 @@ async def test_who_may_not_is_offered_nothing(page: Page, tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def prefixed(server: ServerProcess, prefix: str) -> AsyncIterator[str]:
-    """Run a proxy that serves a server below a path prefix only."""
+    """Run a proxy that serves a server only below a path prefix."""
 
     async def forward(request: web.Request) -> web.Response:
         path = request.raw_path.removeprefix(prefix)
@@ -290,7 +290,7 @@ async def prefixed(server: ServerProcess, prefix: str) -> AsyncIterator[str]:
 
 
 async def test_all_views_work_behind_a_prefix(page: Page, server: ServerProcess) -> None:
-    """A proxy serves everything below a path, and nothing beside it."""
+    """The proxy serves everything below the prefix, and nothing outside of it."""
     page.complaints.clear()
     async with prefixed(server, "/deep/er/") as url:
         await page.open(f"{url}#/models/simple")
@@ -306,7 +306,7 @@ async def test_all_views_work_behind_a_prefix(page: Page, server: ServerProcess)
 async def test_the_overview_looks_back_with_axes_reasons_and_memory(
     page: Page, server: ServerProcess
 ) -> None:
-    """The hour is played, since it has a point every ten seconds alone."""
+    """The history is faked, since it gets only one point every ten seconds."""
     page.complaints.clear()
     await page.open("about:blank")
     await page.open(f"http://{server.http}/#content")
@@ -345,7 +345,7 @@ async def test_the_overview_looks_back_with_axes_reasons_and_memory(
         f"window.fetch = (path, ...rest) => path === 'history.json' ?"
         f" Promise.resolve(Response.json({json.dumps(hour)})) : real(path, ...rest); 0"
     )
-    # Of what was played: a rate of its own may have the same digits.
+    # Wait for a value of the faked history: the real rate may have the same digits.
     await page.until("document.querySelector('#over-reasons').textContent.includes('Overloaded')")
     rate = await page.evaluate("document.querySelector('#over-rate').textContent")
     latency = await page.evaluate("document.querySelector('#over-latency svg').ariaLabel")
@@ -375,7 +375,7 @@ async def test_the_overview_looks_back_with_axes_reasons_and_memory(
 async def test_events_are_shown_with_who_asked_and_searched(
     page: Page, server: ServerProcess
 ) -> None:
-    """A hostile name is text; failures alone; a reload of the tab loses nothing."""
+    """A hostile name is shown as text; failures can be filtered; reloading the tab keeps all."""
     page.complaints.clear()
     name = HOSTILE.replace("/", ":")
     load = f"http://{server.http}/v2/repository/models"
@@ -420,7 +420,7 @@ async def test_the_page_of_a_model_says_who_loaded_it(page: Page, server: Server
 async def test_a_model_that_is_not_loaded_leaves_the_list_of_models_as_it_is(
     page: Page, server: ServerProcess
 ) -> None:
-    """Its page hides the sections that have nothing to say, and none of the overview."""
+    """The model's page hides empty sections, but no section of the overview."""
     url = f"http://{server.http}/v2/repository/models/{STEP}"
     async with aiohttp.ClientSession() as session:
         for verb in ("load", "unload"):

@@ -1,4 +1,4 @@
-"""The examples of docs/rest.md, as a reader would run them."""
+"""The examples in docs/rest.md, run as a reader would run them."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI description: what comes back is what the description says."""
+"""Requests generated from the OpenAPI description: the responses match the description."""
 
 import asyncio
 import json
@@ -13,10 +13,10 @@ from support.process import served
 REPORT = "report.json"
 
 REQUESTS = int(os.environ.get("SCHEMATHESIS_REQUESTS", "8"))
-"""For each operation and kind of fault; the cases that boundaries give come on top."""
+"""Number of requests for each operation and kind of fault; boundary cases are added to these."""
 
 CASES = int(os.environ.get("SCHEMATHESIS_CASES", "800"))
-"""The least number of all requests together."""
+"""Minimum number of requests in total."""
 
 SEED = os.environ.get("SCHEMATHESIS_SEED", "1")
 
@@ -54,13 +54,13 @@ max-examples = {requests}
 async def test_every_answer_is_as_the_description_says(
     example_models: Path, tmp_path: Path
 ) -> None:
-    """No 5xx but 501, 503 and 507; no status, media type, header or form that is not described."""
+    """No 5xx except 501, 503 and 507, and no undescribed status, media type, header or form."""
     repository = tmp_path / "models"
     shutil.copytree(example_models, repository)
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(requests=REQUESTS))
     flags = ("--model-control-mode", "explicit", "--load-model", "*")
     async with served(repository, *flags) as server:
-        # The log is read while it is written, or its pipe would fill up.
+        # Read the log while it is written, since its pipe would fill up otherwise.
         reading = asyncio.create_task(server.until("stopped"))
         status, output = await _schemathesis(f"http://{server.http}/v2/docs/openapi.json", tmp_path)
         reading.cancel()

@@ -29,7 +29,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 COLOURS = 256
 MOST_BYTES = 120_000
 REQUESTS = 30
-"""One of so many fails."""
+"""One of this many requests fails."""
 _SECONDS = 0.05
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 @dataclass(frozen=True)
 class View:
-    """One view: where it is, when it is there, what is scrolled to, and of which server."""
+    """A view: its address, when it is ready, where to scroll, and which server has it."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class View:
 
 
 VIEWS = (
-    # The hour has a point every ten seconds: enough of them for a line.
+    # The history has a point every ten seconds: wait for enough points to draw a line.
     View(
         "overview",
         "",
@@ -118,7 +118,7 @@ async def _server(
 async def _mesh(
     tmp_path_factory: pytest.TempPathFactory, example_models: Path
 ) -> AsyncIterator[RunningServer]:
-    """A server whose models a mesh has loaded; one has left again, and one could not be loaded."""
+    """A server whose models were loaded by a mesh; one was unloaded again, one failed to load."""
     folder = tmp_path_factory.mktemp("mesh")
     (folder / "none").mkdir()
     running = serving(
@@ -139,7 +139,7 @@ async def _mesh(
 
 
 async def _ask(session: aiohttp.ClientSession, url: str) -> None:
-    """Have something to show: answers, failures, and a load that fails."""
+    """Create something to show: successful and failed requests, and a failed load."""
     tensor = {"datatype": "INT32", "shape": [1, 16], "data": [1] * 16}
     inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
     async with session.post(f"{url}/repository/models/broken/load") as answer:
@@ -188,7 +188,7 @@ async def test_each_view_has_a_picture(
 
 
 def _small(file: Path) -> bytes:
-    """Return a picture with a palette, which is a third of its size."""
+    """Return a picture with a palette, which has a third of the size."""
     written = io.BytesIO()
     with Image.open(file) as picture:
         picture.convert("RGB").quantize(COLOURS).save(written, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""Signing in on the page by a token, in a real browser: what a tenant sees, and what stays."""
+"""Signing in on the page with a token, in a real browser: what a tenant sees and keeps."""
 
 import json
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
 
 
 async def start(page: Page, server: ServerProcess, *, width: int = 1280) -> None:
-    """Open the page as a tab that was never signed in."""
+    """Open the page in a tab that was never signed in."""
     await page.open(f"http://{server.http}/page/icon.svg")
     await page.evaluate("sessionStorage.clear()")
     await page.open(f"http://{server.http}/", width=width)
@@ -54,7 +54,7 @@ async def sign_in(page: Page, token: str) -> None:
 async def test_a_tenant_signs_in_sees_its_models_and_signs_out(
     page: Page, server: ServerProcess
 ) -> None:
-    """The token is in this tab's session storage alone, and nothing shown stays behind."""
+    """Only this tab's session storage has the token; signing out leaves nothing on the page."""
     url = f"http://{server.http}/"
     await start(page, server)
     await sign_in(page, TENANT)
@@ -89,7 +89,7 @@ async def test_a_tenant_signs_in_sees_its_models_and_signs_out(
 async def test_who_signs_in_after_another_sees_nothing_of_it(
     page: Page, server: ServerProcess
 ) -> None:
-    """Its token expires, and the page is loaded anew for the next one."""
+    """The token expires, and the page is reloaded for the next user."""
     await start(page, server)
     await sign_in(page, TENANT)
     await page.until(f"{NAMES}.length")

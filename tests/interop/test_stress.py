@@ -1,4 +1,4 @@
-"""Repeated loads and unloads: nothing breaks, and nothing leaks."""
+"""Repeated loads and unloads: nothing fails, and no memory leaks."""
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import time, invisible to type checkers.
@@ -32,7 +32,7 @@ async def test_32_clients_load_and_unload_one_model_again_and_again(
 ) -> None:
     """Every call succeeds, the server stays live, and an inference works afterwards."""
     shutil.copytree(example_models / "identity", tmp_path / "models" / "identity")
-    # One bucket to compile for each load: it is the races that count here.
+    # Only one bucket to compile per load: this test is about races.
     (tmp_path / "models/identity/config.json").write_text('{"max_batch_size": 1}')
     outcomes: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ async def test_32_clients_load_and_unload_one_model_again_and_again(
 
 @pytest.mark.slow
 async def test_memory_comes_back_after_each_unload(tmp_path: Path) -> None:
-    """50 loads and unloads of 100 MB: resident memory stays where it was after the tenth."""
+    """50 loads and unloads of 100 MB: after the tenth, resident memory no longer grows."""
     weights = {"w": np.ones(HUNDRED_MEGABYTES, np.float32)}
     xlaserve.export_model(
         lambda params, x: {"y": x + params["w"][:1]},

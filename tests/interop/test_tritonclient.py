@@ -18,7 +18,7 @@ MODELS = ("digits", "identity", "mlp", "simple")
 
 
 on_one_server = pytest.mark.asyncio(loop_scope="module")
-"""Of tests that only ask: what they share takes seconds to load."""
+"""For tests that only send requests: the models that they share take seconds to load."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="asked")
@@ -104,7 +104,7 @@ async def test_a_batch_over_the_maximum_is_refused(asked: Any) -> None:
 
 
 async def test_load_infer_reload_unload_index(client: Any) -> None:
-    """Triton's model control, as its example client runs it."""
+    """Triton's model control, as in its example client."""
     await client.unload_model("simple")
 
     assert not await client.is_model_ready("simple")
@@ -151,7 +151,7 @@ async def test_the_script_of_the_readme(serve: Serve, example_models: Path) -> N
 
 
 async def test_an_inference_in_progress_survives_a_reload(client: Any) -> None:
-    """Requests go on, without one failure, while the model is loaded anew again and again."""
+    """Requests continue without a single failure while the model is reloaded repeatedly."""
     x = np.ones((1, 16), np.float32)
     done = asyncio.Event()
 

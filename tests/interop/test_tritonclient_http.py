@@ -1,4 +1,4 @@
-"""The unmodified tritonclient over HTTP: its blocking client, in a thread, and its asyncio one."""
+"""The unmodified tritonclient over HTTP: its blocking and its asyncio client."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def client(server: RunningServer) -> AsyncIterator[Any]:
 
 
 async def blocking(server: RunningServer, call: Callable[[Any], Any]) -> Any:
-    """Run a call of the blocking client in a thread; it lives and dies there."""
+    """Run a call of the blocking client in a thread, which creates and closes the client."""
     assert server.http is not None
     return await asyncio.to_thread(_in_thread, server.http, call)
 
@@ -105,7 +105,7 @@ async def test_json_and_binary_tensors_may_be_mixed(
 @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("wanted", [None, "gzip", "deflate"])
 async def test_compression(server: RunningServer, sent: str | None, wanted: str | None) -> None:
-    """The length of the JSON counts what it is without compression."""
+    """The reported JSON length is the one before compression."""
     a, b = numbers(8)
 
     def infer(client: Any) -> Any:
@@ -231,7 +231,7 @@ async def test_the_asyncio_client_controls_the_repository(client: Any) -> None:
 async def test_every_answer_can_be_read_that_would_be_worth_compressing(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """aiohttp accepts gzip for every request; the asyncio client inflates those of infer alone."""
+    """aiohttp accepts gzip for every request; the asyncio client only decompresses inferences."""
     name = "m" * 200
     many = [f"input_{index}" for index in range(64)]
     tensors = [{"name": tensor, "data_type": "TYPE_FP32", "dims": [-1]} for tensor in many]

@@ -1,4 +1,4 @@
-"""Trying a model from its page: typed or dropped inputs, outputs, and example calls."""
+"""Trying a model on its page: typed or dropped inputs, outputs, and example calls."""
 
 import asyncio
 import base64
@@ -87,7 +87,7 @@ async def code(page: Page, language: str) -> str:
 
 
 async def form(page: Page, name: str) -> str:
-    """Choose another display format for the output, and return the display."""
+    """Choose another display format for the output, and return the displayed text."""
     shown: str = await page.evaluate(
         "(() => { const choice = document.querySelector('.output select');"
         f"choice.value = '{name}';"
@@ -195,7 +195,7 @@ async def test_a_refusal_is_shown(page: Page, server: ServerProcess) -> None:
 async def test_answers_of_a_stream_are_shown_as_they_come(
     page: Page, server: ServerProcess
 ) -> None:
-    """The server is faked: the events must arrive in pieces."""
+    """The server is faked, so that events arrive in pieces."""
     await show(page, server, "classes")
     event = json.dumps({"outputs": [{"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}]})
     pieces = [

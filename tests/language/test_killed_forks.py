@@ -42,7 +42,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_only_the_ends_of_its_own_are_too_much(script: Path) -> None:
-    limited = Limited(script, Limits(), {}, called="grammar", model="m")
+    limited = Limited((str(script),), Limits(), {}, called="grammar", model="m")
     try:
         over = [limited.ask({"signal": one}) for one in BY_ITSELF]
         for one in FROM_OUTSIDE:
@@ -94,7 +94,7 @@ def test_a_fork_that_gives_up_is_not_taken_for_a_killed_one(tmp_path: Path, memo
 
     path = tmp_path / "gives_up.py"
     path.write_text(SELF_ENDED.format(beside=str(Path(confining.__file__).parent)))
-    limited = Limited(path, Limits(output_bytes=50), {}, called="grammar", model="m")
+    limited = Limited((str(path),), Limits(output_bytes=50), {}, called="grammar", model="m")
     try:
         answer = limited.ask({"memory": memory})
     finally:

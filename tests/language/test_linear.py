@@ -139,7 +139,7 @@ def test_a_text_that_takes_too_much_is_refused_and_the_next_is_not(
     monkeypatch.setattr(
         tokenizing,
         "Limited",
-        lambda script, _, first, **named: Limited(script, Limits(0.1), first, **named),
+        lambda program, _, first, **named: Limited(program, Limits(0.1), first, **named),
     )
     tokens = parsed(**split(BACKTRACKING))
     found = [tokens.encode("abc")]

@@ -1,6 +1,6 @@
 """A file of `jax.export` as a version directory: names, proof, sizes, and what is refused."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Buckets that are compiled after a load, while requests are served."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import gc

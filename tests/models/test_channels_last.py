@@ -1,6 +1,6 @@
 """Images keep channels last between convolutions, and every result stays the same."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What XLA is told, and what an operator hears of settings that do nothing."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import os

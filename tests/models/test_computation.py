@@ -1,6 +1,6 @@
 """Computations in StableHLO, as artifacts of the JAX that runs and back."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses

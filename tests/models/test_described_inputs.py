@@ -1,6 +1,6 @@
 """Inputs that an author describes in other ways: what is taken, and what the rest is told."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Mapping

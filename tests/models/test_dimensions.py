@@ -1,6 +1,6 @@
 """Texts of dimensions are held to a grammar with bounds before JAX evaluates them."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import ast

@@ -1,4 +1,4 @@
-"""Types of elements have the names that MLIR gives them, and their bytes."""
+"""Element types: their names are MLIR's, and their sizes in bytes."""
 
 import jax
 import ml_dtypes
@@ -16,7 +16,7 @@ def module(dtype: "np.dtype[np.generic]") -> str:
 
 @pytest.mark.parametrize("name", sorted({*DTYPES} - {"float0"}))
 def test_names_are_those_of_mlir(name: str) -> None:
-    """A computation says its arguments so, and is refused where its manifest says others."""
+    """A computation uses these names for its arguments, which must match its manifest."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
 
     assert f"%arg0: tensor<3x{name_of(name)}>" in module(dtype)

@@ -1,4 +1,4 @@
-"""The example models as they are committed, and the scripts that make them."""
+"""The committed example models, and the scripts that create them."""
 
 import runpy
 import sys
@@ -30,7 +30,7 @@ SCRIPTS = (*COMMITTED, "plain_jax", "flax_nnx", "equinox_mlp", "recurrent")
 
 @pytest.fixture(autouse=True)
 def _usual_promotion() -> Iterator[None]:
-    """Have JAX as it is outside of these tests, for which the examples are written."""
+    """Restore JAX's default promotion rules, for which the examples are written."""
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -66,7 +66,7 @@ def test_script_is_one_for_the_command_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_committed_model_was_written_by_the_oldest_jax(name: str) -> None:
-    """Newer ones read what an older one wrote, but not the other way round."""
+    """Newer versions of JAX read the files of older ones, but not vice versa."""
     (wanted,) = {
         line.split(">=")[1].split('"')[0]
         for line in (EXAMPLES.parent / "pyproject.toml").read_text().splitlines()
@@ -120,7 +120,7 @@ def test_mlp_gives_what_numpy_gives(load: Load, run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Iterator[LoadedModel]:
-    """The model of two tests: it takes three seconds of a core to compile."""
+    """The model of two tests, because compiling it takes three seconds of a core."""
     with jax.enable_x64(True):
         model = loaders.load(MODELS / "digits" / "1", LoadContext("m", "1", ModelConfig()))
     yield model

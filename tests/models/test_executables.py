@@ -1,4 +1,4 @@
-"""Programs out of the compilation cache: when one is used, and that it changes no answer."""
+"""Programs from the compilation cache: when they are used, and that no answer changes."""
 
 import dataclasses
 import json
@@ -27,13 +27,13 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 @pytest.fixture
 def target() -> str:
-    """Return the name of this machine's processors."""
+    """Return the name of this machine's processor type."""
     return cache_key.target_of("cpu", jax.local_devices()[0].device_kind)
 
 
 @pytest.fixture
 def compilation(tmp_path: Path, target: str) -> Compilation:
-    """Return a way to compile that keeps programs."""
+    """Return a compilation with a cache."""
     cache = CompilationCache(tmp_path / "cache", 1 << 30)
     cache.prepare(target)
     return Compilation(cache)
@@ -54,7 +54,7 @@ def answer(model: LoadedModel) -> bytes:
 def test_what_one_load_compiled_the_next_one_finds(
     affine_directory: Path, load: Load, compilation: Compilation
 ) -> None:
-    """Nothing is compiled, nothing is lowered, and it counts as much memory."""
+    """Nothing is compiled or lowered, and the reported memory is the same."""
     first = load(affine_directory, compilation=compilation)
     kept = keys(compilation)
     with noted_compilations() as compiled:
@@ -71,7 +71,7 @@ def test_what_one_load_compiled_the_next_one_finds(
 
 
 def test_compilations_are_seen_where_there_are_some(affine_directory: Path, load: Load) -> None:
-    """So that seeing none above means something."""
+    """Control: the recorder used above does see compilations."""
     with noted_compilations() as compiled:
         load(affine_directory)
 
@@ -81,7 +81,7 @@ def test_compilations_are_seen_where_there_are_some(affine_directory: Path, load
 def test_other_weights_with_the_same_shapes_find_the_same_programs(
     load: Load, compilation: Compilation, tmp_path: Path
 ) -> None:
-    """Large ones and small ones: none is part of a program."""
+    """Neither large nor small parameters are part of a program."""
     answers = []
     for number, (weight, bias) in enumerate([(1, 1), (2, 1), (2, 3)]):
         params = {
@@ -181,7 +181,7 @@ def test_batch_sizes_that_are_compiled_later_add_no_line(
 
 
 def swap(compilation: Compilation, target: str, executable: bytes, **changes: Any) -> None:
-    """Put other bytes in the place of every program, with hashes to match."""
+    """Replace the bytes of every cached program, with matching hashes."""
     cache = compilation.cache
     assert cache is not None
     for path in keys(compilation):
@@ -218,7 +218,7 @@ def test_program_that_does_not_take_the_inputs_is_found_out_by_the_warm_up(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """All buckets are given the program of one of them."""
+    """Every bucket gets the program of one bucket."""
     expected = answer(load(affine_directory, compilation=compilation))
     assert compilation.cache is not None
     entry = compilation.cache.read(target, keys(compilation)[0].stem)
@@ -276,7 +276,7 @@ def test_program_that_never_ran_is_not_used_where_it_cannot_be_tried(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its loop follows its input, so no warm-up executes it before a request does."""
+    """The loop depends on its input, so no warm-up executes it before the first request."""
 
     def looping(params: None, x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda c: (c < 100).all(), lambda c: c + 1, x)
@@ -303,7 +303,7 @@ def test_program_that_never_ran_is_not_used_where_it_cannot_be_tried(
 def test_program_made_ahead_has_the_flags_of_the_server_in_its_key(
     affine_directory: Path, load: Load, compilation: Compilation
 ) -> None:
-    """Not those of the process that compiled it, which has no device and needs others."""
+    """These differ from the flags of the compiling process, which has no device."""
     ahead = dataclasses.replace(compilation, is_ahead=True, server_flags="--xla_of_server=1")
     load(affine_directory, ModelConfig(max_batch_size=1), compilation=ahead)
     (key,) = (json.loads(path.read_text()) for path in keys(compilation))
@@ -315,9 +315,10 @@ def test_program_made_ahead_has_the_flags_of_the_server_in_its_key(
 def test_trial_of_declared_rows_compiles_nothing_either(
     load: Load, compilation: Compilation, tmp_path: Path, *, tries_here: bool
 ) -> None:
-    """What it declares is tried with every load, in batches that nothing else has a use for.
+    """Each load tries the declared rows, at batch sizes that only the trial uses.
 
-    Those that a process tries are compiled there; those of a device are kept, and found again.
+    Programs of a trial in a process are compiled there; those of a trial on the device are cached
+    and found again.
     """
 
     def unproved(params: None, x: jax.Array) -> jax.Array:
@@ -365,7 +366,7 @@ def test_cached_program_that_has_no_memory_is_no_reason_to_compile(
 def test_configuration_is_not_part_of_a_program(
     affine_directory: Path, load: Load, compilation: Compilation
 ) -> None:
-    """Fewer rows, the same programs; only the largest one is another."""
+    """A smaller max_batch_size uses the same programs, except for the largest batch."""
     load(affine_directory, compilation=compilation)
     model = load(affine_directory, ModelConfig(max_batch_size=4), compilation=compilation)
 

@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import inspect
@@ -57,12 +57,12 @@ def _refused(path: Path, fn: Callable[..., object] = _double, **fields: Any) -> 
 
 @pytest.fixture
 def _x64_off() -> Iterator[None]:
-    """Have JAX as it is outside of the server."""
+    """Restore JAX's 32-bit default, as outside of the server."""
     with jax.enable_x64(False):
         yield
 
 
-# --- what is written ---------------------------------------------------------------------------
+# --- exported files ------------------------------------------------------------------------------
 
 
 def test_version_directory_has_four_files_for_all_to_read(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_version_directory_has_four_files_for_all_to_read(tmp_path: Path) -> Non
 
 
 def test_parameters_are_arguments_and_not_part_of_the_artifact(tmp_path: Path) -> None:
-    """Baked in they would cost five times their size when loaded."""
+    """As constants, they would take five times their size when loaded."""
     params = {"scale": np.ones((1000, 4), np.float32)}
 
     path = _export(tmp_path, lambda params, x: x * params["scale"][0][None], params=params)
@@ -144,7 +144,7 @@ def test_version_must_be_a_positive_number(tmp_path: Path, version: str) -> None
         export_model(_double, None, X, tmp_path / version, outputs=["y"])
 
 
-# --- functions, parameters and results of every form -------------------------------------------
+# --- forms of functions, parameters and results --------------------------------------------------
 
 
 @pytest.mark.parametrize("fn", [_double, jax.jit(_double)])
@@ -200,7 +200,7 @@ def test_outputs_are_named_by_a_dict_or_in_order(
 
 
 def test_flax_module_with_statistics_and_random_keys(tmp_path: Path, load: Load, run: Run) -> None:
-    """State of nnx.split is the parameters: BatchNorm's means and Dropout's key are in it."""
+    """The state from nnx.split is the parameters: it has BatchNorm's means and Dropout's key."""
 
     class Net(nnx.Module):
         def __init__(self) -> None:
@@ -284,7 +284,7 @@ def test_large_integers_keep_every_bit(
 def test_wide_types_exist_only_where_something_is_wide(
     tmp_path: Path, params: object, inputs: str, x64: bool | None, expected: str
 ) -> None:
-    """A constant without a dtype is FP32 in plain JAX, and must not turn a model into FP64."""
+    """A constant without a dtype is FP32 in plain JAX, and must not make a model FP64."""
 
     def fn(params: object, x: jax.Array) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):
@@ -297,7 +297,7 @@ def test_wide_types_exist_only_where_something_is_wide(
 
 @pytest.mark.usefixtures("_x64_off")
 def test_narrow_model_gives_the_same_when_served_beside_wide_ones(tmp_path: Path) -> None:
-    """The server has 64-bit types on; sizes of the batch still enter the computation."""
+    """The server enables 64-bit types, and the batch size is part of the computation."""
     path = _export(tmp_path, lambda p, x: x / x.shape[1] + jnp.arange(4, dtype=x.dtype)[None])
 
     with jax.enable_x64(True):
@@ -328,7 +328,7 @@ def test_weakly_typed_parameter_gives_way_to_the_input(tmp_path: Path) -> None:
     assert "BF16" == manifest.read(path).outputs[0].datatype.name
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 def _mixing(params: None, x: jax.Array) -> jax.Array:
@@ -344,7 +344,7 @@ def _calling_back(params: None, x: jax.Array) -> object:
 
 
 def _in_a_loop(call: Callable[[jax.Array], None]) -> Callable[[None, jax.Array], Any]:
-    """Return a function that calls Python in a branch of a loop."""
+    """Return a function that calls Python from a branch of a loop."""
 
     def called(x: jax.Array) -> jax.Array:
         call(x)
@@ -436,7 +436,7 @@ def test_what_cannot_be_served_is_refused(
 def test_failed_export_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
-    """What it fails at last is what was written; a directory of its model stays if it was there."""
+    """The last check reads the written files; an existing model directory is kept."""
     if there:
         (tmp_path / "m").mkdir()
 
@@ -454,7 +454,7 @@ def test_failed_export_leaves_nothing_behind(
     "dtype", [jnp.int2, jnp.uint2, jnp.int4, jnp.float4_e2m1fn, jnp.float8_e8m0fnu]
 )
 def test_a_parameter_of_a_dtype_that_no_file_holds_is_refused(tmp_path: Path, dtype: Any) -> None:
-    """Before it is traced: of some JAX writes nothing."""
+    """It is refused before tracing, because JAX exports nothing for some dtypes."""
 
     def model(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         raise AssertionError("it is traced")
@@ -468,7 +468,7 @@ def test_a_parameter_of_a_dtype_that_no_file_holds_is_refused(tmp_path: Path, dt
 def test_artifact_that_gives_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exported artifact is run back on random inputs before anything is written."""
+    """The exported artifact is run on random inputs before any file is written."""
     traced = []
 
     def changing(params: None, x: jax.Array) -> jax.Array:
@@ -575,7 +575,7 @@ def test_manifest_is_plain_json(tmp_path: Path) -> None:
     assert ("jax_export", 4) == (document["kind"], document["format_version"])
 
 
-# --- open dimensions, and rows that depend on one another ---------------------------------------
+# --- open dimensions and dependent rows ----------------------------------------------------------
 
 
 def _centred(params: None, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -631,7 +631,7 @@ def test_open_dimension_without_sizes_needs_a_configuration(tmp_path: Path, load
 def test_rows_that_depend_on_one_another_are_never_padded(
     tmp_path: Path, load: Load, run: Run
 ) -> None:
-    """Every size is compiled as it is, and no requests are batched."""
+    """Every batch size gets its own program, and requests are not batched."""
     model = load(_export(tmp_path, _mixing, batch_independent=False))
 
     assert [1, 2, 3] == [bucket.rows for bucket in model.info.buckets]
@@ -699,12 +699,12 @@ def test_shapes_that_cannot_be_served_are_refused(
     assert text in _refused(tmp_path, **fields)
 
 
-# --- what is known of its rows ------------------------------------------------------------------
+# --- verdicts on rows ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", [3, None])
 def test_rows_that_are_mixed_are_exported_unbatched(tmp_path: Path, asked: int | None) -> None:
-    """It says so, with the operation and the author's line."""
+    """A notice names the operation and the author's source line."""
     notices: list[str] = []
     exportable = Exportable(_mixing, None, X, outputs=["y"], max_batch_size=asked)
     described = manifest.read(exportable.write(tmp_path / "m" / "1", on_notice=notices.append))
@@ -739,7 +739,7 @@ def test_unbatched_export_is_logged_where_nobody_listens(
 
 
 def test_paths_of_the_author_are_not_in_the_artifact(tmp_path: Path) -> None:
-    """Though a second export, which has them, is analysed for the message."""
+    """The second export, which is analysed for the message, does contain them."""
     directory = _export(tmp_path, _mixing)
 
     for name in ("model.stablehlo", "model.jaxexp"):
@@ -759,7 +759,7 @@ def test_author_may_ask_for_no_batch(tmp_path: Path, load: Load) -> None:
 
 @pytest.fixture
 def _nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an analysis that has no rule for anything."""
+    """Replace the analysis by one that cannot prove anything."""
     unknown = Verdict(Independence.UNKNOWN, operation="stablehlo.add", reason="has no rule")
     monkeypatch.setattr(lowering, "prove_each", lambda *_, **__: {"cpu": unknown})
     monkeypatch.setattr(proving, "prove", lambda *_, **__: unknown)
@@ -769,7 +769,7 @@ def _nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_which_nothing_is_proved_are_batched_where_that_is_declared(
     tmp_path: Path, load: Load
 ) -> None:
-    """By the author or by the configuration, and not because a trial found nothing."""
+    """The author or the configuration declares it; a trial without a difference is not enough."""
     silent = _export(tmp_path / "silent")
     declared = _export(tmp_path / "declared", batch_independent=True)
     config = ModelConfig(max_batch_size=4, parameters={"batch_independent": "true"})
@@ -782,7 +782,7 @@ def test_rows_of_which_nothing_is_proved_are_batched_where_that_is_declared(
 
 @pytest.mark.usefixtures("_nothing_proved")
 def test_a_trial_refutes_what_is_declared(tmp_path: Path, load: Load) -> None:
-    """At export, and at load: there, whoever declared it may not have exported it."""
+    """At export and at load, because someone else may have declared it in the configuration."""
     text = _refused(tmp_path, _mixing, batch_independent=True)
     directory = _export(tmp_path, _mixing)
     verdict = manifest.read(directory).verdict
@@ -806,7 +806,7 @@ def test_a_trial_has_the_other_dimensions_at_a_listed_size(tmp_path: Path, load:
 
 
 def test_numbers_of_rows_and_other_open_dimensions(tmp_path: Path, load: Load) -> None:
-    """Any number of rows is compiled on demand, but no other size than those that are listed."""
+    """Any number of rows is compiled on demand, but only the listed sizes of other dimensions."""
 
     def mixing(params: None, x: jax.Array, y: jax.Array) -> jax.Array:
         return _centred(params, x - x.mean(axis=0, keepdims=True), y)
@@ -834,7 +834,7 @@ def _schur(params: None, x: jax.Array) -> jax.Array:
 
 
 def test_platforms_without_a_kernel_are_left_out_and_named(tmp_path: Path) -> None:
-    """Unless the author asked for them."""
+    """They are an error if the author requested them explicitly."""
     notices: list[str] = []
     made = Exportable(_schur, None, {"x": ("FP32", [2, 4, 4])}, outputs=["y"])
     path = made.write(tmp_path / "m" / "1", on_notice=notices.append)

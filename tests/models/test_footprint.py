@@ -1,6 +1,6 @@
-"""What a compiled program takes, on the CPU, and as a TPU lays it out."""
+"""Memory of a compiled program: on the CPU, and with a TPU's tiled layouts."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def test_parameters_inputs_and_outputs_are_told_apart() -> None:
 
 
 def test_a_parameter_that_is_not_used_hides_no_scratch_memory() -> None:
-    """It is no argument: inputs and outputs are as large as without it."""
+    """An unused parameter is not an argument, so inputs and outputs stay the same."""
     used = _compiled(lambda p, x: [x[0] + p[0]], [(1, 8)], (3, 8))
     unused = _compiled(lambda p, x: [x[0] + p[0]], [(1, 8), (1000, 1000)], (3, 8))
 
@@ -69,7 +69,7 @@ def test_sizes_are_rounded_up_to_whole_tiles(
 
 
 def test_a_parameter_in_tiles_is_larger_than_its_array() -> None:
-    """Of 9 x 128 numbers a TPU makes 16 x 128; one that is not used is no argument."""
+    """A TPU pads 9 x 128 elements to 16 x 128; an unused parameter is not an argument."""
     program = _Said(_Analysis(argument_size_in_bytes=4 * 16 * 128 + 100))
     sharding = SimpleNamespace(shard_shape=lambda shape: shape)
     tiled = SimpleNamespace(layout=_Layout((0, 1), ((8, 128),)), sharding=sharding)
@@ -84,7 +84,7 @@ def test_a_parameter_in_tiles_is_larger_than_its_array() -> None:
 
 
 class _Said:
-    """A program of which a compiler says this, whose parameters and inputs have these sizes."""
+    """A program with the given memory analysis, parameters and inputs."""
 
     def __init__(self, analysis: Any, serialized: bytes | None = None) -> None:
         self._analysis, self._serialized = analysis, serialized

@@ -1,4 +1,4 @@
-"""What copies hold on devices that are played: on the host, on GPUs and on TPUs."""
+"""Memory of model copies on simulated devices: on the host, on GPUs and on TPUs."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ PROGRAMS = (
     Footprint(100, 7, arguments_bytes=120, constants_bytes=500, code_bytes=3),
     Footprint(100, 7, arguments_bytes=150, constants_bytes=400, code_bytes=4),
 )
-"""Of 100 bytes of parameters, and 20 or 50 of inputs."""
+"""Programs with 100 bytes of parameters, and inputs of 20 and 50 bytes."""
 
 
 def _copy(platform: str, *devices: int, replicas: int = 1) -> Any:
@@ -33,7 +33,7 @@ def _copy(platform: str, *devices: int, replicas: int = 1) -> Any:
 
 @pytest.mark.parametrize(("platform", "constants"), [("cuda", 500), ("tpu", 900)])
 def test_an_accelerator_holds_what_its_compiler_says(platform: str, constants: int) -> None:
-    """Equal constants are on a GPU once; the module is on the host."""
+    """A GPU stores equal constants once; the module stays on the host."""
     found = memory_of([_copy(platform, 0)], module_bytes=10_000)
 
     assert 93 + 7 == found.parameters_bytes

@@ -1,6 +1,6 @@
-"""Compiled programs do nothing with the host but take inputs and give outputs."""
+"""Compiled programs exchange only inputs and outputs with the host."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> str:
 
 @pytest.mark.parametrize(("control", "kind"), [(called_back, "callback"), (printed, "callback")])
 def test_control_is_seen(control: Callable[[jax.Array], jax.Array], kind: str) -> None:
-    """What would be there, if there was any."""
+    """Control: the check finds host traffic if there is any."""
     found = host_traffic(compiled(control))
 
     assert found
@@ -85,7 +85,7 @@ def test_donation_is_seen() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "mlp"])
 def test_programs_of_a_load_do_nothing_with_the_host(example_models: Path, name: str) -> None:
-    """Nor do they write over an argument: parameters are there for the next request."""
+    """Nor do they overwrite arguments: the next request needs the parameters."""
     config = ModelConfig(max_batch_size=8, parameters={"batch_sizes": "1,8"})
     model = loaders.load(example_models / name / "1", LoadContext(name, "1", config))
     assert isinstance(model, JaxExportModel)

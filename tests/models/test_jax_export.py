@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import gc
@@ -40,7 +40,7 @@ def _affine(x: Tensor) -> Tensor:
     return np.asarray(x @ w + np.linspace(-1, 1, 300, dtype=np.float32))
 
 
-# --- executing ---------------------------------------------------------------------------------
+# --- execution -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", range(1, 7))
@@ -56,7 +56,7 @@ def test_every_number_of_rows_gives_what_numpy_gives(
 
 
 def test_padding_is_the_last_row() -> None:
-    """A loop that ends on every row of a request may never end on zeros."""
+    """A loop that terminates on every row of a request may not terminate on zeros."""
     rows = np.arange(6, dtype=np.int32).reshape(3, 2)
 
     assert [[0, 1], [2, 3], [4, 5], [4, 5], [4, 5]] == padded(rows, 5).tolist()
@@ -74,7 +74,7 @@ def test_executing_compiles_nothing(
 def test_loading_compiles_each_bucket_once(
     affine_directory: Path, load: Load, compilations: list[str]
 ) -> None:
-    """Five buckets: 1, 2, 3, 4 and 6."""
+    """The five buckets are 1, 2, 3, 4 and 6."""
     load(affine_directory)
 
     assert 5 == len(compilations)
@@ -115,7 +115,7 @@ def test_inputs_may_be_unaligned_strided_or_read_only(affine_model: LoadedModel,
 def test_answer_does_not_change_with_the_buffer_of_the_request(
     tmp_path: Path, load: Load, run: Run, count: int
 ) -> None:
-    """XLA reads aligned arrays in place; what it returns must not be a view of them."""
+    """XLA reads aligned arrays in place; its results must not be views of them."""
     path = tmp_path / "1"
     inputs = {"x": ("FP32", [-1, 16])}
     export_model(lambda p, x: x, None, inputs, path, outputs=["y"], max_batch_size=6)
@@ -149,7 +149,7 @@ def test_many_threads_execute_at_once(affine_model: LoadedModel, run: Run) -> No
 
 
 def test_warm_up_measures_every_bucket(affine_directory: Path, load: Load) -> None:
-    """Of batches that stay whole: where the machine was held up, pieces are quicker."""
+    """Only of batches executed as a whole: pieces may be faster if the machine was disturbed."""
     model = load(affine_directory)
     seconds = [model.expected_seconds(rows) for rows in range(1, 100)]
 
@@ -157,7 +157,7 @@ def test_warm_up_measures_every_bucket(affine_directory: Path, load: Load) -> No
     assert seconds[4] == seconds[5] == seconds[-1]
 
 
-# --- what it says of itself --------------------------------------------------------------------
+# --- metadata ------------------------------------------------------------------------------------
 
 
 def test_model_describes_itself(affine_model: LoadedModel) -> None:
@@ -170,7 +170,7 @@ def test_model_describes_itself(affine_model: LoadedModel) -> None:
 
 
 def test_memory_is_measured(affine_model: LoadedModel) -> None:
-    """[4,300] is an argument and [300] a little over the size of a constant, in FP32."""
+    """In FP32, [4,300] is an argument, and [300] is just too large to be a constant."""
     memory = affine_model.info.memory
 
     assert 4 * (4 * 300 + 300) == memory.parameters_bytes
@@ -232,12 +232,12 @@ def test_configuration_that_disagrees_is_refused_before_compiling(
     assert [] == compilations
 
 
-# --- between two models of an ensemble ---------------------------------------------------------
+# --- between two models of an ensemble -----------------------------------------------------------
 
 
 @pytest.fixture
 def fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Collect the shapes of all arrays that are fetched from the device."""
+    """Record the shapes of all arrays fetched from the device."""
     shapes: list[tuple[int, ...]] = []
     fetch = outputs.to_host
 
@@ -251,7 +251,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def _sink(directory: Path, max_batch_size: int = 6, datatype: str = "FP32") -> Path:
-    """Return a model from what the affine one gives to the sum of each row."""
+    """Export a model that takes the affine model's output and returns the sum of each row."""
 
     def fn(params: None, z: jax.Array) -> jax.Array:
         return z.sum(axis=1, keepdims=True)
@@ -271,7 +271,7 @@ def test_array_stays_on_the_device_between_models(
     fetches: list[tuple[int, ...]],
     count: int,
 ) -> None:
-    """Only the last answer is fetched, padding or not."""
+    """Only the last output is fetched, with or without padding."""
     sink = load(_sink(tmp_path))
     fetches.clear()
 
@@ -286,7 +286,7 @@ def test_array_stays_on_the_device_between_models(
 def test_other_bucket_is_fetched_and_padded_anew(
     affine_model: LoadedModel, tmp_path: Path, load: Load, run: Run, fetches: list[tuple[int, ...]]
 ) -> None:
-    """Five rows are six in one model, and five in the other, whose largest batch is five."""
+    """Five rows are padded to six in the first model; the second one's largest batch is five."""
     sink = load(_sink(tmp_path, max_batch_size=5))
     fetches.clear()
 
@@ -306,7 +306,7 @@ def test_resident_rows_are_the_real_ones(affine_model: LoadedModel) -> None:
 
 
 class _Elsewhere:
-    """A Resident of another kind of model."""
+    """A device tensor of another kind of model (a Resident)."""
 
     rows = 3
 
@@ -428,13 +428,13 @@ def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
         jax_export.load(affine_directory, context)
 
 
-# --- rows that depend on one another, and replicas ---------------------------------------------
+# --- dependent rows, and replicas ----------------------------------------------------------------
 
 
 def test_dependent_rows_are_never_padded(
     tmp_path: Path, load: Load, run: Run, compilations: list[str]
 ) -> None:
-    """With a row of zeros more, the mean would be another one."""
+    """An additional row of zeros would change the mean."""
     batch = jax.export.symbolic_shape("b")
     argument = jax.ShapeDtypeStruct((*batch, 2), np.float32)
     centred = jax.jit(lambda x: x - x.mean(axis=0, keepdims=True))
@@ -463,7 +463,7 @@ def test_replicas_answer_alike(affine_directory: Path, load: Load, run: Run) -> 
 def test_array_from_another_device_is_fetched(
     affine_directory: Path, affine_model: LoadedModel, tmp_path: Path, load: Load, run: Run
 ) -> None:
-    """What one replica left on its device, another can take."""
+    """Another replica may use a tensor that one replica left on its device."""
     sink = load(_sink(tmp_path), ModelConfig(parameters={"devices": "1"}))
 
     middle = affine_model.execute({"x": _rows(4)}, resident=True)["y"]

@@ -20,7 +20,7 @@ def test_starting_again_changes_nothing(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "tpu"])
 def test_device_that_is_not_there_is_refused(device: str) -> None:
-    """JAX itself would go on with the CPU and say nothing."""
+    """JAX would silently fall back to the CPU."""
     with pytest.raises(DeviceUnavailable, match=f"device '{device}' is not available: ") as caught:
         jax_runtime.start(device)
 
@@ -69,7 +69,7 @@ for device in ("tpu", "gpu"):
 
 
 class Cycle:
-    """What only a garbage collection frees."""
+    """An object that only the garbage collector can free."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -77,12 +77,12 @@ class Cycle:
 
 @dataclass
 class Glibc:
-    """The C library, as far as it is called here."""
+    """A stand-in for the C library."""
 
     kept: list[int] = field(default_factory=list)
 
     def malloc_trim(self, kept_bytes: int) -> None:
-        """Be told how much may be kept."""
+        """Record the number of bytes to keep."""
         self.kept.append(kept_bytes)
 
 
@@ -106,7 +106,7 @@ def test_each_release_collects_garbage_and_gives_its_pages_back(
 def test_what_jax_traced_is_dropped_with_every_eighth_release_that_follows_a_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or it grows for as long as models come and go; others do not stop every thread for it."""
+    """Otherwise the traces would accumulate; other releases must not stop all threads for it."""
     jax_runtime.release_memory()
     monkeypatch.setattr(jax_runtime._traces, "_releases", 0)
     cleared = list[int]()
@@ -137,7 +137,7 @@ def test_a_c_library_that_keeps_its_pages_is_no_error(
 
 
 def test_jax_itself_is_left_out_of_garbage_collections() -> None:
-    """Only once: what was frozen is never collected, and models come later."""
+    """Objects are frozen only once: a frozen object is never collected, and models come later."""
     frozen = gc.get_freeze_count()
 
     jax_runtime.start("cpu")

@@ -1,6 +1,6 @@
-"""What exporters and importers write is read by every JAX that a server runs on."""
+"""Exported and imported models can be read by every JAX version that a server supports."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re
@@ -24,9 +24,9 @@ from xlaserve.runtime import loaders
 
 ROOT = Path(__file__).parents[2]
 SLOW = ("solve", "encoder", "language", "random", "det", "fft", "svd", "counter")
-"""Kinds whose export takes seconds: `tox run -e lasts` has all of them, and so has `slow`."""
+"""Kinds whose export takes seconds: `tox run -e lasts` and `slow` include them."""
 OF_JAX = ("plain",)
-"""What jax.export writes itself, in its own version: `repo migrate` makes it last."""
+"""Written by jax.export in its own StableHLO version; `repo migrate` makes it portable."""
 
 
 def _numbers(version: str) -> list[int]:
@@ -49,7 +49,7 @@ def test_every_program_is_read_by_the_oldest_jax(name: str, tmp_path: Path) -> N
 
 
 def test_the_oldest_jax_that_is_named_reads_what_lasts() -> None:
-    """Of the versions of JAX that a server runs on, by the table of which JAX reads what."""
+    """The table of which JAX reads which StableHLO is checked for the oldest supported JAX."""
     (oldest,) = re.findall(r'^    "jax>=([\d.]+)",$', (ROOT / "pyproject.toml").read_text(), re.M)
     read = [version for version, jax in READ_FROM.items() if _numbers(jax) <= _numbers(oldest)]
 
@@ -57,7 +57,7 @@ def test_the_oldest_jax_that_is_named_reads_what_lasts() -> None:
 
 
 def test_every_way_to_write_a_model_is_a_kind() -> None:
-    """A loader, a manifest or an importer that has no row fails here."""
+    """A loader, a manifest or an importer without a row fails here."""
     package = ROOT / "server/xlaserve"
     writes = re.compile(r"^def (export_\w+|import_\w+)\(", re.M)
     folders = [package / name for name in ("authoring", "generation", "importers")]
@@ -77,7 +77,7 @@ def test_every_way_to_write_a_model_is_a_kind() -> None:
 def test_a_cumulative_sum_is_a_window_on_every_platform(
     axis: int, reduction: Callable[..., jax.Array]
 ) -> None:
-    """From jax 0.12 on it is an operation for GPUs that no older StableHLO has."""
+    """From jax 0.12 on, GPUs have an operation for it that older StableHLO versions lack."""
     x = jax.ShapeDtypeStruct((4, 8), np.float32)
     exported = jax.export.export(
         jax.jit(lambda x: reduction(x, axis=axis)), platforms=["cpu", "cuda", "tpu"]
@@ -93,13 +93,13 @@ def test_a_cumulative_sum_is_a_window_on_every_platform(
 
 
 def _gelu(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Have erfc, which is a composite, of two open shapes."""
+    """Use erfc, which is a composite, with two different open shapes."""
     found = jax.nn.gelu(x, approximate=False).sum(axis=1, keepdims=True)
     return found + jax.nn.gelu(y, approximate=False)[..., :1]
 
 
 def test_a_composite_of_open_shapes_is_a_call() -> None:
-    """No JAX before 0.12 fills sizes into one: an encoder of 0.12 could not be loaded by it."""
+    """JAX before 0.12 cannot refine such a composite, so it could not load the exported model."""
     b, s = jax.export.symbolic_shape("b, s")
     x, y = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((b, s), (b, 4)))
     platforms = ["cpu", "cuda", "tpu"]
@@ -117,7 +117,7 @@ def test_a_composite_of_open_shapes_is_a_call() -> None:
 
 @pytest.fixture
 def _older(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no version of StableHLO that all read, as for an operation that is new."""
+    """Simulate an operation so new that no StableHLO version readable by all JAXs has it."""
     monkeypatch.setattr(computation, "STABLEHLO_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(computation, "READ_FROM", {"1.0.0": "0.5.0", "1.14.0": "0.9.2"})
 

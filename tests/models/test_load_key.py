@@ -1,4 +1,4 @@
-"""What two loads have in common that need the same memory."""
+"""The key of loads that need the same memory."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_the_same_computation_has_one_key_whatever_it_is_called(
 
 
 def test_what_changes_the_memory_changes_the_key(example_models: Path) -> None:
-    """Another computation, other batch sizes, and more copies."""
+    """Another computation, other batch sizes, and more copies change it."""
     said = (
         "{}",
         '{"max_batch_size": 4}',

@@ -29,7 +29,7 @@ _IDENTITY = ModelConfig(backend="identity", inputs=(_TENSOR,), outputs=(_TENSOR,
 
 
 class _Processes:
-    """Processes that compile, as far as a start needs them."""
+    """Stand-in for the pool of compiler processes."""
 
     def __init__(self) -> None:
         self.started: list[float] = []
@@ -49,7 +49,7 @@ def test_a_start_takes_from_the_first_load_what_no_cache_may_spare_it(
     cached: int | None,
     started: list[float],
 ) -> None:
-    """The import of its loader, and a process that compiles; accelerators have none."""
+    """Imports the loader and starts a compiler process; not needed with accelerators."""
     cache = None if cached is None else CompilationCache(tmp_path, 10_000)
     if cache is not None:
         cache.prepare("cpu")
@@ -160,7 +160,7 @@ def test_missing_directory_is_a_missing_manifest(tmp_path: Path, load: Load) -> 
 
 
 def test_stages_are_told_as_they_come(affine_directory: Path) -> None:
-    """Six rows at most are the buckets 1, 2, 3, 4 and 6."""
+    """At most six rows give the buckets 1, 2, 3, 4 and 6."""
     stages: list[Stage] = []
     context = LoadContext("m", "1", ModelConfig(), on_stage=stages.append)
     loaders.load(affine_directory, context).close()
@@ -197,7 +197,7 @@ def test_cancelled_load_ends_before_the_next_step(affine_directory: Path, stage:
 
 
 def test_size_is_predicted_without_jax(affine_directory: Path) -> None:
-    """The port opens, and memory is reserved, before jax is imported, which takes seconds."""
+    """The port opens, and memory is reserved, before JAX is imported, which takes seconds."""
     code = f"""
 import sys
 from pathlib import Path
@@ -242,7 +242,7 @@ def test_size_is_that_of_a_copy_on_each_device(
 
 
 def test_a_part_of_what_is_split_is_on_each_device(affine_directory: Path) -> None:
-    """A rule splits `w`, FP32[4,300]; what none fits is whole on each."""
+    """A partition rule splits `w`, FP32[4,300]; other parameters are whole on each device."""
     (whole,) = loaders.predict_size(affine_directory, devices=Devices("cuda", 1)).values()
     config = ModelConfig(parameters={"devices": "all", **_SHARD})
 
@@ -254,7 +254,7 @@ def test_a_part_of_what_is_split_is_on_each_device(affine_directory: Path) -> No
 def test_one_of_several_processes_predicts_its_part_of_the_parameters(
     affine_directory: Path,
 ) -> None:
-    """The rest of it, programs and buffers, each has for itself."""
+    """Everything else, programs and buffers, is needed by each process."""
     (whole,) = loaders.predict_size(affine_directory).values()
     (part,) = loaders.predict_size(affine_directory, processes=4).values()
 
@@ -276,14 +276,14 @@ def test_a_device_that_is_not_there_is_refused_before_a_load(affine_directory: P
         loaders.predict_size(affine_directory, config, Devices("cpu", 2))
 
 
-# --- sizes that the compiler of a device said --------------------------------------------------
+# --- sizes reported by a device's compiler -------------------------------------------------------
 
 RECORDED = TargetSizes(6000, 500, 70)
 
 
 @pytest.fixture(scope="module")
 def recorded_directory(affine_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the affine model, with what it takes on an H100."""
+    """Return the affine model with its recorded memory on an H100."""
     path = shutil.copytree(affine_directory, tmp_path_factory.mktemp("recorded") / "1")
     manifest.write(path, dataclasses.replace(manifest.read(path), sizes={"h100": RECORDED}))
     return path
@@ -304,7 +304,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 def test_what_the_compiler_said_of_a_kind_of_device_is_predicted_on_it(
     recorded_directory: Path, config: ModelConfig, expected: dict[str, int]
 ) -> None:
-    """Two executions of a replica may be in flight."""
+    """A replica may have two executions in flight."""
     devices = Devices("cuda", 2, H100)
 
     assert expected == loaders.predict_size(recorded_directory, config, devices)

@@ -211,7 +211,7 @@ def _fields() -> dict[str, Any]:
 def test_flipped_bits_and_cuts_are_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever the bytes are, reading them ends with a manifest or with InvalidModel."""
+    """For any bytes, reading ends with a manifest or with InvalidModel."""
     directory = tmp_path_factory.mktemp("manifest")
     manifest.write(directory, _manifest())
     content = bytearray((directory / FILE_NAME).read_bytes())
@@ -226,7 +226,7 @@ def test_flipped_bits_and_cuts_are_refused_or_harmless(
     assert {ARTIFACT, WEIGHTS} == found.files.keys()
 
 
-# --- what is known of rows ----------------------------------------------------------------------
+# --- verdicts on rows ----------------------------------------------------------------------------
 
 VERDICT = Verdict(
     Independence.MIXED, "y", "stablehlo.sort", "sorts the rows", "model.py:7", True, True
@@ -248,7 +248,7 @@ VERDICT = Verdict(
 def test_reading_gives_what_was_written_of_rows(
     tmp_path: Path, changes: dict[str, Any], version: int
 ) -> None:
-    """In the oldest format that has words for it."""
+    """Written in the oldest format version that supports the verdict."""
     written = dataclasses.replace(_manifest(), **changes)
     manifest.write(tmp_path, written)
 
@@ -302,7 +302,7 @@ def test_bad_verdict_is_refused(tmp_path: Path, verdict: dict[str, Any], expecte
 
 
 def test_inputs_are_all_open_or_none_is(tmp_path: Path) -> None:
-    """Without a batch, too: an output has as many rows as the inputs."""
+    """This also holds without batching: an output has as many rows as the inputs."""
     document: dict[str, Any] = _written(tmp_path) | {"max_batch_size": 0}
     document["outputs"][0]["shape"] = [3, 2]
     (tmp_path / FILE_NAME).write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Parameters that stay in their file while a model is served from it."""
+"""Parameters that stay in their file while the model is served."""
 
 import gc
 from dataclasses import replace
@@ -27,7 +27,7 @@ X = np.ones((2, 64), np.float32)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A model with a parameter that is large, and another that becomes a constant."""
+    """A model with a large parameter, and a small one that becomes a constant."""
     params = {"w": np.eye(64, dtype=np.float32) * 3, "b": np.ones((1, 64), np.float32)}
     inputs = {"x": ("FP32", [-1, 64])}
     return export_model(
@@ -47,7 +47,7 @@ def _mappings(directory: Path) -> list[range]:
 
 
 def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
-    """Nothing is copied but what is small; and an unload lets go of the file."""
+    """Only small parameters are copied; unloading closes the file."""
     model = load_plain(directory, CONTEXT)
     (mapping,) = _mappings(directory)
 
@@ -59,7 +59,7 @@ def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
 
 
 def test_file_that_is_replaced_stays_what_it_was(directory: Path) -> None:
-    """As all that write models do: a new file under the same name."""
+    """Tools that write models replace a file by a new one with the same name."""
     model = jax_export.load(directory, CONTEXT)
     other = directory / "other"
     other.write_bytes(bytes((directory / WEIGHTS).stat().st_size))
@@ -92,7 +92,7 @@ def test_mapping_of_a_load_that_fails_goes(
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_processes_account_for_equal_parts_of_what_they_map(directory: Path, mapped: bool) -> None:
-    """What is read is each one's own, and so is what is small: it is packed anew."""
+    """Parameters that are read, and small ones, which are packed, are counted by each process."""
     model = load_plain(directory, replace(CONTEXT, mmap_parameters=mapped))
     of_four = load_plain(directory, replace(CONTEXT, mmap_parameters=mapped, processes=4))
     large, small = 64 * 64 * 4, 64 * 4
@@ -105,7 +105,7 @@ def test_processes_account_for_equal_parts_of_what_they_map(directory: Path, map
 
 
 def test_what_is_not_aligned_for_the_compiler_is_accounted_for_as_a_copy(tmp_path: Path) -> None:
-    """The second of two parameters of an odd size begins where XLA cannot use it."""
+    """The second parameter has an odd size before it, so its start is not aligned for XLA."""
     params = {name: np.ones((1, 301), np.float32) for name in "ab"}
     directory = export_model(
         lambda p, x: x + p["a"] + p["b"],

@@ -1,4 +1,4 @@
-"""The count of memory mappings, over files that stand for those of Linux."""
+"""Counts memory mappings, using files that imitate Linux's."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
 
 
 class System:
-    """A process whose mappings the test sets."""
+    """A process whose number of mappings the test sets."""
 
     def __init__(self, root: Path, allowed: str = "1000") -> None:
         self.maps, self.limit = root / "maps", root / "max_map_count"
@@ -36,7 +36,7 @@ def test_the_limit_is_a_part_of_what_the_system_allows(system: System) -> None:
 
 
 def test_programs_that_would_exceed_the_limit_are_refused(system: System) -> None:
-    """With the numbers, and the name of the sysctl; others go on once there is room again."""
+    """The error names the numbers and the sysctl; programs are admitted again later."""
     mappings = system.mappings()
     system.use(750)
     mappings.admit("m")
@@ -59,7 +59,7 @@ def test_all_programs_of_a_load_are_asked_for_at_once(system: System) -> None:
 
 
 def test_what_a_program_takes_is_learnt(system: System) -> None:
-    """Beside the limit they are counted before each; 70 for each of two were seen."""
+    """Near the limit they are counted before each program; 70 per program were observed."""
     mappings = system.mappings()
     system.use(200)
     mappings.admit("m")
@@ -84,7 +84,7 @@ def test_mappings_are_not_counted_for_each_program_while_there_are_few(tmp_path:
 
 
 def test_a_guess_refuses_nothing(system: System) -> None:
-    """It takes a count to do so."""
+    """Only an actual count can refuse a program."""
     mappings = system.mappings()
     for _ in range(100):
         mappings.admit("m")

@@ -1,4 +1,4 @@
-"""Models on disk, made to last."""
+"""Migrates models on disk to a format that future JAX versions read."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ X = np.ones((2, 8), np.float32)
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A version directory without the part that lasts."""
+    """A version directory without its StableHLO file."""
     copy = shutil.copytree(DATA / "0.8.3" / "mlp" / "1", tmp_path / "models" / "mlp" / "1")
     return without_stablehlo(copy)
 
@@ -67,7 +67,7 @@ def test_asking_writes_nothing(old: Path) -> None:
 
 @pytest.fixture
 def expired(old: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, of a time that JAX has forgotten."""
+    """The same, but JAX refuses to read the artifact."""
     monkeypatch.setattr(jax.export, "deserialize", refusing((old / ARTIFACT).read_bytes()))
     return old
 
@@ -91,7 +91,7 @@ def test_artifact_that_jax_refuses_is_renewed(expired: Path, load: Load, run: Ru
 def test_version_can_be_loaded_after_every_file_that_is_written(
     expired: Path, monkeypatch: pytest.MonkeyPatch, load: Load
 ) -> None:
-    """Whoever is killed in between leaves a model that loads, and that can be migrated again."""
+    """A process killed between two writes leaves a model that loads and can be migrated again."""
     write = files.write_atomically
     allowed = [STABLEHLO, ARTIFACT, FILE_NAME]
     written: list[str] = []
@@ -142,7 +142,7 @@ def test_file_that_is_a_model_is_renewed_in_its_place(tmp_path: Path, load: Load
 
 
 def test_everything_in_a_repository_is_reported(old: Path, tmp_path: Path) -> None:
-    """In order, and whatever one of them is, the others are migrated."""
+    """Outcomes are in order, and an invalid model does not stop the migration of others."""
     models = old.parents[1]
     broken = shutil.copytree(old, models / "broken" / "1")
     (broken / ARTIFACT).write_bytes(b"")

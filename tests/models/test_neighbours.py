@@ -1,4 +1,4 @@
-"""The trial of a model on rows beside other rows."""
+"""The trial that compares rows alone with rows in a batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def trial(function: Function, datatype: str = "FP32", seeds: Sequence[int] = (0,)) -> str:
-    """Try a function of one FP32[-1,3] or so; returns what was found, or nothing."""
+    """Try a function of FP32[-1,3] or another datatype; return the difference found, or ""."""
     given = TensorSpec("x", datatype_named(datatype), (-1, 3))
     made = function(np.ones((1, 3), given.datatype.dtype))
     name = {"f": "FP32", "i": "INT64", "u": "INT64", "b": "BOOL"}[made.dtype.kind]
@@ -38,12 +38,12 @@ def is_large(x: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor) -> Tensor:
-    """Look whether two rows are equal."""
+    """Return whether two rows are equal."""
     return x + np.float32(len(np.unique(x, axis=0)) < len(x))
 
 
 def is_behind_large(x: Tensor) -> Tensor:
-    """See rows that come before, and none that comes after."""
+    """Depend on rows that come before, but not on rows that come after."""
     seen = np.maximum.accumulate(abs(x).max(axis=1, keepdims=True), axis=0) > 100
     return x + np.roll(seen, 1, axis=0) * (np.arange(len(x))[:, None] > 0).astype(np.float32)
 
@@ -103,7 +103,7 @@ def test_difference_says_what_was_beside_the_row() -> None:
 
 
 def test_every_size_is_run_and_no_other() -> None:
-    """Each size is a compilation."""
+    """Each size costs a compilation."""
     seen = set()
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

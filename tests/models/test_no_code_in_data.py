@@ -1,4 +1,4 @@
-"""S3: nothing that a repository or a client sends as data is ever run as code."""
+"""S3: data from a repository or client is never executed as code."""
 
 import ast
 import os
@@ -34,7 +34,7 @@ RUNS_CODE = {
     "runtime/trial.py": "the loader that a table names",
     "http/json/json_numbers.py": "an optional package, by its name",
 }
-"""Where code is run that the operator allows, and why."""
+"""Modules that run code with the operator's permission, and why."""
 
 
 def found() -> Iterator[str]:
@@ -72,7 +72,7 @@ def test_no_data_is_unpickled_evaluated_or_imported() -> None:
 
 
 class Canary:
-    """Writes a file where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class Canary:
 
 
 def test_a_canary_sings_where_it_is_unpickled(tmp_path: Path) -> None:
-    """The control: the check below would see it."""
+    """Control: the check below would notice code execution."""
     pickle.loads(pickle.dumps(Canary(tmp_path / "sung")))
 
     assert (tmp_path / "sung").is_dir()

@@ -1,4 +1,4 @@
-"""What every version of JAX since 0.6.2 wrote gives today what it gave then."""
+"""Models written by every version of JAX since 0.6.2 still give the same answers."""
 
 import dataclasses
 import shutil
@@ -49,7 +49,7 @@ def _check_answers(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Non
 
 
 def test_versions_are_those_that_can_be_installed() -> None:
-    """One of each minor version since 0.6; the JAX that runs is not newer than all of them."""
+    """There is one of each minor version since 0.6; the installed JAX is not newer than these."""
     assert {(0, minor) for minor in range(6, 13)} <= {_numbers(v)[:2] for v in VERSIONS}
     assert _numbers(jax.__version__)[:2] <= max(map(_numbers, VERSIONS))[:2]
 
@@ -70,7 +70,7 @@ def test_model_of_any_jax_answers_as_it_did(load: Load, run: Run, version: str, 
 def test_artifact_is_the_computation_that_is_kept_beside_it(
     tmp_path: Path, version: str, name: str
 ) -> None:
-    """By whichever of the two a model is loaded, and whether or not JAX refuses the artifact."""
+    """It does not matter which of the two is loaded, and whether JAX refuses the artifact."""
     directory = DATA / version / name / "1"
     wrapped = without_stablehlo(shutil.copytree(directory, tmp_path / "1"))
     found, other = (
@@ -95,7 +95,7 @@ def test_artifact_alone_answers_as_it_did(
 def test_file_of_jax_alone_answers_as_it_did_or_is_from_the_future(
     load: Load, run: Run, version: str
 ) -> None:
-    """A single file holds StableHLO as new as the JAX that wrote it."""
+    """A single file contains StableHLO of the version of the JAX that wrote it."""
     inputs, expected = _answers(DATA / version / "mlp")
     path = DATA / version / "plain.jaxexp"
     module = wrapper.read(path.read_bytes(), path.name).computation.module
@@ -119,7 +119,7 @@ def test_file_of_jax_alone_answers_as_it_did_or_is_from_the_future(
 def test_artifact_that_jax_refuses_is_read_without_it(
     load: Load, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As each one will be, half a year after it was written."""
+    """This will be the case for any file, half a year after it was written."""
     inputs, expected = _answers(DATA / "0.10.2" / "mlp")
     path = DATA / "0.10.2" / "plain.jaxexp"
     monkeypatch.setattr(jax.export, "deserialize", refusing(path.read_bytes()))

@@ -1,6 +1,6 @@
-"""Shapes that are compiled when they are first asked for, by a model on its own."""
+"""Shapes compiled on their first request, for a single model."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Load = Callable[..., LoadedModel]
 
 @pytest.fixture
 def centring(tmp_path: Path) -> Path:
-    """Return a file that centres `input_0` FP32[-1,-1,4] over its second dimension."""
+    """Return a file that centres `input_0`, FP32[-1,-1,4], over its second dimension."""
     shape = jax.export.symbolic_shape("b, s, 4")
     argument = jax.ShapeDtypeStruct(shape, np.float32)
     function = jax.jit(lambda x: x - x.mean(axis=1, keepdims=True))
@@ -47,7 +47,7 @@ def shapes_of(model: LoadedModel) -> OnDemand:
 
 
 def ask(model: LoadedModel, rows: int, size: int) -> Tensor:
-    """Execute as the core does; the answer is checked."""
+    """Execute as the core does, and check the answer."""
     asked = inputs(rows, size)
     shapes = shapes_of(model)
     shape = shapes.shape_of(asked)
@@ -64,7 +64,7 @@ def kept(model: LoadedModel) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def test_a_shape_is_compiled_once(centring: Path, load: Load, compilations: list[str]) -> None:
-    """Nothing with the load; then with the batch size that holds the rows."""
+    """Nothing is compiled with the load; later, each shape at a batch size that fits the rows."""
     model = load(centring, config("4", batch_sizes="2"))
     counts = [len(compilations)]
     for rows, size in ((1, 5), (2, 5), (1, 5), (1, 7), (2, 7)):

@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def _convolutions(function: Callable[..., Any], *arguments: Any) -> int:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_optimized_function_gives_the_same_without_a_grouped_convolution(name: str) -> None:
-    """The convolution is found in whatever calls it."""
+    """The convolution is found in nested calls."""
     function = FUNCTIONS[name]
 
     optimized = xlaserve.optimize(function)
@@ -94,7 +94,7 @@ def test_optimized_function_gives_the_same_without_a_grouped_convolution(name: s
 
     assert 0 < _convolutions(function, X)
     assert 0 == _convolutions(optimized, X)
-    jax.tree.map(lambda *_: None, expected, got)  # of one structure
+    jax.tree.map(lambda *_: None, expected, got)  # the same pytree structure
     for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert theirs.dtype == ours.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Small parameters in flat buffers: what goes where, and that models compute with them."""
+"""Small parameters in flat buffers: where each one is, and that models use them correctly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ DTYPES = [np.dtype(name) for name in ("f4", "f2", "i8", "?", "u1", ml_dtypes.bfl
 def test_each_parameter_is_found_again(
     described: list[tuple["np.dtype[np.generic]", list[int], bool]],
 ) -> None:
-    """In the artifact's order, whichever are packed; scalars and empty ones too."""
+    """The order is the artifact's, whichever are packed; scalars and empty ones are supported."""
     tensors = [
         np.arange(index, index + np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
         for index, (dtype, shape, _) in enumerate(described)
@@ -60,7 +60,7 @@ def test_each_parameter_is_found_again(
 
 
 def test_equal_arguments_that_mean_something_else_are_told_apart() -> None:
-    """Two parameters of one shape, of which a partition rule leaves one or the other out."""
+    """Two parameters have the same shape, and a partition rule excludes one of them."""
     parameter = Parameter(np.dtype("f4"), (2,))
     first, second = (Packing.of({index: parameter}, 2) for index in (0, 1))
 
@@ -93,7 +93,7 @@ def test_small_parameters_are_one_argument(
 
 
 def _convolved(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Convolve twice, and compute with other parameters of four dimensions."""
+    """Convolve twice, and use other four-dimensional parameters."""
     kinds = jax.lax.conv_dimension_numbers(x.shape, params["first"].shape, ("NCHW", "OIHW", "NCHW"))
     for name in ("first", "second"):
         x = jax.lax.conv_general_dilated(x, params[name], (1, 1), "SAME", dimension_numbers=kinds)
@@ -118,7 +118,7 @@ def _kernels() -> dict[str, Tensor]:
 def test_kernels_lie_as_the_cpu_multiplies_them(
     tmp_path: Path, load: Load, run: Run, mapped: bool
 ) -> None:
-    """Programs then turn none of them, and answer what the function does."""
+    """The programs then transpose no kernel, and give the same results."""
     params = _kernels()
     path = export_model(
         _convolved,
@@ -150,7 +150,7 @@ def _as_jax(params: dict[str, Tensor]) -> dict[str, jax.Array]:
 
 
 def test_a_program_for_the_cpu_turns_no_kernel() -> None:
-    """XLA turns the one for its convolution, and what was turned before cancels out."""
+    """XLA's transposition for its convolution and the earlier transposition cancel out."""
     kernel = _kernels()["first"]
     copies = []
     for turned in ([], [0]):
@@ -174,7 +174,7 @@ def test_a_program_for_the_cpu_turns_no_kernel() -> None:
 def test_kernels_are_turned_for_the_cpu_alone(
     tmp_path: Path, platform: str, turned: set[int]
 ) -> None:
-    """Other platforms have an order of their own."""
+    """Other platforms require other layouts."""
     kernel = _kernels()["first"]
     path = export_model(
         lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME"),

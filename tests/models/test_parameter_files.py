@@ -1,6 +1,6 @@
-"""Parameters out of files of other programs, by the paths of their leaves."""
+"""Parameters from files of other programs, matched by the paths of their leaves."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def test_leaves_are_found_by_their_paths(tmp_path: Path, separator: str) -> None
 
 
 def test_npz_may_have_bfloat16_but_no_other_dtype_without_a_name(tmp_path: Path) -> None:
-    """numpy writes both as bytes; those of one are float8 of which kind, nobody can tell."""
+    """numpy stores both as unnamed bytes; one byte per element could be any kind of float8."""
     source = _npz(tmp_path, {"layers/0/w": W, "b": B})
     found: Any = parameter_files.filled(EXPECTED, source)
     eights = {"e": jax.ShapeDtypeStruct((2,), jnp.float8_e4m3fn)}
@@ -68,7 +68,7 @@ def test_npz_may_have_bfloat16_but_no_other_dtype_without_a_name(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_checkpoint_of_orbax_is_restored_whole(tmp_path: Path) -> None:
-    """From two devices, to arrays of the host."""
+    """It is restored from two devices to arrays on the host."""
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("d",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     source = _orbax(tmp_path, {"layers": [{"w": jax.device_put(W, sharding)}], "b": jnp.asarray(B)})

@@ -43,7 +43,7 @@ def test_without_a_word_a_model_goes_to_the_first_device() -> None:
 def test_instance_group_says_where_and_how_many(
     group: inference.ModelInstanceGroup, server: str, expected: tuple[str, Group]
 ) -> None:
-    """ModelInstanceGroup: GPUs without a list are all of them, AUTO takes what there is."""
+    """ModelInstanceGroup: GPU groups without a list use all GPUs; AUTO uses whatever exists."""
     found = placement.read(_groups(group), server)
 
     assert expected == (found.platform, *found.groups)

@@ -1,4 +1,4 @@
-"""Which wheels reach an accelerator, and what to install where none does."""
+"""Which wheels provide an accelerator plugin, and what to install if none does."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from xlaserve.runtime.devices.target_kinds import named
 
 @pytest.fixture
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have these packages alone."""
+    """Simulate that only these packages are installed."""
     monkeypatch.setattr(plugins, "version", dict.fromkeys(request.param, "1.2").get)
 
 

@@ -1,6 +1,6 @@
-"""The precision of FP32 products that models leave open, on GPUs and TPUs."""
+"""The precision of FP32 products on GPUs and TPUs, if the model leaves it open."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import asyncio
@@ -73,10 +73,10 @@ def _site(platform: str) -> Site:
         (_looping, (_square(), _square()), "highest"),
         (jax.jit(_looping), (_square(), _square()), "highest"),
         (_with("default"), (_square(), _square()), "highest"),
-        # The author's word counts.
+        # The precision set by the author takes precedence.
         (_with("high"), (_square(), _square()), "high"),
         (_with(("highest", "default")), (_square(), _square()), "highest,default"),
-        # BF16 and integers have nothing to gain.
+        # Precision does not apply to BF16 and integers.
         (jnp.matmul, (_square(BF16), _square(BF16)), ""),
         (jnp.matmul, (_square(jnp.int32), _square(jnp.int32)), ""),
     ],
@@ -85,7 +85,7 @@ def _site(platform: str) -> Site:
 def test_open_products_are_compiled_with_the_precision(
     function: Any, arguments: tuple[Any, ...], expected: str, platform: str
 ) -> None:
-    """By the text that XLA gives of what it compiled, on the CPU in place of the device."""
+    """Checked in XLA's text of the compiled program, on the CPU instead of the device."""
     wide = expected if "," in expected else f"{expected},{expected}"
 
     made = HIGHEST.compiled(jax.jit(function).lower(*arguments), _site(platform))
@@ -95,7 +95,7 @@ def test_open_products_are_compiled_with_the_precision(
 
 
 def test_products_of_groups_have_it_and_algorithms_stay() -> None:
-    """Neither is there once the CPU has compiled it: by what XLA is given."""
+    """Compilation on the CPU removes both, so the input to XLA is checked."""
     rows, groups = jax.ShapeDtypeStruct((6, 4), F32), jax.ShapeDtypeStruct((2, 4, 3), F32)
     sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
     algorithm = jax.ShapeDtypeStruct((4, 4), F32)
@@ -112,7 +112,7 @@ def test_products_of_groups_have_it_and_algorithms_stay() -> None:
 
 
 class _Kept:
-    """What was lowered for a device that is not there, and is not compiled."""
+    """A program lowered for an absent device, which is not compiled."""
 
     def __init__(self, lowered: Any) -> None:
         self.compiler_ir, self.as_text = lowered.compiler_ir, lowered.as_text
@@ -122,13 +122,13 @@ class _Kept:
 
 
 def test_artifacts_get_it_and_their_file_stays(tmp_path: Path) -> None:
-    """What `jax.export` wrote is called by what a server compiles."""
+    """The server compiles a call of the artifact that `jax.export` wrote."""
     exported = jax.export.export(jax.jit(jnp.matmul), platforms=("cpu", "cuda"))(
         _square(), _square()
     )
     texts = [
         XlaOptions(precision=name).compiled(
-            # One for each: a jitted function keeps what it lowered, and what was compiled of that.
+            # A new jitted function each time, because it caches what was lowered and compiled.
             jax.jit(partial(exported.call)).lower(_square(), _square()),
             _site(where),
         )
@@ -167,7 +167,7 @@ def _names(precision: str, platform: str) -> tuple[tuple[str, ...], ...]:
 
 
 def test_a_program_is_kept_by_its_precision() -> None:
-    """In the directory and in the store. By default as before there was a choice."""
+    """Keys differ in the directory and in the store; the default key is that of older releases."""
     assert 3 == len({_names(one, "cuda") for one in ("DEFAULT", "HIGH", "HIGHEST")})
     assert _names("DEFAULT", "cpu") == _names("HIGHEST", "cpu")
     assert {} == XlaOptions().key("cuda", 1) == XlaOptions().key("tpu", 1)
@@ -190,7 +190,7 @@ class _Stop(Exception):
 
 
 class _Compilers:
-    """Takes note of the jobs, and does none."""
+    """Records the jobs without executing them."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -224,7 +224,7 @@ def _shown(url: str) -> list[str]:
 async def test_a_server_computes_with_it_and_says_so(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the CPU, which plays a device that has a choice."""
+    """The CPU simulates a device with selectable precision."""
     texts: list[str] = []
     real = XlaOptions.compiled
 

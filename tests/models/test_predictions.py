@@ -1,4 +1,4 @@
-"""What is predicted of a load, beside what it books: at least that, and at most twice as much."""
+"""Predicted memory of a load: at least what it reserves, and at most twice as much."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def _estimating() -> None:
 
 
 def _check(compiler: Child, path: Path, parameters: Mapping[str, str]) -> None:
-    """Compare for a mesh, whose loads compile every batch size."""
+    """Compare the sizes for a mesh, whose loads compile every batch size."""
     config = ModelConfig(parameters=dict(parameters))
     predicted = loaders.predict_size(path, config)["cpu:0"]
     done = compiler.compiled(Job("m", str(path), "cpu", parameters=dict(parameters)))
@@ -61,14 +61,14 @@ def test_examples_are_told_what_they_book(compiler: Child, example_models: Path,
 def test_networks_are_told_what_they_book(
     compiler: Child, tmp_path: Path, name: str, scale: int
 ) -> None:
-    """Of a part of their widths and depths: parameters hide nothing there."""
+    """Widths and depths are reduced, so that parameters do not dominate the memory."""
     path = ARCHITECTURES[name](scale).write(tmp_path / name / "1", on_notice=lambda notice: None)
     most = manifest.read(path).max_batch_size
     _check(compiler, path, {"batch_sizes": str(most)})
 
 
 def _wide(params: None, x: jax.Array) -> jax.Array:
-    """Take much more in the middle than at the ends, none of which is computed on the way."""
+    """Take much more memory for intermediate results than for inputs and outputs."""
     return jnp.sort(x[:, :, None] * x[:, None, :], axis=1)[:, 0, :4]
 
 
@@ -102,7 +102,7 @@ def test_what_is_large_inside_is_told(
 def test_a_load_that_leaves_most_for_later_is_told_for_what_it_does_at_once(
     example_models: Path,
 ) -> None:
-    """Two programs of twelve; a mesh is told of all."""
+    """The load compiles two of twelve programs; the prediction for a mesh includes all."""
     path = example_models / "digits/1"
     at_once = loaders.predict_size(path, in_background=True)["cpu:0"]
     context = LoadContext("digits", "1", ModelConfig(), background_compile=True)
@@ -140,7 +140,7 @@ def test_programs_of_a_gpu_are_smaller_than_those_of_the_host(example_models: Pa
 def test_an_estimate_that_takes_long_is_not_waited_for(
     example_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parameters and programs are told all the same."""
+    """Parameters and programs are included in any case."""
     path = example_models / "mlp/1"
     whole = loaders.predict_size(path)["cpu:0"]
     let_go = threading.Event()

@@ -1,6 +1,6 @@
-"""Products of matrices, in the program that the CPU executes."""
+"""Matrix products in the program that the CPU executes."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import jax
@@ -31,7 +31,7 @@ def test_first_axes_are_multiplied_too() -> None:
 
 
 def test_a_single_row_is_multiplied_without_a_copy_of_the_matrix() -> None:
-    """What XLA makes of a transposed matrix is the copy that this is to spare."""
+    """For a transposed matrix, XLA makes the copy that this function avoids."""
     row, matrix = jax.ShapeDtypeStruct((1, 96), jnp.float32), jnp.ones((160, 96), jnp.float32)
 
     def compiled(multiply: jax.stages.Wrapped) -> str:

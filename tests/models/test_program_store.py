@@ -1,4 +1,4 @@
-"""Compiled programs in a store that servers share, whatever the store does."""
+"""Compiled programs in a store shared by servers, with any behavior of the store."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
 
 class Panic(BaseException):
-    """As a library in Rust raises one."""
+    """A BaseException, as raised by Rust libraries."""
 
 
 ENTRY = Entry({"computation": "abc"}, {"jax": "1.2"}, b"machine\ncode", is_ahead=True)
@@ -27,21 +27,21 @@ DENIED = StoreProblem("access is denied", is_transient=False)
 
 
 class Shelf:
-    """A store in memory, which fails when it is told to."""
+    """A store in memory, with failures on demand."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.read_problem: BaseException | None = None
         self.write_problems: list[BaseException] = []
-        """Of the next writes."""
+        """Errors raised by the next writes."""
         self.asked: list[str] = []
         self.writes: list[str] = []
         self.gate = threading.Event()
-        """Cleared, every request waits for it."""
+        """While it is cleared, all requests wait."""
         self.gate.set()
 
     def look(self) -> None:
-        """Be there."""
+        """Do nothing: the store is available."""
 
     def find(self, name: str) -> RemoteObject | None:
         self.asked.append(name)
@@ -77,7 +77,7 @@ def shelf() -> Iterator[Shelf]:
 
 @pytest.fixture
 def make(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make stores over the shelf, which are closed behind the test."""
+    """Create stores backed by the shelf, which are closed after the test."""
     monkeypatch.setattr(program_store, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(program_store, "_OPENING_SECONDS", 0.0)
     made: list[ProgramStore] = []
@@ -94,7 +94,7 @@ def make(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def put(store: ProgramStore, entry: Entry = ENTRY, **more: bool) -> None:
-    """Put a program there, and wait until that has ended."""
+    """Store a program, and wait until the upload has ended."""
     store.put(TARGET, NAME, entry, **more)
 
     assert store.flush(60)
@@ -105,11 +105,11 @@ def reason(found: object) -> str:
     return found.reason
 
 
-# --- whole -------------------------------------------------------------------------------------
+# --- intact programs -----------------------------------------------------------------------------
 
 
 def test_program_is_found_as_it_was_put(make: Make, shelf: Shelf) -> None:
-    """By another server, with a key that people can read before it."""
+    """Another server finds it; the object begins with a readable key."""
     put(make())
     found = make().find(TARGET, ["another", NAME])
     key, _, executable = shelf.objects[OBJECT].partition(b"\n")
@@ -121,7 +121,7 @@ def test_program_is_found_as_it_was_put(make: Make, shelf: Shelf) -> None:
 
 
 def test_program_that_is_there_is_not_written_again(make: Make, shelf: Shelf) -> None:
-    """Unless it cannot be used."""
+    """An unusable program is replaced."""
     first, second = make(), make()
     put(first)
     put(second, replace(ENTRY, executable=b"as good"))
@@ -134,7 +134,7 @@ def test_program_that_is_there_is_not_written_again(make: Make, shelf: Shelf) ->
 
 
 def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -> None:
-    """Each has looked before the other has written."""
+    """Both have looked for the program before either has written it."""
     shelf.gate.clear()
     writers = [make(), make()]
     written = [replace(ENTRY, executable=bytes([65 + at]) * 900) for at in range(2)]
@@ -150,7 +150,7 @@ def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -
 
 
 def test_programs_of_other_environments_have_other_names() -> None:
-    """So that no version overwrites another's."""
+    """So no version overwrites another version's programs."""
     program = {"computation": "abc"}
     first = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "1"})
     second = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "2"})
@@ -169,7 +169,7 @@ def test_program_for_a_gpu_may_have_been_made_without_one() -> None:
     assert 1 == len(places[1].names_in_store)
 
 
-# --- damaged -----------------------------------------------------------------------------------
+# --- damaged programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_program_that_is_too_large_is_not_put_there(make: Make, shelf: Shelf) ->
 
 
 def test_lookups_are_counted_by_what_they_found(make: Make, shelf: Shelf) -> None:
-    """What is denied counts as what is not there: S3 does not tell them apart."""
+    """A denied request counts as a miss, because S3 does not distinguish the two."""
     put(make())
     store = make()
     store.find(TARGET, [NAME])
@@ -228,7 +228,7 @@ def test_lookups_are_counted_by_what_they_found(make: Make, shelf: Shelf) -> Non
     assert 0 < counts.seconds
 
 
-# --- away --------------------------------------------------------------------------------------
+# --- unavailable store ---------------------------------------------------------------------------
 
 
 def test_store_that_hangs_is_waited_for_once(
@@ -279,7 +279,7 @@ def test_store_that_fails_is_left_alone(
 def test_denied_program_is_no_reason_to_ask_for_no_other(
     make: Make, shelf: Shelf, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """S3 denies what is not there to those who may not list."""
+    """S3 denies access to missing objects for clients that may not list them."""
     put(make())
     store = make()
     shelf.read_problem = DENIED
@@ -329,7 +329,7 @@ def test_write_that_is_refused_is_logged_once(
 
 
 def test_no_more_wait_than_may(make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever puts them there goes on; they are a server's loads."""
+    """The caller, a server's load, does not wait."""
     monkeypatch.setattr(program_store, "_MOST_WAITING", 3)
     shelf.gate.clear()
     store = make()

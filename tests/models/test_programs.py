@@ -33,7 +33,7 @@ def test_fixed_shape_stays_what_it_is() -> None:
 
 
 class _Executable:
-    """Remembers with what it was called."""
+    """Records the shapes of the inputs of each call."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -44,7 +44,7 @@ class _Executable:
 
 
 def test_bucket_is_executed_before_it_is_measured() -> None:
-    """The first execution is slower than the others: pages, threads, caches."""
+    """The first execution is slower than later ones: page faults, threads, caches."""
     executable: Any = _Executable()
 
     seconds = warmed(executable, [], [X], 6)
@@ -54,11 +54,11 @@ def test_bucket_is_executed_before_it_is_measured() -> None:
     assert 0 < seconds
 
 
-# --- the executables that requests may use -----------------------------------------------------
+# --- executables for requests --------------------------------------------------------------------
 
 
 def _table(**milliseconds: float) -> Table:
-    """Return a table from `rows_1=...` and so on, added in this order."""
+    """Return a table from arguments such as `rows_1=2.0` (milliseconds), added in this order."""
     table = Table()
     executable: Any = None
     for name, value in milliseconds.items():
@@ -89,13 +89,12 @@ def test_next_larger_bucket_serves_until_there_is_a_better_one() -> None:
     ids=["one", "flat", "then linear", "odd one out", "no gain", "tiny"],
 )
 def test_batches_stop_where_the_time_per_row_does(table: Table, expected: int) -> None:
-    """A larger batch that is not cheaper per row only waits longer; tiny ones share what a call
-    costs around the computation."""
+    """Larger batches must be cheaper per row; tiny ones only share the overhead of a call."""
     assert expected == table.batch_limit()
 
 
 def test_what_was_not_measured_gathers_as_much_as_there_is() -> None:
-    """Nothing is known of the time per row, and a batch costs one execution."""
+    """The time per row is unknown, and a batch costs only one execution."""
     unknown = tuple(Program(lambda leaves, inputs: [], rows, (), inf) for rows in (1, 2, 4))
 
     assert 4 == Table((1, 2, 4), unknown).batch_limit()
@@ -104,7 +103,7 @@ def test_what_was_not_measured_gathers_as_much_as_there_is() -> None:
 def test_loop_that_follows_its_inputs_is_not_warmed_up(
     tmp_path: Path, load: Load, run: Run
 ) -> None:
-    """On zeros this one would never end; on its rows it does, padded or not."""
+    """The loop would not terminate on zeros; on its own rows it does, even if padded."""
 
     def until_it_is_large(params: None, x: jax.Array) -> jax.Array:
         def one(row: jax.Array) -> jax.Array:
@@ -123,7 +122,7 @@ def test_loop_that_follows_its_inputs_is_not_warmed_up(
     assert [[128.0, 64.0]] == run(model, {"x": np.array([[2, 1]], np.float32)})["y"].tolist()
 
 
-# --- batches that are executed in pieces -------------------------------------------------------
+# --- batches executed in pieces ------------------------------------------------------------------
 
 
 def _split(**milliseconds: float) -> Table:
@@ -162,7 +161,7 @@ def test_batch_is_split_where_pieces_are_quicker(
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Have each execution measured as the square of its rows, and return rows of outputs."""
+    """Simulate execution times proportional to the squared rows; return the rows per piece."""
     fetched: list[int | None] = []
 
     def seconds(call: object, leaves: object, arguments: Sequence[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""What a computation is given that executes requests of different shapes together."""
+"""The inputs of a computation that executes requests of different shapes together."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ KINDS = {
 
 
 class Computation:
-    """Notes what it is given."""
+    """Records its inputs."""
 
     replicas = 1
     on_demand = None

@@ -1,6 +1,6 @@
-"""What `repo migrate` replaces is kept until the new one has been loaded, and can be put back."""
+"""`repo migrate` keeps replaced versions until the new one has loaded, and can restore them."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json
@@ -92,7 +92,7 @@ def test_a_load_ends_what_is_kept(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_load_of_something_else_removes_nothing(tmp_path: Path) -> None:
-    """As of an export that somebody has put there since: it is not put back either."""
+    """For example an export made after the migration, which an undo does not replace either."""
     path = _exported(tmp_path)
     list(migrate(tmp_path))
     described = json.loads((path / "model.json").read_text())
@@ -112,7 +112,7 @@ def test_two_migrations_in_turn_keep_the_first_state(tmp_path: Path) -> None:
     path = _exported(tmp_path)
     before = _contents(path)
     list(migrate(tmp_path))
-    # As if another JAX had more to do.
+    # Simulate a second migration by another JAX.
     renewed = tmp_path / "renewed"
     replaced.copy(path, renewed)
     described = json.loads((path / "model.json").read_text()) | {"exported_at": "2030"}

@@ -1,4 +1,4 @@
-"""Tensors that clients see in another shape than the model: `reshape`."""
+"""Tensors whose shape for clients differs from the model's (`reshape`)."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def load(directory: Path, **config: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of FP32[-1,2,3] that gives the transposed rows, and the sum of each row."""
+    """A model of FP32[-1,2,3] that returns the transposed rows and the sum of each row."""
     directory = tmp_path_factory.mktemp("models") / "m" / "1"
     export_model(
         lambda p, x: {"t": x.transpose(0, 2, 1), "s": x.sum((1, 2))},
@@ -42,7 +42,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_is_given_and_gives_other_shapes_than_clients_see(version: Path) -> None:
-    """From six elements to two by three, and from a scalar of each row to one element."""
+    """Inputs go from 6 elements to 2 x 3, and a scalar per row becomes one element."""
     model = load(
         version,
         max_batch_size=4,
@@ -142,7 +142,7 @@ def test_sequences_are_not_reshaped() -> None:
 def test_every_element_keeps_its_place(
     lead: int, parts: list[tuple[tuple[int, ...], bool]], size: int
 ) -> None:
-    """In the order of rows, whatever is open; and back again."""
+    """Elements stay in row-major order, in both directions, whichever dimensions are open."""
     source: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
     for dims, is_open in parts:

@@ -1,4 +1,4 @@
-"""Files of models are opened in one place, which no link leads out of, whenever it is put there."""
+"""Model files are opened by one module, which follows no link out of the roots at any time."""
 
 import ast
 import os
@@ -42,14 +42,14 @@ def read(root: Path, name: str) -> bytes:
 @pytest.mark.parametrize("directory", ["/", "/a", "/a/b", "/a/b/c"])
 @pytest.mark.parametrize("path", ["/", "/a", "/ab", "/a/b", "/a/bc", "/a/b/c/d", "/b/a/b"])
 def test_a_path_lies_in_a_directory_as_pathlib_says(path: str, directory: str) -> None:
-    """What begins with the name of a directory is beside it."""
+    """A path that merely begins with the directory's name is not inside it."""
     wanted = Path(path).is_relative_to(directory)
 
     assert wanted is lies_in(Path(path), Path(directory))
 
 
 def test_a_link_inside_is_followed(root: Path) -> None:
-    """A mounted volume of Kubernetes shows its files as links into a directory beside them."""
+    """Volumes mounted by Kubernetes contain links into a hidden directory next to them."""
     (root / "..data").mkdir()
     (root / "..data/file").write_text("x")
     (root / "link").symlink_to("..data/file")
@@ -143,7 +143,7 @@ def test_nothing_stays_open_when_something_is_refused(root: Path) -> None:
 
 
 def swap(path: Path, target: Path) -> None:
-    """Put a link in the place of a file or a directory."""
+    """Replace a file or a directory by a link."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -153,7 +153,7 @@ def swap(path: Path, target: Path) -> None:
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Do something once, after the next path was checked and before it is opened."""
+    """Call a function once, between the check of the next path and its opening."""
     check = Roots.confine
     waiting: list[Callable[[], None]] = []
 
@@ -174,7 +174,7 @@ def test_a_link_that_is_put_there_behind_the_check_is_not_followed(
 ) -> None:
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_text("x")
-    # Without a link on the way nothing is checked ahead.
+    # Without a link in the path, nothing is checked in advance.
     (root / "by").symlink_to("a")
     other = tmp_path / "other"
     (other / "b").mkdir(parents=True)
@@ -190,7 +190,7 @@ def test_a_link_that_is_put_there_behind_the_check_is_not_followed(
 def test_a_link_that_is_put_there_on_the_way_down_is_not_followed(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
-    """Of a path without links nothing is resolved first."""
+    """A path without links is not resolved first."""
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_text("x")
     other = tmp_path / "other"
@@ -210,7 +210,7 @@ def test_a_link_that_is_put_there_on_the_way_down_is_not_followed(
 
 
 def test_a_path_without_links_is_not_resolved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It costs a load of a small model a fifth of its time."""
+    """Resolving takes a fifth of the load time of a small model."""
     (root / "file").write_text("x")
     confining = Roots.of((root,))
     monkeypatch.setattr(roots, "_resolved", None)
@@ -221,7 +221,7 @@ def test_a_path_without_links_is_not_resolved(root: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("path", ["../out", "a/../../out", "a/../b"])
 def test_a_path_that_goes_up_is_resolved(root: Path, path: str) -> None:
-    """Behind a link it leads elsewhere than its text says."""
+    """After a link, `..` leads elsewhere than the text of the path suggests."""
     (root / "a").mkdir()
     (root.parent / "out").write_text("hunter2")
     (root / "b").write_text("x")
@@ -237,7 +237,7 @@ def test_a_path_that_goes_up_is_resolved(root: Path, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with a model of two kinds, and a copy of all of it outside."""
+    """Return a repository with a model of two kinds, and a copy of everything outside the roots."""
     base = tmp_path_factory.mktemp("confined")
     params, inputs = {"w": np.ones((1, 300), np.float32)}, {"x": ("FP32", [-1, 300])}
     xlaserve.export_model(lambda p, x: {"y": x + p["w"]}, params, inputs, base / "in/m/1")
@@ -251,7 +251,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_loader_opens_a_file_that_leads_out(
     model: Path, tmp_path: Path, name: str, mapped: bool
 ) -> None:
-    """The file is the right one, byte for byte, but it lies elsewhere."""
+    """The file has the correct contents, but is outside of the roots."""
     shutil.copytree(model / "in", tmp_path / "in")
     directory = tmp_path / "in/m/1"
     swap(directory / name, model / "out/m/1" / name)
@@ -310,12 +310,12 @@ def test_no_configuration_is_read_that_leads_out(root: Path, name: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-# --- one opener --------------------------------------------------------------------------------
+# --- modules that open files ---------------------------------------------------------------------
 
 OPENERS = {
-    # What reads files of models.
+    # Reads model files.
     "files/roots.py",
-    # What writes them, or reads something else.
+    # Write model files, or read other files.
     "files/files.py",
     "authoring/export.py",
     "generation/exporting.py",
@@ -331,30 +331,30 @@ OPENERS = {
     "runtime/programs/compilers/process.py",
     "offline/targets/child.py",
     "offline/targets/results.py",
-    # What keeps copies of remote files, which `roots.py` then opens as others.
+    # Keeps copies of remote files, which are then opened through `roots.py`.
     "storage/cache.py",
     "storage/fetching.py",
     "storage/skeleton.py",
     "storage/units.py",
     "residence/repository/overrides.py",
-    # What marks temporary directories of its own.
+    # Locks its own temporary directories.
     "files/temporary.py",
-    # What tells that a file was changed: nothing of its content leaves but a hash.
+    # Detects changed files; only a hash of their contents is used.
     "residence/repository/fingerprints.py",
     "residence/handover.py",
     "residence/host.py",
     "serving/inputs/shared_memory.py",
     "serving/observability/trace_file.py",
     "serving/observability/access_file.py",
-    # What the operator alone names.
+    # Reads files that only the operator can name.
     "serving/access/key_set.py",
     "serving/access/rules_file.py",
 }
-"""The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
+"""The modules that may open files themselves; new code uses `roots.py`."""
 
 METHODS = {"open", "fdopen", "read_bytes", "read_text", "fromfile", "memmap"}
 NOT_FILES = {"ledger", "tokens", "roots", "self._roots", "driver", "FsspecStore"}
-"""What else has such a method."""
+"""Other objects with a method of such a name."""
 
 
 def opens_a_file(path: Path) -> bool:

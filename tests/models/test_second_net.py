@@ -1,6 +1,6 @@
-"""What is proved of rows is run as well: a difference refuses the proof, loudly."""
+"""Proved programs are also executed: a difference refutes the proof, and is logged as an error."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 def of_places(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-    """Depend on the size of the batch, which a constant table is cut by."""
+    """Depend on the batch size, by which a constant table is cut."""
     return {"y": x + jnp.arange(x.shape[0], dtype=x.dtype)[::-1, None]}
 
 
@@ -62,7 +62,7 @@ PARAMS = {"w": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)}
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Have a wrong rule: whatever is asked about is proved, at export and at load."""
+    """Simulate a wrong rule: everything is proved, at export and at load."""
 
     def planted() -> None:
         def proved(*_: Any, **__: Any) -> Verdict:
@@ -84,7 +84,7 @@ def exported(function: Function, path: Path, **more: Any) -> Path:
 
 
 def believed(directory: Path) -> Path:
-    """Have a manifest say 8 rows, as an author whose export believed the proof has it."""
+    """Change a manifest to 8 rows, as if the author's export had believed the proof."""
     text = (directory / manifest.FILE_NAME).read_text()
     (directory / manifest.FILE_NAME).write_text(
         text.replace('"max_batch_size": 0', '"max_batch_size": 8')
@@ -97,7 +97,7 @@ def loaded(directory: Path, **more: Any) -> JaxExportModel:
 
 
 def answers(model: JaxExportModel, x: Tensor) -> Tensor:
-    """Ask for rows as a request does, whose number may have a program of its own."""
+    """Execute rows as a request does; their number may need its own program."""
     on_demand = model.on_demand
     assert on_demand is not None
     shape = on_demand.shape_of({"x": x})
@@ -126,7 +126,7 @@ def test_a_wrong_proof_is_refused_at_export_and_said_aloud(
 def test_a_wrong_proof_is_refused_at_load_which_goes_on(
     plant: Callable[[], None], tmp_path: Path, name: str
 ) -> None:
-    """Rows of a request are computed as they came, asked three times; nothing is batched."""
+    """Requests are executed unbatched, with correct results, three times; an error is logged."""
     directory = believed(exported(WRONG[name], tmp_path / "m", batch_independent=None))
     plant()
     with capture_logs() as logs:
@@ -147,7 +147,7 @@ def test_a_wrong_proof_is_refused_at_load_which_goes_on(
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_proved_rightly_stays_batched(tmp_path: Path, name: str) -> None:
-    """Whatever it rounds to on its way."""
+    """Rounding differences do not matter."""
     with capture_logs() as logs:
         model = loaded(exported(RIGHT[name], tmp_path / "m"))
 
@@ -199,7 +199,7 @@ def test_second_model_of_a_refused_computation_is_refused_as_well(
 
 
 def test_it_is_run_on_the_programs_that_are_served(tmp_path: Path) -> None:
-    """At two sizes, with no compilation of its own."""
+    """It runs at two sizes, and compiles nothing."""
     model = loaded(exported(RIGHT["plain"], tmp_path / "m"))
     programs = model._by_replica[0].table.programs
 
@@ -213,7 +213,7 @@ def test_it_is_run_on_the_programs_that_are_served(tmp_path: Path) -> None:
     [(100.0, [1, 4, 32]), (15.0, [1, 4, 8]), (6.0, [1, 4]), (3.0, [])],
 )
 def test_what_takes_too_long_is_left_out_largest_first(seconds: float, expected: list[int]) -> None:
-    """A row alone takes 1 second and three are run, each batch is run twice."""
+    """A single row takes 1 second and runs three times; each batch runs twice."""
     programs = [
         Program(lambda leaves, arrays: [], rows, (), time)
         for rows, time in ((1, 1.0), (4, 1.5), (8, 3.0), (32, 12.0))
@@ -223,7 +223,7 @@ def test_what_takes_too_long_is_left_out_largest_first(seconds: float, expected:
 
 
 def test_a_program_that_may_not_be_executed_is_not() -> None:
-    """Its loops follow its inputs, so nothing measured it."""
+    """Its loops depend on inputs, so it was not measured."""
     programs = [Program(lambda leaves, arrays: [], rows, (), float("inf")) for rows in (1, 8)]
 
     assert [] == within(programs, second_net.MAX_SECONDS)

@@ -1,4 +1,4 @@
-"""A recurrent JAX model: its controls and states are filled in, row by row and slot by slot."""
+"""A recurrent JAX model: controls and states are filled in by row and slot."""
 
 import gc
 import weakref
@@ -34,7 +34,7 @@ OLDEST = f"oldest {{ max_candidate_sequences: {SLOTS} }}"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the model that folds, whose configuration each test writes."""
+    """A repository with a model that folds its inputs; each test writes its configuration."""
     made = tmp_path_factory.mktemp("models")
     export_fold(made, max_batch_size=4)
     return made
@@ -64,7 +64,7 @@ def model(root: Path) -> Iterator[SequenceModel]:
 def stepped(
     model: SequenceModel, values: Sequence[int], steps: Sequence[Step], replica: int = 0
 ) -> list[int]:
-    """Take a step, and return what the states are then, of all rows."""
+    """Take a step, and return the new states of all rows."""
     inputs = {"x": np.array(values, np.int32)[:, None]}
     return [int(y) for y in model.step(inputs, steps, replica=replica)["y"][:, 0]]
 
@@ -77,7 +77,7 @@ NOBODY = Step(0, is_ready=False)
 
 
 def test_rows_have_the_states_of_their_slots(model: SequenceModel) -> None:
-    """Wherever they are in the batch."""
+    """The position of a row in the batch does not matter."""
     stepped(model, [1, 2, 3, 4], [start(slot) for slot in range(4)])
     found = stepped(model, [5, 6, 7, 8], [Step(slot) for slot in (3, 1, 0, 2)])
 
@@ -85,7 +85,7 @@ def test_rows_have_the_states_of_their_slots(model: SequenceModel) -> None:
 
 
 def test_what_a_load_left_out_is_compiled_behind_it(root: Path) -> None:
-    """And then the states of batches of its size can be read."""
+    """Afterwards, batches of that size can read the states."""
     configure(root, strategy=OLDEST, more=SIZES.replace("1,4", "1,2,4"), max_batch_size=4)
     model = loaded(root, background_compile=True)
     before = model.padded_rows(2)
@@ -109,7 +109,7 @@ def test_a_start_counts_for_its_row_alone(model: SequenceModel, position: int) -
 
 @pytest.mark.parametrize("real", range(4))
 def test_padding_touches_no_state(model: SequenceModel, real: int) -> None:
-    """It has the slot of a sequence, and an input that would change its state."""
+    """A padding row has the slot of a sequence, and an input that would change its state."""
     stepped(model, [1] * 4, [start(slot) for slot in range(4)])
     steps = [NOBODY] * 4
     steps[real] = Step(3, is_end=True, id=9)
@@ -146,7 +146,7 @@ def test_what_is_predicted_has_the_states(root: Path) -> None:
 
 
 def test_no_batch_waits_for_programs_that_read_its_states(root: Path) -> None:
-    """A size that the load left out serves once its states can be read too."""
+    """A size deferred by the load is used only once the program that reads the states exists."""
     sizes = SIZES.replace("1,4", "1,2,4")
     configure(root, strategy=OLDEST, more=sizes, max_batch_size=4)
     model = loaded(root, background_compile=True)
@@ -167,7 +167,7 @@ def test_no_batch_waits_for_programs_that_read_its_states(root: Path) -> None:
 
 
 def test_programs_of_states_are_admitted_as_others_are(root: Path) -> None:
-    """Linux ends a process with too many memory mappings."""
+    """Linux ends a process that has too many memory mappings."""
 
     class Refusing(Mappings):
         def admit(self, model: str, programs: int = 1) -> None:
@@ -179,7 +179,7 @@ def test_programs_of_states_are_admitted_as_others_are(root: Path) -> None:
         loaded(root, mappings=Refusing(1))
 
 
-# --- where states begin --------------------------------------------------------------------------
+# --- initial states ------------------------------------------------------------------------------
 
 INITIAL = 'initial_state { data_type: TYPE_INT64 dims: [ 1 ] data_file: "begin" }'
 
@@ -235,7 +235,7 @@ def test_a_state_that_the_configuration_lists_is_returned(root: Path) -> None:
 
 
 def test_a_model_without_a_batch_dimension_has_states(tmp_path: Path) -> None:
-    """Each request is executed by itself, in the slot of its sequence."""
+    """Each request is executed by itself, in its sequence's slot."""
     xlaserve.export_model(
         lambda p, x, s, h: {"y": h.sum() + x, "h_next": h + x.reshape(1, 1)},
         {},
@@ -262,7 +262,7 @@ sequence_batching {
     assert found == [[1], [1], [7], [7], [13], [1]]
 
 
-# --- what goes wrong -----------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
 def test_an_execution_that_fails_changes_no_state(
@@ -320,7 +320,7 @@ def test_states_that_could_not_be_written_are_lost_and_may_begin_again(
 
     def consume(arrays: Any, *_: Any) -> Any:
         for array in arrays:
-            array.delete()  # as what is donated
+            array.delete()  # as if it had been donated
         raise ArithmeticError
 
     broken: Any = consume
@@ -345,7 +345,7 @@ def test_nothing_is_left_of_states_that_are_closed(root: Path) -> None:
     assert [array() for array in arrays] == [None] * len(arrays)
 
 
-# --- on accelerators, which the CPU plays --------------------------------------------------------
+# --- on accelerators, simulated by the CPU -------------------------------------------------------
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ def dispatch(model: SequenceModel, value: int, *steps: Step) -> Any:
 
 
 def test_steps_are_dispatched_one_behind_the_other(dispatched: SequenceModel) -> None:
-    """The next is given to the device before anybody has waited for the one before it."""
+    """A step is dispatched before anyone has waited for the previous one."""
     flights = [
         dispatch(dispatched, 1, start(0), start(1), NOBODY, NOBODY),
         dispatch(dispatched, 2, Step(1)),
@@ -380,7 +380,7 @@ def test_steps_are_dispatched_one_behind_the_other(dispatched: SequenceModel) ->
 def test_an_execution_that_fails_behind_its_dispatch_loses_the_states_once(
     dispatched: SequenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was dispatched on them fails too, and does not lose those that began meanwhile."""
+    """Steps dispatched on the lost states fail too; sequences that began meanwhile are kept."""
     dispatch(dispatched, 1, start(0)).fetch()
     first, second = dispatch(dispatched, 2, Step(0)), dispatch(dispatched, 3, Step(0))
 
@@ -399,7 +399,7 @@ def test_an_execution_that_fails_behind_its_dispatch_loses_the_states_once(
     assert dispatch(dispatched, 6, Step(0)).fetch()["y"].tolist() == [[folded([5, 6])]]
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is done with the rows of a model, by what is proved, declared, configured and tried."""
+"""How a model's rows are served, depending on proof, declaration, configuration and trial."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_rows_are_shared_where_that_is_proved_or_declared(
     mixed: tuple[int, bool] | None,
     unknown: tuple[int, bool] | None,
 ) -> None:
-    """`max_batch_size` and whether each number of rows has its own program; None: refused."""
+    """Expected: `max_batch_size` and whether each batch size has its own program, or a refusal."""
     expected = {"proved": proved, "mixed": mixed, "unknown": unknown}[verdict.independence]
     if expected is None:
         with pytest.raises(InvalidModel, match="declared independent, but they are not: mixed"):
@@ -83,7 +83,7 @@ def test_declaration_does_not_stand_against_a_trial() -> None:
 
 
 def test_nothing_is_tried_where_nobody_declares_anything() -> None:
-    """A trial compiles and runs the model; what it finds would change nothing."""
+    """A trial compiles and executes the model, and its result would change nothing."""
 
     def never() -> Difference | None:
         raise AssertionError
@@ -126,7 +126,7 @@ def test_log_is_told_why_requests_are_not_put_together(
 def test_log_is_told_why_rows_that_are_proved_are_not_put_together(
     config: ModelConfig, says: bool
 ) -> None:
-    """Manifests of older versions have 0 where rows were not proved for some other platform."""
+    """Older manifests have 0 if rows were not proved for some other platform."""
     expected = (
         "rows are proved independent, but max_batch_size is 0: set it in the configuration to "
         "batch requests"

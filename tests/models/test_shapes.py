@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _avals(*written: str) -> list[Any]:
 
 @pytest.fixture
 def attention(tmp_path: Path) -> Path:
-    """Return a file that centres `x` FP32[-1,-1,4] over its second dimension, and adds `y`."""
+    """Return a file that centres `x`, FP32[-1,-1,4], over its second dimension, and adds `y`."""
     scope = jax.export.SymbolicScope()
     shape = jax.export.symbolic_shape("b, s, 4", scope=scope)
     argument = jax.ShapeDtypeStruct(shape, np.float32)
@@ -60,7 +60,7 @@ def _inputs(rows: int, size: int, other: int | None = None) -> dict[str, Tensor]
 def test_listed_sizes_are_served_exactly(
     attention: Path, load: Load, run: Run, compilations: list[str]
 ) -> None:
-    """Rows may be padded, other dimensions never: a mean over zeros is another one."""
+    """Rows may be padded, but other dimensions may not: zeros would change the mean."""
     model = load(attention, _config("3, 8"))
     compiled = len(compilations)
 
@@ -102,7 +102,7 @@ def test_without_sizes_an_open_dimension_is_refused(attention: Path, load: Load)
 
 
 def test_sizes_that_are_left_out_come_with_the_rest(attention: Path, run: Run) -> None:
-    # Times decide whether a batch is executed in pieces, which no bucket pads.
+    # Measured times decide whether a batch is split into pieces, which are not padded.
     parameters = {"compiled_shapes": "3,8", "split_batches": "false"}
     config = ModelConfig(max_batch_size=4, parameters=parameters)
     context = LoadContext("m", "1", config, background_compile=True)
@@ -130,7 +130,7 @@ def test_resident_of_the_model_before_is_taken(attention: Path, load: Load, run:
     assert np.allclose(centred, found, atol=1e-5)
 
 
-# --- what a configuration may say --------------------------------------------------------------
+# --- valid configurations ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

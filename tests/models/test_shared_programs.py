@@ -1,6 +1,6 @@
-"""Models of one computation: what they share, what is of each alone, and what is left."""
+"""Models with the same computation: what they share, what they do not, and what remains."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
@@ -56,7 +56,7 @@ def tunes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all parameters take the same time, on a busy machine too."""
+    """Treat all parameters as equally fast, even on a busy machine."""
     monkeypatch.setattr(programs, "_ALIKE", math.inf)
 
 
@@ -67,7 +67,7 @@ def pool() -> SharedPrograms:
 
 @pytest.fixture
 def load(pool: SharedPrograms) -> Iterator[Callable[..., JaxExportModel]]:
-    """Load with the programs of the pool."""
+    """Return a function that loads with the programs of the pool."""
     loaded: list[JaxExportModel] = []
 
     def load_model(path: Path, config: ModelConfig | None = None, **more: Any) -> JaxExportModel:
@@ -140,7 +140,7 @@ def test_one_carries_what_is_shared_and_the_next_one_does_when_it_leaves(
 def test_other_batch_sizes_share_what_they_have_in_common(
     tunes: list[Path], load: Load, pool: SharedPrograms
 ) -> None:
-    """And what they carry is counted for each."""
+    """Memory accounting is separate for each model."""
     first = load(tunes[0], ModelConfig(parameters={"batch_sizes": "1,6"}))
     second = load(tunes[1], ModelConfig(parameters={"batch_sizes": "2,6"}))
 
@@ -158,7 +158,7 @@ def test_other_batch_sizes_share_what_they_have_in_common(
 def test_bucket_that_is_compiled_for_one_is_there_for_all(
     tunes: list[Path], load: Load, compilations: list[str]
 ) -> None:
-    # Times decide whether a batch is executed in pieces, which no bucket pads.
+    # Measured times decide whether a batch is split into pieces, which are not padded.
     whole = ModelConfig(parameters={"split_batches": "false"})
     first, second = (load(path, whole, background_compile=True) for path in tunes)
     assert [1, 6] == [bucket.rows for bucket in second.info.buckets]
@@ -192,7 +192,7 @@ def test_background_of_both_at_once_compiles_each_bucket_once(
 def test_shape_that_one_asked_for_is_compiled_for_the_other(
     load: Load, pool: SharedPrograms, compilations: list[str], tmp_path: Path
 ) -> None:
-    """And what nobody keeps is gone."""
+    """A program without users is dropped."""
 
     def centred(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         return (x - x.mean(axis=0, keepdims=True)) @ params["w"]
@@ -246,13 +246,13 @@ def test_failed_load_leaves_nothing(tunes: list[Path], load: Load, pool: SharedP
     assert (0, 0) == pool.counts
 
 
-# --- what is not shared --------------------------------------------------------------------------
+# --- not shared ----------------------------------------------------------------------------------
 
 
 def test_times_of_a_model_that_is_slower_are_its_own(
     tunes: list[Path], load: Load, pool: SharedPrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hostile one may be first: its parameters are as slow, or as quick, as it likes."""
+    """A hostile model may be the first one: its parameters may be arbitrarily slow or fast."""
     first = load(tunes[0])
     (computation,) = pool._computations.values()
     assert [b.seconds for b in load(tunes[1]).info.buckets] == [
@@ -276,7 +276,7 @@ def test_decisions_of_one_configuration_are_not_anothers(tunes: list[Path], load
     assert 0 == alone.batch_limit
 
 
-# --- the key -------------------------------------------------------------------------------------
+# --- cache key -----------------------------------------------------------------------------------
 
 
 def _key(path: Path) -> str:
@@ -308,7 +308,7 @@ def test_key_is_that_of_the_computation(tmp_path: Path, tunes: list[Path]) -> No
 
 
 def test_key_does_not_believe_a_file(tmp_path: Path, tunes: list[Path]) -> None:
-    """A manifest says how a module is called; what it says is part of the key."""
+    """The calling convention in the manifest is part of the key."""
     described = manifest.read(tunes[0])
     durable = described.durable
     assert durable is not None
@@ -352,7 +352,7 @@ def test_plain_files_share_programs(pool: SharedPrograms, tmp_path: Path) -> Non
     assert (0, 0) == pool.counts
 
 
-# --- one flight ----------------------------------------------------------------------------------
+# --- single-flight compilation -------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +369,7 @@ def _never(program: SharedProgram) -> None:
 
 
 def _waiting(pool: SharedPrograms, lease: Lease) -> Callable[[], bool]:
-    """Tell whether a model waits for a program that another one makes."""
+    """Return a predicate: does a model wait for another model's program?"""
     return lambda: any(lease in one.users for one in lease._of.programs.values())
 
 
@@ -403,7 +403,7 @@ def test_one_that_fails_fails_for_nobody_else(pool: SharedPrograms, error: Excep
 
 
 def test_one_that_waits_gets_what_the_other_made_and_keeps_it(pool: SharedPrograms) -> None:
-    """Though the other one fails right behind that."""
+    """Even if the other model fails immediately afterwards."""
     first, second = (pool.lease("key", _Artifact()) for _ in range(2))
     begun, may_end = threading.Event(), threading.Event()
 
@@ -453,7 +453,7 @@ def test_one_that_is_cancelled_does_not_wait(pool: SharedPrograms) -> None:
 
 
 def test_module_stays_while_one_may_have_it_compiled(pool: SharedPrograms) -> None:
-    """And its next model brings it along."""
+    """The next model with the computation brings the module again."""
     first, second = (pool.lease("key", _Artifact()) for _ in range(2))
     first.stop_compiling()
     assert b"module" == second.exported.mlir_module_serialized
@@ -467,7 +467,7 @@ def test_module_stays_while_one_may_have_it_compiled(pool: SharedPrograms) -> No
 
 
 def test_the_next_one_is_told_that_it_carries_the_module(pool: SharedPrograms) -> None:
-    """Though the one that left used no program."""
+    """Even if the released model had used no program."""
     first, second, third = (pool.lease("key", _Artifact()) for _ in range(3))
     told: list[str] = []
     second.on_change = lambda: told.append("second")
@@ -480,7 +480,7 @@ def test_the_next_one_is_told_that_it_carries_the_module(pool: SharedPrograms) -
 
 
 def test_one_that_leaves_inherits_nothing_while_another_stays(pool: SharedPrograms) -> None:
-    """Module and programs go to the first that stays; without one, to the next that leaves."""
+    """Module and programs go to the first model that stays, else to the next one that leaves."""
     leases = [pool.lease("key", _Artifact()) for _ in range(4)]
     for lease in leases:
         lease.get("p", _made, lambda: None)
@@ -510,7 +510,7 @@ def test_one_that_leaves_inherits_nothing_while_another_stays(pool: SharedProgra
 
 
 def test_who_hands_on_is_told_before_who_inherits(pool: SharedPrograms) -> None:
-    """So that the books never count with both what they share; and nobody without an heir is."""
+    """So shared memory is never counted twice; a model without an heir is not notified."""
     leases = [pool.lease("key", _Artifact()) for _ in range(2)]
     told: list[str] = []
     for lease in leases:
@@ -526,7 +526,7 @@ def test_who_hands_on_is_told_before_who_inherits(pool: SharedPrograms) -> None:
 
 
 def test_a_model_is_alone_while_no_other_has_a_program_to_execute(pool: SharedPrograms) -> None:
-    """Of its computation or another; what is only being compiled disturbs nobody."""
+    """This includes models of other computations; a program being compiled does not count."""
     one, same, other = (pool.lease(key, _Artifact()) for key in ("key", "key", "other"))
     alone = []
     one.get("p", _made, lambda: None)

@@ -35,7 +35,7 @@ def test_configured_batch_size_replaces_the_exported_one() -> None:
     [(8, (4,)), (8, (-1,)), (0, (4,)), (0, (-1, 4)), (0, (-1, -1))],
 )
 def test_dims_with_or_without_batch_agree(max_batch_size: int, dims: Shape) -> None:
-    """With a max_batch_size dims leave the batch out; without one they may be either."""
+    """With max_batch_size, dims omit the batch; without it, they may omit or include it."""
     inputs = (*_input(dims), *_input((), "n", "INT64"))
     config = ModelConfig(max_batch_size=max_batch_size, inputs=inputs)
 

@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ WITHOUT_SIZES = (
 
 
 def _arrays(*shapes: str, dtype: Any = np.float32) -> list[jax.ShapeDtypeStruct]:
-    """Return arrays of shapes such as `b, 4`, whose symbols are the same in all of them."""
+    """Return arrays of shapes such as `b, 4`; equal symbols are shared between them."""
     scope = jax.export.SymbolicScope()
     return [
         jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), dtype)
@@ -73,7 +73,7 @@ def affine(tmp_path: Path) -> Path:
     return _write(tmp_path, _export(_affine, *_arrays("b, 4")))
 
 
-# --- what it takes and gives -------------------------------------------------------------------
+# --- signature -----------------------------------------------------------------------------------
 
 
 def _signature(exported: Exported) -> Signature:
@@ -96,7 +96,7 @@ def test_arrays_are_numbered() -> None:
 
 
 def test_dicts_have_names() -> None:
-    """In the order of JAX, which sorts them."""
+    """The order is JAX's, which sorts keys."""
     x, n = _arrays("b, 4", "b")
     exported = _export(lambda d: {"sum": d["x"].sum(1) + d["n"]}, {"x": x, "n": n})
 
@@ -203,7 +203,7 @@ def test_dtype_without_a_name_is_refused_by_tensor(
 def test_nested_arrays_have_the_names_of_their_paths(
     fn: Callable[..., object], arguments: Any, keywords: Any, inputs: str, outputs: str
 ) -> None:
-    """Keys, positions and keywords, in the order of JAX."""
+    """Keys, positions and keywords, in JAX's order."""
     (x,) = _arrays("3")
     tree = ["x"] * arguments if isinstance(arguments, int) else arguments
     args, kwargs = _planted((tree, keywords), x)
@@ -253,7 +253,7 @@ def test_function_without_arrays_is_refused() -> None:
 
 
 def test_names_that_collide_are_refused() -> None:
-    """A keyword may have the name that a position gives."""
+    """A keyword argument may have the name of a positional one."""
     (x,) = _arrays("3")
     exported = jax.export.export(jax.jit(lambda x, **more: x))(x, **{"input_0": x})
     with pytest.raises(InvalidModel, match="two inputs have the name 'input_0'; rename a key"):
@@ -286,7 +286,7 @@ def test_names_beside_it_are_those_of_its_arrays() -> None:
         assert expected == str(caught.value)
 
 
-# --- in a version directory --------------------------------------------------------------------
+# --- version directories -------------------------------------------------------------------------
 
 
 def _version(directory: Path, name: str = "affine.jaxexp") -> Path:
@@ -323,7 +323,7 @@ def test_model_jaxexp_is_the_one_of_several(tmp_path: Path, load: Load) -> None:
 def test_version_directory_that_is_no_one_plain_file_is_refused(
     tmp_path: Path, load: Load, files: list[str], expected: str
 ) -> None:
-    """A version whose manifest is lost keeps its parameters in another file."""
+    """Without its manifest, the version's parameters are in another file."""
     directory = _version(tmp_path / "m" / "1")
     for file in files:
         (directory / file).write_bytes(b"")
@@ -349,7 +349,7 @@ def test_names_that_are_not_valid_are_refused(tmp_path: Path, load: Load, text: 
         load(directory, SMALL)
 
 
-# --- loaded ------------------------------------------------------------------------------------
+# --- loading -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -417,7 +417,7 @@ def test_configuration_may_name_the_kind(affine: Path, load: Load, field: str) -
 
 
 def test_configuration_that_says_the_same_is_accepted(affine: Path, load: Load) -> None:
-    """As the schema of a mesh has it: whole shapes, and no batch size."""
+    """In the form of a mesh's schema: whole shapes, and no batch size."""
     config = ModelConfig(
         inputs=(ConfigTensor("input_0", FP32, (-1, 4)),),
         outputs=(ConfigTensor("output_0", FP32, (-1, 300)),),
@@ -456,11 +456,11 @@ def test_batch_size_for_fixed_shapes_is_refused(tmp_path: Path, load: Load) -> N
         load(path, SMALL)
 
 
-# --- other files -------------------------------------------------------------------------------
+# --- invalid files -------------------------------------------------------------------------------
 
 
 def test_cut_file_is_refused(affine: Path) -> None:
-    """Up to the name of the function, which is the last that is in it and which nothing needs."""
+    """Cuts up to the function's name, which is last in the file and not needed."""
     content = affine.read_bytes()
     end = len(content) - len("_affine") - 8
     for size in {*range(0, end, 97), end}:
@@ -548,7 +548,7 @@ def test_predicted_size_has_room_for_the_compiler(affine: Path) -> None:
 
 
 def test_constants_are_measured_once(affine: Path, load: Load) -> None:
-    """FP32 [4,300]; XLA keeps one copy for the three executables."""
+    """FP32 [4,300]; XLA keeps one copy for three executables."""
     memory = load(affine, SMALL).info.memory
 
     assert 4800 < memory.executables_bytes - 3 * sizes.EXECUTABLE_BYTES < 3 * 4800
@@ -556,7 +556,7 @@ def test_constants_are_measured_once(affine: Path, load: Load) -> None:
 
 
 def test_constants_are_not_written_as_text(affine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megabytes of it would hold up all threads, to look for the names of functions."""
+    """Megabytes of text, just to look for function names, would block all threads."""
     texts: list[str] = []
     monkeypatch.setattr(artifact, "check_custom_calls", lambda text, name: texts.append(text))
 
@@ -568,7 +568,7 @@ def test_constants_are_not_written_as_text(affine: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[Exported]:
-    """Collect the artifacts that are read."""
+    """Record the artifacts that are read."""
     found: list[Exported] = []
     deserialize = artifact.deserialize
 
@@ -583,7 +583,7 @@ def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[Exported]:
 def test_constants_do_not_stay_in_the_caches_of_jax(
     affine: Path, load: Load, artifacts: list[Exported]
 ) -> None:
-    """They keep every artifact that was compiled, and a mesh loads and unloads for ever."""
+    """JAX's caches keep every compiled artifact, while a mesh loads and unloads indefinitely."""
     load(affine, SMALL)
 
     assert [b""] == [exported.mlir_module_serialized for exported in artifacts]

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("on_devices.py")
 PARAMETERS = {"w1": (6, 512), "w2": (512, 8), "b": (512,)}
 
 
-# --- on two devices, in this process -----------------------------------------------------------
+# --- two devices, in this process ----------------------------------------------------------------
 
 
 def _devices(layout: Layout) -> list[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def _devices(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def test_all_meshes_have_one_lock_and_a_device_has_none() -> None:
-    """Programs that two threads hand to several devices at once could wait for each other."""
+    """Two threads that dispatch to several devices concurrently could deadlock."""
     first, second = jax.local_devices()[:2]
     meshes = [sites.Site(devices) for devices in ((first, second), (second, first))]
 
@@ -85,7 +85,7 @@ def test_first_rule_that_fits_counts() -> None:
 
 
 def test_batch_is_split_over_the_data_axis() -> None:
-    """Where it can be split evenly; other batches go to every device whole."""
+    """Batches that cannot be split evenly go to every device as a whole."""
     (site,) = _sharded({"w1": [None]}, mesh="data=2").sites
 
     assert (2, 8) == site.inputs(4).shard_shape((4, 8))
@@ -122,7 +122,7 @@ def test_mesh_is_for_all_of_the_devices() -> None:
 
 
 def test_devices_are_booked_by_the_name_that_was_asked_for() -> None:
-    """A device of CUDA calls its platform gpu."""
+    """A CUDA device reports its platform as gpu."""
     assert ("cuda:1",) == sites.Site([jax.devices()[1]], platform="cuda").device_names
 
 
@@ -142,12 +142,12 @@ def test_memory_of_a_device_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert {"cuda:1": (3, 7)} == device.memory("cuda")
 
 
-# --- on four and eight, each in a process of its own -------------------------------------------
+# --- four and eight devices, each in a separate process ------------------------------------------
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What placements did on a machine of so many devices."""
+    """The results of all placements on a machine with this many devices."""
 
     count: int
     seen: dict[str, dict[str, Any]]
@@ -159,7 +159,7 @@ class Machine:
 
 @pytest.fixture(scope="session", params=[4, pytest.param(8, marks=pytest.mark.slow)])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A multilayer perceptron of one device, loaded in every placement of the script."""
+    """A multilayer perceptron exported for one device, loaded with all the script's placements."""
     directory = tmp_path_factory.mktemp("models") / "mlp"
     random = np.random.default_rng(4)
     w1 = random.standard_normal((6, 512), np.float32)
@@ -180,7 +180,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 BUCKETS = 4
-"""1, 2, 3 and 4 rows."""
+"""Batch sizes 1, 2, 3 and 4."""
 
 BYTES = 4 * (6 * 512 + 512 * 8)
 
@@ -191,7 +191,7 @@ def test_placement_changes_no_answer(machine: Machine, name: str) -> None:
 
 
 def test_replicas_are_on_different_devices(machine: Machine) -> None:
-    """Parameters and executables are there once for each device."""
+    """Each device has its own parameters and executables."""
     seen = machine.seen["replicas"]
 
     assert [[index] for index in machine.every] == seen["output_devices"]
@@ -204,7 +204,7 @@ def test_replicas_are_on_different_devices(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_replicas_of_one_device_share(machine: Machine) -> None:
-    """Two on each of two devices: four that execute, two that hold memory."""
+    """Two replicas on each of two devices: four execute, two copies hold memory."""
     seen = machine.seen["pairs"]
 
     assert [[0], [2], [0], [2]] == seen["output_devices"]
@@ -213,7 +213,7 @@ def test_replicas_of_one_device_share(machine: Machine) -> None:
 
 
 def test_shards_are_one_copy_over_all_devices(machine: Machine) -> None:
-    """The least memory: no parameter that a rule splits is anywhere twice."""
+    """It needs the least memory: no parameter split by a rule exists twice."""
     seen = machine.seen["shard"]
 
     assert [machine.every] * 2 == seen["parameter_devices"]

@@ -10,9 +10,9 @@ from xlaserve.errors import InvalidModel
 
 
 def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:
-    """Five buckets, FP32 [4,300] and [300], and six rows of [4] in and of [300] out.
+    """Five buckets; FP32 [4,300] and [300]; six input rows of [4], six output rows of [300].
 
-    The product and its sum are one after the other, and 1.6 times what an estimate says is told.
+    The product and the sum are computed one after the other; estimates are multiplied by 1.6.
     """
     module = _largest_file(affine_directory)
     held = 4 * (1200 + 300) + 5 * sizes.EXECUTABLE_BYTES + module
@@ -22,7 +22,7 @@ def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:
 
 
 def _largest_file(directory: Path) -> int:
-    """Return the bytes of the largest file beside the parameters."""
+    """Return the size in bytes of the largest file except the parameters."""
     names = set(manifest.read(directory).files) - {manifest.WEIGHTS}
     return max((directory / name).stat().st_size for name in names)
 
@@ -31,7 +31,7 @@ def _largest_file(directory: Path) -> int:
 def test_what_others_have_of_a_computation_is_not_predicted_again(
     affine_directory: Path, there: int, expected: int
 ) -> None:
-    """Of its five batch sizes; never more than what was predicted."""
+    """The expected number is of its five batch sizes; never more than the whole prediction."""
     module = affine_directory / manifest.STABLEHLO
     sha256 = hashlib.sha256(module.read_bytes()).hexdigest()
     shared = sizes.shared_bytes(affine_directory, {sha256: there}.__getitem__)

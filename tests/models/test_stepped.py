@@ -1,6 +1,6 @@
-"""Stepped models: exported, loaded, and asked for one answer after the other."""
+"""Stepped models: export, load, and answers one by one."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json
@@ -50,7 +50,7 @@ def model(directory: Path) -> Iterator[SteppedModel]:
 
 
 def expected(start: int, count: int) -> list[Answer]:
-    """Return what the function gives without any of this."""
+    """Return the answers of the plain functions."""
     inputs = [jnp.asarray(tensor) for tensor in asked(start, count).values()]
     state, answers, done = begin(PARAMS, *inputs), [], False
     while not done:
@@ -67,7 +67,7 @@ def shown(answers: Iterator[Answer] | list[Answer]) -> list[Any]:
 
 
 def test_each_answer_is_a_step(model: SteppedModel) -> None:
-    """From the state of the step before it; the last one is known to be the last."""
+    """Each step starts from the previous one's state; the last one is marked as the last."""
     found = shown(model.generate(asked(3, 4), {}))
 
     assert shown(expected(3, 4)) == found
@@ -76,7 +76,7 @@ def test_each_answer_is_a_step(model: SteppedModel) -> None:
 
 
 def test_requests_have_a_state_of_their_own(model: SteppedModel) -> None:
-    """Interleaved, and begun anew each time."""
+    """Interleaved requests each start with a new state."""
     first, second = model.generate(asked(1, 3), {}), model.generate(asked(50, 3), {})
     found: list[list[Answer]] = [[], []]
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_requests_have_a_state_of_their_own(model: SteppedModel) -> None:
 def test_the_state_stays_on_the_device(
     model: SteppedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only outputs that clients know, and whether it is done, are fetched."""
+    """Only the client-visible outputs and the done flag are fetched."""
     fetched: list[tuple[int, ...]] = []
     numpy = DeviceTensor.numpy
 
@@ -134,7 +134,7 @@ def test_a_configuration_allows_no_more_answers_than_the_model(directory: Path, 
 
 
 def test_a_reference_leads_to_a_stepped_model(tmp_path: Path) -> None:
-    """As `xlaserve export FILE.py:NAME` looks for it."""
+    """It is found as `xlaserve export FILE.py:NAME` finds it."""
     source = tmp_path / "made.py"
     source.write_text(
         f"import sys\nsys.path.append({str(Path(stepped.__file__).parent.parent)!r})\n"
@@ -146,11 +146,11 @@ def test_a_reference_leads_to_a_stepped_model(tmp_path: Path) -> None:
     assert 3 == json.loads((path / manifest.FILE_NAME).read_text())["steps"]["max_steps"]
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 def _changed(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a step that does something else with one part of its state."""
+    """Return a step that also changes one part of the state."""
 
     def changed(params: Any, state: Any, *inputs: jax.Array) -> Any:
         state, outputs, done = step(params, state, *inputs)
@@ -273,7 +273,7 @@ def test_tensors_of_steps_are_what_they_should_be(
 
 
 def test_one_answer_is_the_first(model: SteppedModel) -> None:
-    """For who executes any model alike."""
+    """This serves callers that execute any kind of model."""
     outputs = model.execute(asked(3, 4))
 
     assert [3] == np.asarray(outputs["number"]).tolist()

@@ -1,6 +1,6 @@
-"""Stepped models with a batch dimension: what they answer together is what each answers alone."""
+"""Stepped models with a batch dimension: answers in a batch equal the answers alone."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def shown(answer: Answer | Exception) -> Any:
 
 
 def run(model: SteppedRows, rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> list[Any]:
-    """Return what each row is answered that takes its steps in these groups."""
+    """Return the answers of each row, for steps in these groups."""
     found: list[Any] = [[] for _ in rows]
     for group in groups:
         for index, answer in zip(group, model.advance([rows[i] for i in group]), strict=True):
@@ -102,7 +102,7 @@ _LONG = ("begun one after the other", "alone between", "in another order")
 def test_what_is_answered_together_is_what_each_is_answered_alone(
     model: SteppedRows, alone: SteppedModel, groups: Sequence[Sequence[int]]
 ) -> None:
-    """Random numbers, which are in the state, and the shapes and datatypes too."""
+    """The random numbers in the state are the same too, as are shapes and datatypes."""
     inputs = [asked(10 * index, 9 + index) for index in range(MOST)]
     found = run(model, [model.generate(one, {}) for one in inputs], groups)
     expected = [
@@ -141,7 +141,7 @@ def test_a_request_that_is_not_done_in_time_fails_by_itself(model: SteppedRows) 
 
 
 def test_who_leaves_leaves_the_others_their_state(model: SteppedRows) -> None:
-    """And its own is kept by nobody: what is left of a batch are the rows of the others."""
+    """Its own state is released: only the other rows of the batch are kept."""
     rows = [model.generate(asked(index, 9), {}) for index in range(3)]
     model.advance(rows)
     batch = rows[0].batch
@@ -159,7 +159,7 @@ def test_who_leaves_leaves_the_others_their_state(model: SteppedRows) -> None:
 def test_the_same_requests_are_stepped_in_place(
     model: SteppedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is put together, nor taken apart, while no request joins or leaves."""
+    """As long as no request joins or leaves, the batch is neither assembled nor split."""
     rows = [model.generate(asked(index, 9), {}) for index in range(MOST)]
     model.advance(rows)
     made = []
@@ -199,7 +199,7 @@ def test_nothing_is_compiled_for_requests(
 
 
 def test_clients_know_of_no_batch(model: SteppedRows, alone: SteppedModel) -> None:
-    """Its state counts twice: as a row by itself, and as one of a batch."""
+    """The state counts twice: as a separate row, and as a row of a batch."""
     info, other = model.info, alone.info
 
     assert (other.inputs, other.outputs) == (info.inputs, info.outputs)
@@ -216,7 +216,7 @@ def test_clients_know_of_no_batch(model: SteppedRows, alone: SteppedModel) -> No
 def test_a_configuration_may_ask_for_each_by_itself(
     directories: tuple[Path, Path], alone: SteppedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Programs besides that of the model are admitted as its own are."""
+    """Additional programs are subject to the same memory mapping limit as the model's own."""
     admitted: list[int] = []
     monkeypatch.setattr(Mappings, "admit", lambda self, model, programs: admitted.append(programs))
     loaded = load(directories[0], ModelConfig(is_unbatched=True))
@@ -232,7 +232,7 @@ def test_a_configuration_may_ask_for_each_by_itself(
 def test_begin_is_not_computed_by_steps_that_go_on(
     directories: tuple[Path, Path], model: SteppedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be a prompt of thousands of tokens: the rows of an execution have begun, or none."""
+    """It may process a long prompt: all rows of an execution have begun, or none has."""
     told: list[list[bool]] = []
     execute = JaxExportModel.execute
 
@@ -251,11 +251,11 @@ def test_begin_is_not_computed_by_steps_that_go_on(
 # --- exports -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # it exports twice, and tries the first
+@pytest.mark.slow  # exports twice, and tries the first export
 def test_what_is_not_proved_is_exported_without_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if nothing had been asked for; a notice says why."""
+    """The result is as if no batch had been requested; a notice gives the reason."""
     notices: list[str] = []
 
     @jax.custom_batching.custom_vmap
@@ -264,7 +264,7 @@ def test_what_is_not_proved_is_exported_without_a_batch(
 
     @maximum_of_all.def_vmap
     def _(size: int, batched: Any, sums: jax.Array) -> Any:
-        # No rule can prove it, and it adds nothing to numbers that are finite.
+        # No rule can prove this, and it adds nothing to finite numbers.
         return 0 * jnp.max(sums) + jnp.max(sums, axis=1), True
 
     def maximum(params: Any, state: Any, start: jax.Array, count: jax.Array) -> Any:

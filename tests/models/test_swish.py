@@ -1,6 +1,6 @@
-"""Swish on the CPU is what it is by its definition, within FP32."""
+"""Swish on the CPU equals its definition, within FP32 precision."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from xlaserve.row_proofs import prove
 from xlaserve.row_proofs.verdict import Independence
 
 MOST_OFF = 3e-7
-"""In parts of each number, as swish says."""
+"""Maximum relative error, as documented by swish."""
 KERNEL = np.random.default_rng(5).standard_normal((4, 4, 1, 1)).astype(np.float32)
 IMAGE = np.random.default_rng(6).standard_normal((2, 4, 3, 5)).astype(np.float32)
 
 
 def _true(x: np.ndarray) -> np.ndarray:
-    """Return it in FP64."""
+    """Compute swish in FP64."""
     with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-x.astype(np.float64))))
 
@@ -55,7 +55,7 @@ def test_what_is_no_number_stays_so_and_nothing_stays_nothing() -> None:
 
 @pytest.fixture
 def swished(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return the shapes of the images whose swish is computed, as they come."""
+    """Record the shapes of the images whose swish is computed."""
     shapes: list[tuple[int, ...]] = []
 
     def counted(x: jax.Array) -> jax.Array:

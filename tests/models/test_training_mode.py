@@ -1,4 +1,4 @@
-"""A model whose layers are in training mode is refused, with the framework's own remedy."""
+"""A model with layers in training mode is refused, with the framework's remedy."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_dropout_that_drops_nothing_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_the_table_names_code_that_is_there() -> None:
-    """Of the frameworks that are installed: a layer that is renamed is not overlooked."""
+    """For the installed frameworks: a renamed layer must not go unnoticed."""
     for module, name in LAYERS:
         found = pytest.importorskip(module) if module.startswith(("flax", "equinox")) else None
         if found is not None:

@@ -1,6 +1,6 @@
-"""Files of `jax.export` whose layers were traced in training mode: adopted, checked, served."""
+"""`jax.export` files traced with layers in training mode: adopted, checked, served."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import shutil
@@ -36,7 +36,7 @@ EVENT = "a layer of the model may be in training mode"
 
 
 class Net(nnx.Module):
-    """Two layers, both of which differ in training."""
+    """Two layers that both behave differently in training."""
 
     def __init__(self) -> None:
         self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
@@ -78,14 +78,14 @@ def linen_dropout(*, trains: bool) -> Any:
 
 
 def own(*, trains: bool) -> Any:
-    """Dropout that somebody wrote: nobody knows its name."""
+    """Dropout written by a user, without a known name."""
     if not trains:
         return lambda x: x * 2
     return lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), x, 0)
 
 
 def layers(x: Any) -> Any:
-    """What mixes rows, or normalises, and is in no training."""
+    """Operations that mix rows or normalise, without training mode."""
     norm: Any = linen.LayerNorm(use_scale=False, use_bias=False)
     return jax.nn.softmax(x, 0) + norm.apply({}, x) - x.mean(0)
 
@@ -122,12 +122,12 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 
 
 def written(root: Path, fn: Any, *more: Any) -> Path:
-    """Write what a user of JAX writes who knows of no other tool, as a model of a repository."""
+    """Write a file as a user of plain JAX would, as a model in a repository."""
     (rows,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
     path = root / "m" / "1" / "model.jaxexp"
     path.parent.mkdir(parents=True)
-    # As JAX is where nobody has set it up otherwise.
+    # JAX's default settings.
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
@@ -138,7 +138,7 @@ def written(root: Path, fn: Any, *more: Any) -> Path:
 
 
 def notes_of(root: Path) -> tuple[Finding, list[str]]:
-    """Return what `repo check` finds, and its notes on training."""
+    """Return the finding of `repo check`, and its notes about training mode."""
     repository = Repository(root, max_models=1, max_config_bytes=1000)
     (report,) = Checkup(
         repository, loaders.load, lambda source, _: LoadContext(source.name, "1", source.config)
@@ -190,7 +190,7 @@ def decode_bernoulli(x: Any) -> Any:
 
 
 def drawn_twice(x: Any) -> Any:
-    """Two functions of a module draw, by two shapes."""
+    """Draw twice, with two shapes, so that the module has two drawing functions."""
     key = jax.random.key(0)
     return x * jax.random.bernoulli(key, 0.5, (1, 4)) * jax.random.bernoulli(key, 0.5, (4,))
 
@@ -207,7 +207,7 @@ def test_a_function_that_is_named_like_one_that_draws_draws_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_found_without_a_look_at_the_weights(kind: str, tmp_path: Path) -> None:
-    """However large the constants of a computation are: its names are a section of their own."""
+    """Names are in their own section of the module, apart from the constants."""
     make, told = KINDS[kind]
     model, weights = make(True), np.arange(1 << 18, dtype=np.float32)
     module = module_of(written(tmp_path, lambda x: model(x) + jnp.sum(weights)))

@@ -1,4 +1,4 @@
-"""Nested inputs and outputs in an export, by the names of their leaves."""
+"""Nested inputs and outputs of an export, named by the paths of their leaves."""
 
 from collections.abc import Callable
 from pathlib import Path

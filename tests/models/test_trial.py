@@ -1,6 +1,6 @@
-"""What a client sends is tried in a process that may die of it."""
+"""Files from clients are tried in a process that they may crash."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import hashlib
@@ -30,12 +30,12 @@ SECONDS = 120
 
 @pytest.fixture
 def sent(example_models: Path, tmp_path: Path) -> Path:
-    """A version directory as an override has it."""
+    """A version directory, as in an override."""
     return shutil.copytree(example_models / "identity" / "1", tmp_path / "1")
 
 
 def damage(directory: Path, name: str, data: bytes) -> None:
-    """Replace a file, with a checksum to match."""
+    """Replace a file, with a matching checksum in the manifest."""
     (directory / name).write_bytes(data)
     described = json.loads((directory / manifest.FILE_NAME).read_text())
     described["files"][name] = {
@@ -71,7 +71,7 @@ def test_artifact_that_cannot_be_read_is_refused_with_the_reason(sent: Path) -> 
 
 @pytest.mark.slow
 def test_it_is_loaded_with_the_parameters_of_its_configuration(tmp_path: Path) -> None:
-    """But for where it goes and its batches: a trial has one device and one row."""
+    """Device and batch parameters are ignored: a trial has one device and one row."""
     directory = export_model(
         lambda params, x: {"y": x + x}, None, {"x": ("FP32", [-1, "s"])}, tmp_path / "m" / "1"
     )
@@ -104,7 +104,7 @@ def test_a_process_that_dies_or_hangs_is_the_models_fault(
 
 
 class Busy:
-    """A machine on which a trial waits for a processor, and ends behind so many looks."""
+    """A machine on which a trial waits for a CPU, and ends after a number of samples."""
 
     def __init__(self, ends: Path, looks: int) -> None:
         self._ends = ends
@@ -127,7 +127,7 @@ while not pathlib.Path({path!r}).exists():
 def test_a_trial_that_waits_for_a_processor_takes_none_of_its_time(
     sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that is busy refuses no model."""
+    """On a busy machine, models must not be refused."""
     ends = tmp_path / "ends"
     monkeypatch.setattr(own_time, "seen", Busy(ends, 6))
     monkeypatch.setattr(trial, "CLOCK_TIMES", 10_000)
@@ -167,7 +167,7 @@ def test_a_trial_ends_with_its_load(sent: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path: Path) -> None:
-    """Each imports JAX: on a busy machine a load would take as long as both together."""
+    """Both import JAX: one after the other, they would double the load time on a busy machine."""
     begun = tmp_path / "begun"
     waits = (
         "import pathlib, time\n"
@@ -182,7 +182,7 @@ def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path:
 
 @pytest.mark.parametrize("cut", [0, 200])
 def test_plain_file_of_any_name_is_tried(tmp_path: Path, cut: int) -> None:
-    """What a client sent is read in another process first, with a manifest or without."""
+    """A client's file is first read in another process, with or without a manifest."""
     x = jax.ShapeDtypeStruct((3,), np.float32)
     data = jax.export.export(jax.jit(lambda x: x * 2))(x).serialize()
     (tmp_path / "sent.jaxexp").write_bytes(data[: len(data) - cut])
@@ -195,7 +195,7 @@ def test_plain_file_of_any_name_is_tried(tmp_path: Path, cut: int) -> None:
 
 
 def test_memory_of_a_trial_load_is_limited(tmp_path: Path) -> None:
-    """A program of a few lines may ask for any amount."""
+    """A program of a few lines may request any amount of memory."""
 
     def large(params: object, x: jax.Array) -> dict[str, jax.Array]:
         return {"y": x[:, None] + jnp.zeros((1, 1 << 28), jnp.float32)}

@@ -1,6 +1,6 @@
 """Model code that might never end is executed in a process with a time limit."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator
@@ -43,19 +43,19 @@ def processes() -> Iterator[CompilerProcesses]:
 
 @pytest.fixture(autouse=True)
 def _shared(processes: CompilerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have exports share one process, which takes seconds to start."""
+    """Let exports share one process, because starting it takes seconds."""
     monkeypatch.setattr(trials, "_own_processes", lambda seconds: processes)
 
 
 def counted(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-    """Halve until nothing is above 1, which infinity always is; nothing proves its rows."""
+    """Halve until no element is above 1, which never ends for infinity; rows are not proved."""
     loop = lambda s: (s[0] + 1, jnp.where(s[1] > 1, s[1] * 0.5, s[1]))  # noqa: E731
     trips, y = jax.lax.while_loop(lambda s: (s[1] > 1).any(), loop, (0, x))
     return {"y": y + 0 * jnp.asarray(trips, x.dtype)}
 
 
 def endless(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-    """Take a long time for zeros, of which a warm-up is made: its trip counts are constants."""
+    """Run very long for zeros, as a warm-up would use them; the trip counts are constant."""
 
     def long(c: jax.Array) -> jax.Array:
         def twice(_: int, c: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ def loaded(directory: Path, compilation: Compilation, **more: Any) -> JaxExportM
 def declared(
     tmp_path_factory: pytest.TempPathFactory, processes: CompilerProcesses
 ) -> tuple[Path, list[str]]:
-    """Return what was exported of `counted`, and the notices of that."""
+    """Return the export of `counted`, and its notices."""
     notices: list[str] = []
     path = tmp_path_factory.mktemp("declared") / "m" / "1"
     made = Exportable(counted, None, INPUTS, batch_independent=True, max_batch_size=4)
@@ -124,7 +124,7 @@ def test_export_without_a_declaration_returns_as_well(tmp_path: Path) -> None:
 def test_rows_that_are_declared_are_served_though_their_trial_does_not_end(
     declared: tuple[Path, list[str]], processes: CompilerProcesses
 ) -> None:
-    """The load says so within the limit, and answers rightly."""
+    """The load logs this within the time limit, and the answers are correct."""
     directory, _ = declared
     with capture_logs() as logs:
         model = loaded(directory, Compilation(processes=processes))
@@ -163,7 +163,7 @@ def test_load_whose_first_execution_does_not_end_fails_and_no_thread_goes_on(
 def test_loops_are_tried_by_a_process_of_their_own_where_none_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: CompilerProcesses
 ) -> None:
-    """Proved rows are compared there, for `trial_seconds`, and nothing is left untried."""
+    """Proved rows are compared there, for `trial_seconds`, and the trial is complete."""
     directory = export_model(steps, PARAMS, INPUTS, tmp_path / "m" / "1", max_batch_size=4)
     settings = Settings(repository=tmp_path, compile_processes=0, trial_seconds=3.0)
     asked: list[float] = []
@@ -225,7 +225,7 @@ def test_what_has_loops_is_tried_before_the_server_executes_it_once_for_all_star
 def test_wrong_proof_of_what_has_loops_is_seen_in_the_process(
     tmp_path: Path, processes: CompilerProcesses
 ) -> None:
-    """By the numbers, NaN among them."""
+    """It is seen in the numbers, including NaN."""
 
     def mixed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
         y = jax.lax.fori_loop(0, 2, lambda _, c: c + x.mean(0, keepdims=True), x)
@@ -240,7 +240,7 @@ def test_wrong_proof_of_what_has_loops_is_seen_in_the_process(
 
 
 def subject_of(function: Any) -> trials.Subject:
-    """Return the subject of an artifact without parameters, with one input FP32[-1,4]."""
+    """Return an artifact without parameters, with one input FP32[-1,4], as a trial's subject."""
     from xlaserve.tensors import TensorSpec, datatype_named
 
     (rows,) = jax.export.symbolic_shape("b")
@@ -252,7 +252,7 @@ def subject_of(function: Any) -> trials.Subject:
 
 
 def test_memory_of_a_trial_is_limited(processes: CompilerProcesses) -> None:
-    """The load does not fail, and the process does the next job."""
+    """The load does not fail, and the process executes the next job."""
 
     def large(params: Any, x: jax.Array) -> dict[str, jax.Array]:
         return {"y": x[:, :1] + jnp.zeros((1, 1 << 30), jnp.float32)}

@@ -1,6 +1,6 @@
 """Memory and executables that models hold in this process, per the ledger and per JAX."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import gc

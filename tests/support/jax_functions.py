@@ -4,7 +4,7 @@ The functions come from JAX's modules; the arguments are defined here. A functio
 its module's rule has a row in `CALLS`, or a reason in `LEFT_OUT`.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import importlib

@@ -4,7 +4,7 @@ Each kind is a row: tests write all of them, and `tools/lasts.py` checks that mo
 one version of JAX can be served under another.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

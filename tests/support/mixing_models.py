@@ -3,7 +3,7 @@
 All map `x` FP32[-1,4] to `y`, except one ONNX model whose first dimension is time.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -1,6 +1,6 @@
 """onnx's test cases for its operators, run through our converter."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import warnings

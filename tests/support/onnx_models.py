@@ -1,6 +1,6 @@
 """Builds small ONNX models, and runs them in our converter and in onnxruntime."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence

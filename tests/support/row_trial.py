@@ -1,6 +1,6 @@
 """Runs what was proved: the server's own row trial, and a stricter one for each output."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re

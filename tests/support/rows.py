@@ -1,6 +1,6 @@
 """Exports batched functions for tests of the row-independence proof."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence

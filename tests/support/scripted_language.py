@@ -1,6 +1,6 @@
 """A language model that writes scripted answers, with one token per ASCII character."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

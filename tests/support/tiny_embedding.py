@@ -1,6 +1,6 @@
 """A tiny embedding model in plain JAX, and its expected answers, computed with NumPy."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -1,6 +1,6 @@
 """A tiny language model in plain JAX, with random parameters."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables of GPUs and TPUs are those of the figures, and every row is sound."""
+"""The tables of GPUs and TPUs match the figures, and every row is valid."""
 
 from dataclasses import replace
 

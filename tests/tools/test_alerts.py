@@ -1,6 +1,6 @@
-"""Each alert fires for its first event and for its second, as Prometheus evaluates it.
+"""Each alert fires for its first and its second event, as Prometheus evaluates it.
 
-The series are those of scrapes of a server: before anything has happened, and after one event.
+The series are those of scrapes of a server: before any event, and after one event.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SAMPLES_PER_MINUTE = 4
 QUIET, EVENT = 20, 40
-"""Minutes before the first event, and from one event to the next or the end."""
+"""Minutes before the first event, and between the first event and the next one or the end."""
 TARGET = 'instance="here:8000",job="xlaserve"'
 Scrape = Mapping[str, float]
 Event = Callable[[RunningServer], Awaitable[None]]
@@ -73,14 +73,14 @@ async def is_late(server: RunningServer) -> None:
 
 @dataclass(frozen=True)
 class Single:
-    """An event of which one is enough: counters rise once."""
+    """A single event, which increments counters once."""
 
     happens: Event
 
 
 @dataclass(frozen=True)
 class Lasting:
-    """Events that go on for a while: so many with each scrape."""
+    """Events that continue for a while: this many per scrape."""
 
     happens: Event
     per_scrape: int = 1
@@ -88,7 +88,7 @@ class Lasting:
 
 @dataclass(frozen=True)
 class State:
-    """A state that lasts: what a series becomes, given what it is."""
+    """A lasting state: returns the series' new value, given the current one."""
 
     series: str
     becomes: Callable[[Scrape], float]
@@ -150,7 +150,7 @@ async def scrape(server: RunningServer) -> Scrape:
 
 
 def targeted(row: str) -> str:
-    """Put the labels of its target on a row, as Prometheus does."""
+    """Add the labels of its target to a row, as Prometheus does."""
     name, brace, labels = row.partition("{")
     return f"{name}{{{TARGET},{labels}" if brace else f"{name}{{{TARGET}}}"
 
@@ -167,7 +167,7 @@ def rising(value: float, step: float, minutes: int) -> str:
 def values(
     event: Single | Lasting | State, row: str, before: Scrape, after: Scrape, busy: int
 ) -> str:
-    """Return what a series is: quiet, the first event or some minutes of it, and the second."""
+    """Return the series' values: quiet, the first event or some minutes of it, and the second."""
     old = before.get(row)
     if isinstance(event, State):
         if not row.startswith(event.series):
@@ -193,12 +193,12 @@ def values(
 
 
 def evaluated(folder: Path, alert: dashboards.Alert, series: Sequence[Mapping[str, str]]) -> None:
-    """Have Prometheus evaluate the rules: quiet, fired, quiet again, fired again."""
+    """Have Prometheus evaluate the rules at four times: quiet, fired, quiet again, fired again."""
     begun = [QUIET, QUIET + EVENT]
     within = alert.minutes + 6
     (group,) = yaml.safe_load(dashboards.RULES.read_text())["groups"]
     (rule,) = [rule for rule in group["rules"] if rule["alert"] == alert.name]
-    # Promtool compares all labels: those of a rule are as many as its expression leaves.
+    # Promtool compares all labels, so the rule may only have those that its expression keeps.
     (folder / "rule.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": "x", "rules": [{**rule, "labels": {}}]}]})
     )

@@ -66,7 +66,7 @@ def test_every_row_says_all_that_it_should() -> None:
 
 
 def test_arrows_of_rooms_in_a_circle_do_not_follow_from_one_another() -> None:
-    """Whatever the order of sets is: an outsider keeps its arrows to both."""
+    """The result does not depend on the order of sets: an outsider keeps its arrows to both."""
     names = ["xlaserve.a", "xlaserve.b", "xlaserve.c", "xlaserve.d"]
     a, b, c, d = (Room(name) for name in names)
     a.imports |= {"xlaserve.b", "xlaserve.c", "xlaserve.d"}

@@ -1,4 +1,4 @@
-"""Warm requests make no more calls than they did: counts, which no machine changes."""
+"""Warm requests make no more Python calls than allowed; counts do not depend on the machine."""
 
 import json
 import subprocess
@@ -23,8 +23,8 @@ MOST = {
     "python": (92, 103),
     "frame": (2, 2),
 }
-"""Own calls of a warm request at most: on Python 3.12 and later, and on 3.11, where comprehensions
-are functions. Whoever takes calls away lowers a number; to raise one needs a reason."""
+"""Maximum calls of our own code per warm request: on Python 3.12 and later, and on 3.11, where
+comprehensions are functions. If you save calls, lower a number; raising one needs a reason."""
 
 
 def test_no_kind_of_request_makes_more_calls() -> None:

@@ -1,4 +1,4 @@
-"""The comparison of generators: the same model for all, and the same work."""
+"""The comparison of generators: all get the same model and the same work."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from llama_cpp_peer import gguf_name, turned
 
 
 class Fake:
-    """A contender of a name that answers with tokens that are given, and notes its requests."""
+    """A named contender that answers with given tokens and records its requests."""
 
     def __init__(self, name: str, tokens: Sequence[int] = ()) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Fake:
 
 
 class Even(Streaming):
-    """A server whose tokens come one after the other, and whose long prompts take as long."""
+    """A server that sends one event per loop iteration: 50 for a long prompt, 30 for others."""
 
     def __init__(self) -> None:
         self.name = "even"
@@ -47,7 +47,7 @@ class Even(Streaming):
 
 
 def test_rotation_of_llama_cpp_gives_the_same_products_of_queries_and_keys() -> None:
-    """q and k are only used in their product, which the order of their rows does not change."""
+    """Only the product of q and k is used, which the order of their rows does not change."""
     heads, dim, hidden, position = 3, 8, 5, 7
     random = np.random.default_rng(0)
     q, k = (random.standard_normal((heads * dim, hidden)) for _ in range(2))
@@ -56,12 +56,12 @@ def test_rotation_of_llama_cpp_gives_the_same_products_of_queries_and_keys() -> 
     turn = np.exp(1j * angles)
 
     def halves(matrix: Any) -> Any:
-        """Return what Hugging Face turns together, as complex numbers."""
+        """Return the pairs that Hugging Face rotates together, as complex numbers."""
         rows = (matrix @ x).reshape(heads, dim)
         return rows[:, : dim // 2] + 1j * rows[:, dim // 2 :]
 
     def pairs(matrix: Any) -> Any:
-        """Return what llama.cpp turns together."""
+        """Return the pairs that llama.cpp rotates together."""
         rows = (turned(matrix, heads) @ x).reshape(heads, dim)
         return rows[:, ::2] + 1j * rows[:, 1::2]
 
@@ -80,7 +80,7 @@ def test_tensors_have_the_names_of_llama_cpp() -> None:
 async def test_contender_of_another_model_ends_the_comparison(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A near tie may end the likeness, but not at the beginning."""
+    """A near tie may end the agreement, but not at the first token."""
     ours = list(range(AGREED))
     near = [*ours[:9], *[0] * (AGREED - 9)]
 
@@ -93,7 +93,7 @@ async def test_contender_of_another_model_ends_the_comparison(
 async def test_all_have_the_same_requests_and_no_prompt_comes_twice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Rows that one keeps of a prompt would spare it what the others compute."""
+    """Cached rows of a repeated prompt would save a contender work that others do."""
     one, other = Fake("one"), Fake("other")
 
     rates = await compare([one, other], rounds=2, rate=1.0, longest=10)
@@ -107,7 +107,7 @@ async def test_all_have_the_same_requests_and_no_prompt_comes_twice(
 
 
 def test_rate_is_of_the_tokens_that_were_asked_for() -> None:
-    """From when the first one was due to when the last one ended."""
+    """Measured from when the first request was due until the last answer ended."""
     requests = [Request(1.0, [3], 10), Request(2.0, [3], 30)]
 
     found = measured(requests, 100.0, [103.0, 106.0])
@@ -118,7 +118,7 @@ def test_rate_is_of_the_tokens_that_were_asked_for() -> None:
 async def test_gaps_beside_long_prompts_are_those_of_running_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Answers that end before the long prompts do have others behind them."""
+    """An answer that ends before the long prompts do is followed by another one."""
     server = Even()
 
     assert await beside_long_prompts(server, 2) >= 1

@@ -156,7 +156,7 @@ def test_workers_are_compared_with_one_process_on_the_same_cores() -> None:
 
 
 def test_workers_have_the_cores_of_the_client_too(tmp_path: Path) -> None:
-    """So has one process that they are compared with; others have one core."""
+    """A single process in that comparison has them too; other contenders have one core."""
     contenders = Contenders(Kit(tmp_path, tmp_path, "0", "1"), tmp_path, tmp_path)
     contenders.add_variant(Variant(OURS))
     for count in (1, 2):
@@ -277,7 +277,7 @@ def test_a_server_that_ends_while_it_starts_is_said(tmp_path: Path) -> None:
 
 
 def test_a_server_that_died_is_started_again_and_all_it_started_ends(tmp_path: Path) -> None:
-    """The pipe has an end when nobody holds it open any more."""
+    """The pipe reaches its end when no process holds it open."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     one = contender(["sh", "-c", f"(sleep 600 > {pipe}) & wait"], tmp_path / "log")

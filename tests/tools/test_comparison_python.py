@@ -1,4 +1,4 @@
-"""Models in Python beside Triton: what is asked, and how the reports of perf_analyzer are read."""
+"""Python models compared with Triton: the requests, and how perf_analyzer's reports are read."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_answers_are_counted_and_a_model_that_leaves_some_out_fails() -> None:
 
 
 class Statistics(BaseHTTPRequestHandler):
-    """Says that five requests more were answered each time."""
+    """Reports five more answered requests each time."""
 
     count = 0
 
@@ -55,7 +55,7 @@ class Statistics(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which tests are costly: chosen by what they cost, and there."""
+"""The table of costly tests: chosen by their cost, and all existing."""
 
 import ast
 import json
@@ -47,7 +47,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_the_table_names_is_there() -> None:
-    """A function that was renamed would come back into `tox run` unseen."""
+    """A renamed function would silently return to `tox run`."""
     missing = []
     for test in costly_tests.named():
         file, *names = test.split("::")
@@ -59,7 +59,7 @@ def test_what_the_table_names_is_there() -> None:
 
 
 def _is_defined(path: Path, name: str) -> bool:
-    """Tell whether a module has a test by a name, or a state machine's case."""
+    """Tell whether a module defines a test with a name, or a state machine's test case."""
     body = ast.parse(path.read_text()).body
     defined = [node.name for node in body if isinstance(node, DEFINITIONS)]
     assigned = [

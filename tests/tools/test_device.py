@@ -1,4 +1,4 @@
-"""The check of a device: what it finds stays, is judged, and runs on a CPU as a whole."""
+"""The device check: its findings are kept and judged, and all of it also runs on a CPU."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_step_runs_in_a_process_and_leaves_what_it_found(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("step", EVERY_STEP)
 def test_every_step_runs_on_the_cpu(tmp_path: Path, step: str) -> None:
-    """So that it is whole when there is a device."""
+    """This ensures that the whole check works when a device is available."""
     _run(tmp_path, step)
     rows = Findings(tmp_path / "results.jsonl").rows()
 
@@ -68,7 +68,7 @@ def test_runs_are_made_of_steps_that_there_are() -> None:
 def test_only_what_has_a_test_for_a_gpu_is_collected_for_one(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A machine with a GPU, borrowed for minutes, has no packages for the rest."""
+    """A GPU machine borrowed for minutes lacks the packages for the other tests."""
     (ignores,) = (
         plugin.pytest_ignore_collect
         for plugin in request.config.pluginmanager.get_plugins()
@@ -161,7 +161,7 @@ def test_a_value_that_may_not_be_fails(
 
 
 def _product(dtype: Any) -> tuple[Any, Any]:
-    """Return a product of FP32, and as a device computes it that rounds operands."""
+    """Return a product in FP32, and as a device with rounded operands computes it."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
     return a @ b, a.astype(dtype).astype(np.float32) @ b.astype(dtype).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The drawings of the tables of states: that they are fresh, and leave nothing out."""
+"""The drawings of the state tables are up to date and complete."""
 
 import re
 from pathlib import Path

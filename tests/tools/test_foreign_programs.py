@@ -1,4 +1,4 @@
-"""What becomes of tests whose foreign programs are missing."""
+"""Tests whose external programs are missing."""
 
 import pytest
 from support import tools

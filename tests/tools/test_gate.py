@@ -1,4 +1,4 @@
-"""What the gate makes of a step that fails, hangs, or leaves processes."""
+"""How the gate handles a step that fails, hangs, or leaves processes behind."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def python(text: str) -> tuple[str, ...]:
 
 
 def run(stages: Sequence[Sequence[tuple[Any, ...]]], whole: float = 1000.0) -> str:
-    """Run a gate in a process of its own: it adopts what its steps leave."""
+    """Run a gate in its own process, which adopts the processes that its steps leave behind."""
     ended = subprocess.run(
         [sys.executable, "-c", DRIVER.format(stages=repr(stages), whole=whole)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
@@ -114,7 +114,7 @@ def test_stages_run_one_after_the_other() -> None:
 def test_what_hangs_prints_its_stacks_and_is_ended_with_all_that_it_began(
     seconds: float, whole: float, reason: str
 ) -> None:
-    """Also with what has a session of its own; and nothing begins after it."""
+    """Even processes with their own session are ended, and no step starts afterwards."""
     steps = [("hung", python(HANGING), seconds), ("next", python("print('later')"), 100.0)]
     said = run([steps], whole)
 
@@ -135,7 +135,7 @@ def test_what_a_step_leaves_running_ends_with_it() -> None:
 
 @pytest.mark.slow
 def test_the_test_in_which_a_run_of_pytest_hangs_is_named(tmp_path: Path) -> None:
-    """Its stack is that of the process of xdist, and goes to the output of the gate."""
+    """Its stack is that of the xdist process, and is printed in the gate's output."""
     (tmp_path / "conftest.py").write_text(
         "from support import hanging\npytest_runtest_protocol = hanging.pytest_runtest_protocol\n"
     )
@@ -151,7 +151,7 @@ def test_the_test_in_which_a_run_of_pytest_hangs_is_named(tmp_path: Path) -> Non
 
 
 def test_every_environment_of_the_gate_has_a_limit_and_the_whole_ends_before_its_host() -> None:
-    """The whole holds where limits of all of them add up to more."""
+    """The total limit applies even if the individual limits add up to more."""
     default = re.search(r"^env_list = (.+)$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
     assert default
     named = re.findall(r"also(?:\+)?=\(([\w -]+)\)", (ROOT / ".ci" / "run").read_text())

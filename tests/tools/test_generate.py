@@ -1,4 +1,4 @@
-"""`tools/generate.py --check` finds every way in which committed code can differ."""
+"""`tools/generate.py --check` finds every difference in committed generated code."""
 
 import importlib.util
 from pathlib import Path
@@ -39,7 +39,7 @@ def written(folder: Path, **files: str) -> Path:
 def test_changed_missing_and_left_over_files_are_found(
     generate: ModuleType, tmp_path: Path, committed: dict[str, str], expected: list[str]
 ) -> None:
-    """A marker that is written by hand is none of them."""
+    """A handwritten marker file counts as none of these."""
     fresh = written(tmp_path / "fresh", a="1", b="2")
 
     assert expected == generate.differences(fresh, written(tmp_path / "committed", **committed))

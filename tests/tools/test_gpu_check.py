@@ -1,4 +1,4 @@
-"""What a device does, told by the tool that checks it, in a process of its own."""
+"""The device checking tool, run in its own process."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def _run(*arguments: str, may_fail: bool = False, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_without_a_device_it_says_why() -> None:
-    """That is no failure: most machines have none."""
+    """That is not a failure: most machines have no device."""
     found = _run("--device", "cuda", CUDA_VISIBLE_DEVICES="")
 
     assert found.startswith("no device: device 'cuda' is not available")
@@ -51,7 +51,7 @@ def test_without_a_device_it_says_why() -> None:
 
 @pytest.mark.slow
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
-    """So that it is whole when there is a device at last; what the CPU cannot say, it says."""
+    """This ensures that the check works when a device is available; it reports what a CPU lacks."""
     xlaserve.export_model(
         lambda p, x: {"y": x @ p["w"]},
         {"w": np.ones((4, 300), np.float32)},
@@ -86,7 +86,7 @@ def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_what_was_found_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that is stopped has written what it had found."""
+    """A check that is stopped has already written its earlier findings."""
     lines, whole = tmp_path / "lines.jsonl", tmp_path / "found.json"
 
     def stopped(device: Device, options: Options) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_overlap_is_measured_with_one_in_flight_and_with_more(accelerated: None) -> None:
-    """On the CPU that proves no overlap, only that what is measured is what it says."""
+    """On a CPU this does not prove overlap, only that the measurement is correct."""
     found = overlap(CPU, OPTIONS)
 
     assert {1, 2} == set(found.executions_per_second)
@@ -163,7 +163,7 @@ def test_check_that_raises_is_a_failure_beside_what_it_found() -> None:
 def test_exhaustion_has_to_be_refused_and_survived(
     monkeypatch: pytest.MonkeyPatch, example_models: Path, refused: bool
 ) -> None:
-    """On a device that is played: what is greedy is refused, or is not."""
+    """On a simulated device, which refuses a request for too much memory, or does not."""
     jax_runtime.start("cpu")
     execute = JaxExportModel.execute
 
@@ -198,7 +198,7 @@ def test_exhaustion_has_to_be_refused_and_survived(
 
 @pytest.fixture(scope="module")
 def on_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the tool found on the GPU of this machine."""
+    """The tool's findings on the GPU of this machine."""
     path = tmp_path_factory.mktemp("found") / "found.json"
     text = _run("--device", "cuda", "--json", str(path), may_fail=True)
     if text.startswith("no device"):

@@ -1,4 +1,4 @@
-"""What the settings of pytest make of a test that hangs."""
+"""How pytest's settings handle a test that hangs."""
 
 import sys
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_after(): ...
 async def test_each_test_that_hangs_fails_and_the_others_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that no signal gets through to takes its process with it, and nothing else."""
+    """A test that no signal can interrupt ends its process, but nothing else."""
     (tmp_path / "test_some.py").write_text(TESTS)
     limits = ("--timeout", "1", "-o", "faulthandler_timeout=3")
     arguments = ("-c", str(SETTINGS), "--rootdir", str(tmp_path), "-p", "no:cacheprovider")

@@ -1,4 +1,4 @@
-"""The house in order: sizes of files and classes, and READMEs that are true."""
+"""The house rules: sizes of files and classes, and READMEs that match the code."""
 
 import ast
 import re
@@ -20,10 +20,10 @@ LONGER: Mapping[str, int] = {
     "server/xlaserve/row_proofs/rules/shape.py": 512,
     "server/xlaserve/runtime/exported/jax_export.py": 561,
 }
-"""Lines of the files that have more; the numbers may only fall."""
+"""Line counts of files beyond the limit; the numbers may only decrease."""
 MOST_METHODS = 25
 LARGER: Mapping[str, int] = {"ProcessCopy": 28, "FastPath": 26}
-"""Methods of the classes that have more; the numbers may only fall."""
+"""Method counts of classes beyond the limit; the numbers may only decrease."""
 
 HARD_FOLDERS = (
     *("residence", "serving", "serving/stations", "runtime", "row_proofs", "generation"),
@@ -62,7 +62,7 @@ def test_no_class_has_too_many_methods() -> None:
 def test_files_that_a_readme_names_are_there(folder: str) -> None:
     text = (PACKAGE / folder / "README.md").read_text()
     here = PACKAGE / folder
-    # `python/` is code, `copies.py` of a table about `process/`: below, beside, or from the root.
+    # Names are relative to the README's directory, one below it, the package, or the root.
     bases = (here, *(path for path in here.rglob("*") if path.is_dir()), PACKAGE, ROOT)
     named = set(re.findall(r"`((?:\.\./)?[\w/]+\.(?:py|md|proto))`", text)) - {"model.py"}
 
@@ -79,7 +79,7 @@ def test_every_file_of_a_folder_is_in_its_readme(folder: str) -> None:
 
 
 def test_names_on_the_newcomers_tour_are_in_the_code() -> None:
-    """A change has a room, and what is to be touched there has not moved out of it."""
+    """Each row's directory exists and contains the names that the change touches."""
     rows = [line.split(" | ") for line in TOUR.splitlines() if re.match(r"\| an? ", line)]
 
     assert ["datatype", "route", "RPC", "permission", "response cache"] == [
@@ -102,7 +102,7 @@ def test_names_on_the_newcomers_tour_are_in_the_code() -> None:
 
 
 def test_a_module_that_is_run_defines_nothing_below_that() -> None:
-    """What stands there is not defined yet when the module is run as a program."""
+    """When the module runs as a program, later definitions do not exist yet."""
     run = [path for path in PACKAGE.rglob("*.py") if "__main__" in path.read_text()]
     ends = {path.name: ast.parse(path.read_text()).body for path in run}
 

@@ -1,4 +1,4 @@
-"""The lock files of tox's environments: whole, of this pyproject.toml, and free of any index."""
+"""The lock files of tox's environments: complete, up to date, and without an index."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ def locked(python: str) -> dict[str, str]:
 
 
 def wanted() -> Iterator[str]:
-    """Every requirement of the project: of the server, its extras, the groups, and the build."""
+    """Yield every requirement of the project: server, extras, dependency groups, and build."""
     yield from (*PROJECT["build-system"]["requires"], locks.EDITABLE)
     yield from PROJECT["project"]["dependencies"]
     for texts in PROJECT["project"]["optional-dependencies"].values():
@@ -33,7 +33,7 @@ def wanted() -> Iterator[str]:
 
 @pytest.mark.parametrize("python", locks.PYTHONS)
 def test_a_lock_file_holds_every_requirement_of_the_project(python: str) -> None:
-    """One that is older than pyproject.toml is seen here: `python tools/locks.py`."""
+    """A lock file older than pyproject.toml fails here: run `python tools/locks.py`."""
     versions = locked(python)
     environment = {
         "python_version": python,
@@ -56,7 +56,7 @@ def test_a_lock_file_holds_every_requirement_of_the_project(python: str) -> None
 
 @pytest.mark.parametrize("python", locks.PYTHONS)
 def test_a_lock_file_names_versions_and_nothing_else(python: str) -> None:
-    """No index, no path: it means the same to everybody."""
+    """Without an index or path, a lock file means the same to everybody."""
     line = re.compile(r"[a-z0-9.-]+==[\w.+!]+(?: ; [\w\s.'<>=!()]+)?")
     lines = locks.lock_file(python).read_text().splitlines()
 
@@ -74,7 +74,7 @@ def test_there_is_a_lock_file_for_each_python_that_tox_runs_on() -> None:
 
 
 def test_tox_ini_requires_the_locked_tox() -> None:
-    """`pip install tox` gives the newest one, which then installs these and runs on them."""
+    """`pip install tox` installs the newest tox, which then provisions and uses the locked one."""
     for python in locks.PYTHONS:
         assert SETTINGS == locks.pinned(SETTINGS, locked(python))
 

@@ -35,7 +35,7 @@ def test_what_could_not_be_made_is_made_by_the_next_that_asks(
 
 def test_the_processes_of_xdist_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Factory:
-        """A process of the run, with a base of its own."""
+        """A process of the test run, with its own base directory."""
 
         def __init__(self, name: str) -> None:
             self._base = tmp_path / name

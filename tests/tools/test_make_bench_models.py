@@ -1,4 +1,4 @@
-"""The models that servers are compared with compute what they are said to compute."""
+"""The models for comparisons with other servers compute what their descriptions say."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FP32 = DATATYPES["FP32"]
 
 
 def expected(model: str, x: Tensor) -> Tensor:
-    """Compute with numpy what a model computes."""
+    """Compute a model's result with numpy."""
     if model == "mlp":
         w = mlp_parameters()
         hidden = np.maximum(x @ w["w1"] + w["b1"][None], 0)
@@ -26,7 +26,7 @@ def expected(model: str, x: Tensor) -> Tensor:
 async def test_models_agree_with_numpy(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`big` is made small here."""
+    """`big` is made small for this test."""
     monkeypatch.setattr("make_bench_models.BIG", 8)
     make(tmp_path / "models")
     shapes = {

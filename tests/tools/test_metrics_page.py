@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric, with its type, its labels and its meaning."""
+"""docs/metrics.md lists every metric with type, labels and meaning."""
 
 import pytest
 

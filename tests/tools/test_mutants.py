@@ -1,4 +1,4 @@
-"""The mistakes that mutants have, and what the tests of a small tree make of them."""
+"""The mutations, and how the tests of a small tree react to them."""
 
 import ast
 import subprocess
@@ -86,7 +86,7 @@ def test_what_changes_no_answer_is_left_alone(source: str) -> None:
 
 
 def test_every_mutant_of_the_server_is_another_program() -> None:
-    """It compiles, and differs in what is executed."""
+    """Each mutant compiles, and differs in the executed code."""
     found = [
         mutant
         for package in ("concurrency", "row_proofs/rules", "http/metrics/metrics")
@@ -162,7 +162,7 @@ def test_the_tests_named_for_a_module_are_found_in_the_folders_of_its_package(
 
 
 def test_every_package_of_the_server_has_tests_of_its_own_that_are_there() -> None:
-    """Without a row, a mutant would be tried by every test there is, for hours."""
+    """Without a row in the table, a mutant would run all tests, for hours."""
     base = mutants.ROOT / mutants.PACKAGE
     modules = [path.relative_to(base).with_suffix("") for path in base.rglob("*.py")]
     packages = {inner.parts[0] for inner in modules if len(inner.parts) > 1}
@@ -202,7 +202,7 @@ def tree(tmp_path: Path) -> Path:
 def test_mutants_that_no_test_notices_are_printed_as_patches(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tree itself stays as it is."""
+    """The tree itself is not modified."""
     every = mutants.sample(tree, "parity", 1, 100)
     chosen = [one for one in every if one.mutation.replacement in ("4", "(x % 2 != 0)")]
     noticed = mutants.tried(tree, chosen)
@@ -216,7 +216,7 @@ def test_mutants_that_no_test_notices_are_printed_as_patches(
 
 
 def test_a_mutant_is_tried_by_the_tests_that_execute_its_line(tree: Path) -> None:
-    """What an import executes, and everything on Python 3.11, by all tests of the module."""
+    """If an import executes the line, or on Python 3.11, all tests of the module run."""
     every = mutants.sample(tree, "parity", 1, 100)
     with closing(mutants.Copy(tree)) as copy:
         trial = copy.trial(every)
@@ -227,9 +227,9 @@ def test_a_mutant_is_tried_by_the_tests_that_execute_its_line(tree: Path) -> Non
 
 
 LATE = "with open('imports', 'a') as imports:\n    imports.write('once ')\n"
-"""Written whenever a module of tests is imported."""
+"""Executed whenever a test module is imported."""
 ENDLESS = "import atexit\nimport threading\natexit.register(threading.Event().wait)\n"
-"""The end of Python waits, as XLA and onnxruntime do where they miss a thread."""
+"""Blocks the interpreter's exit, as XLA and onnxruntime do when they wait for a lost thread."""
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 
 
@@ -242,7 +242,7 @@ THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daem
 def test_tests_are_collected_once_for_all_mutants_of_functions(
     tree: Path, capsys: pytest.CaptureFixture[str], before: str, imports: int
 ) -> None:
-    """Unless an import starts a thread, which a fork would not have: again for each run."""
+    """If an import starts a thread, which a fork would lack, tests are collected for each run."""
     file = tree / "tests/test_parity.py"
     file.write_text(before + file.read_text())
     every = mutants.sample(tree, "parity", 1, 100)
@@ -290,7 +290,7 @@ f = over(2)
 def test_functions_get_the_code_of_an_edited_module(
     before: str, after: str, expected: int | None
 ) -> None:
-    """Those that are there already too; not where they would need other variables around them."""
+    """Applies to existing functions too, unless the new code needs other closure variables."""
     made: dict[str, Any] = {}
     exec(compile(NESTED % before, "nested.py", "exec"), made)
 

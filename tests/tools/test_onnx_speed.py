@@ -1,4 +1,4 @@
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from pathlib import Path
@@ -22,13 +22,13 @@ from xlaserve.process import allocator
 def test_row_for_each_batch_and_the_mean_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file with an open image, run once or more by both."""
+    """A file with an open image size, run once or more by both runtimes."""
     weights = {"w": np.ones((4, 1, 3, 3), np.float32)}
     convolution = node("Conv", ["x", "w"], ["y"], group=4)
     made = model([convolution], {"x": (FLOAT, ["N", 4, "H", "W"])}, ["y"], weights)
     path = save(made, tmp_path, "tiny.onnx")
 
-    # What the allocator of this process keeps cannot be taken back.
+    # This process's allocator cannot be reset afterwards.
     monkeypatch.setattr(allocator, "give_back_large_blocks", lambda **_: True)
     onnx_speed.main([f"{path}:x=4,8,8", "--batch", "1,2", "--seconds", "0.01"])
 
@@ -39,7 +39,7 @@ def test_row_for_each_batch_and_the_mean_are_printed(
 
 
 def test_jax_is_set_as_the_server_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With asynchronous dispatch a small model would be handed to another thread."""
+    """With asynchronous dispatch, a small model would run on another thread."""
     path = save(model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["N", 4])}, ["y"]), tmp_path)
     monkeypatch.setattr(allocator, "give_back_large_blocks", lambda **_: True)
     jax.config.update("jax_cpu_enable_async_dispatch", True)
@@ -87,7 +87,7 @@ def test_page_has_the_markers() -> None:
 
 
 def test_both_are_timed_by_turns_and_the_first_of_a_turn_does_not_count() -> None:
-    """On a clock that only executions move: the first of a turn takes a second more."""
+    """On a clock that only executions advance: the first run of each turn takes a second longer."""
     clock = HandClock()
     turns: list[str] = []
 
@@ -112,7 +112,7 @@ def test_rows_share_the_time_that_is_left() -> None:
     clock.now += 20
     budget.prepared(20)
 
-    # Twenty are kept for the model that is to come.
+    # Twenty seconds are kept for the next model.
     assert 15.0 == pytest.approx(budget.for_row(4, most=30))
     assert 5.0 == pytest.approx(budget.for_row(4, most=5))
     clock.now += 100

@@ -1,4 +1,4 @@
-"""The check of the English: it finds each habit, leaves code alone, and finds none in here."""
+"""The prose checker finds each habit, ignores code, and finds nothing in this repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The checks of a release."""
+"""The release checks."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_changes_and_version_agree() -> None:
 
 
 def test_the_version_is_in_one_place() -> None:
-    """Charts and images have numbers of their own, which are not of the code."""
+    """Charts and images have their own versions, independent of the code's."""
     number = re.escape(release.version())
     found = [
         str(file.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The table of states in the page of operations."""
+"""The state table on the operations page."""
 
 import states_page
 

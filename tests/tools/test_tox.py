@@ -15,9 +15,9 @@ CHECKS = {"lint", "layers", "generated", "docs", "type"}
 
 
 def tox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run tox with only the Pythons in this folder on the path."""
+    """Run tox with only the Pythons in this folder on the PATH."""
     environment = {"PATH": str(folder), "HOME": str(folder), "COLUMNS": "200"}
-    # Whichever tox is installed here, none is fetched.
+    # Whatever version of tox is installed here, do not fetch another.
     settings = ("-x", "tox.requires=")
     places = ("--root", str(ROOT), "--workdir", str(folder / "work"), "-c", str(ROOT / "tox.ini"))
     return subprocess.run(
@@ -36,14 +36,14 @@ def env_list(folder: Path) -> set[str]:
 
 
 def install(folder: Path, version: str, status: int = 0) -> None:
-    """Put a Python on the path, or what says with its status that there is none."""
+    """Put a Python on the PATH, or a shim that reports by its status that there is none."""
     program = folder / f"python{version}"
     program.write_text(f"#!/bin/sh\nexit {status}\n")
     program.chmod(0o755)
 
 
 def test_the_whole_suite_runs_on_the_python_that_tox_runs_on(tmp_path: Path) -> None:
-    """It needs no Python on the path: no run of tox ends without a test."""
+    """It needs no Python on the PATH, so every tox run executes at least this suite."""
     ended = tox(tmp_path, "config", "-e", "tests", "-k", "base_python")
 
     assert f"base_python = {sys.executable}" in ended.stdout
@@ -51,7 +51,7 @@ def test_the_whole_suite_runs_on_the_python_that_tox_runs_on(tmp_path: Path) -> 
 
 
 def test_a_smoke_suite_runs_on_each_of_the_others_that_is_there(tmp_path: Path) -> None:
-    """A shim without a Python does not count."""
+    """A shim without a Python behind it does not count as one."""
     install(tmp_path, OTHERS[0])
     install(tmp_path, OTHERS[1], status=127)
 
@@ -90,7 +90,7 @@ def test_a_python_that_is_not_supported_is_refused(
 
 
 def test_every_file_that_an_environment_names_is_there() -> None:
-    """A suite whose file was renamed would fail in CI alone."""
+    """Otherwise a suite whose file was renamed would fail only in CI."""
     named = set(re.findall(r"tests/[\w/]+\.py", (ROOT / "tox.ini").read_text()))
 
     assert named
@@ -98,7 +98,7 @@ def test_every_file_that_an_environment_names_is_there() -> None:
 
 
 def test_every_lock_file_is_audited_and_what_cannot_be_audited_fails() -> None:
-    """Without `--strict` pip-audit skips what it cannot look up, and succeeds."""
+    """Without `--strict`, pip-audit skips packages that it cannot look up, and succeeds."""
     audit = (ROOT / "tox.ini").read_text().partition("[testenv:audit]")[2].partition("\n[")[0]
 
     assert "pip-audit --strict" in audit

@@ -1,4 +1,4 @@
-"""Failed tests are run again: those that pass alone are unsteady, the others fail."""
+"""Failed tests are run again: those that then pass are flaky, the others fail."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def unsteady(*names: str) -> str:
 
 
 class Project:
-    """Some tests, and the output of pytest for them."""
+    """A few tests, and pytest's output for them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 async def test_a_test_that_fails_once_is_told_and_the_run_succeeds(project: Project) -> None:
-    """Both outputs are printed, and the summary counts it once."""
+    """Both outputs are printed, and the summary counts the test once."""
     project.write({"some": unsteady("a", "b", "c") + "\n\ndef test_good(): ...\n"})
     code, said = await project.run(workers=2)
 
@@ -138,7 +138,7 @@ async def test_what_was_unsteady_in_another_environment_of_the_run_counts(
 async def test_a_test_that_is_unsteady_in_two_runs_fails(
     project: Project, run: str, seconds_ago: float, status: int
 ) -> None:
-    """In two environments or two runs of tox; an old record is forgotten."""
+    """The runs may be in two environments or two runs of tox; an old record is forgotten."""
     project.write({"some": unsteady("a")})
     project.remember("test_some.py::test_a", run, seconds_ago)
     code, said = await project.run()
@@ -225,7 +225,7 @@ async def test_one_that_is_skipped_the_second_time_has_failed(project: Project) 
 
 @pytest.mark.slow
 async def test_failures_of_fixtures_and_marked_tests_are_run_again(project: Project) -> None:
-    """Also where the name of the test has what separates names."""
+    """This includes tests whose names contain the separator of test names."""
     project.write({"some": HALVES})
     code, said = await project.run("-m", "slow", "-p", "no:randomly", "-o", "timeout=100")
 
@@ -250,7 +250,7 @@ def test_a():
 
 @pytest.mark.slow
 async def test_the_second_run_makes_the_same_choices(project: Project) -> None:
-    """What fails for a seed fails again with it."""
+    """A failure that depends on the seed occurs again with the same seed."""
     project.write({"some": DRAWING})
     code, said = await project.run()
     drawn = (project.folder / "drawn").read_text().split()

@@ -1,4 +1,4 @@
-"""The client whose headers vary: what it sends, and what it takes for an answer."""
+"""The client with varying headers: what it sends, and which answers it accepts."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"
 
 
 def blocks(form: str, *, vary: bool) -> list[dict[str, str]]:
-    """Return the headers of the first requests of a load, as a server reads them."""
+    """Return the headers of the first requests of a load, as decoded by a server."""
     decoder = hpack.Decoder()
     found: list[dict[str, str]] = []
     for request in identity_load("grpc", 1, "1x1", form, vary=vary, count=200).requests:
@@ -39,7 +39,7 @@ def test_headers_vary_in_every_form(form: str) -> None:
 
 
 def test_a_form_is_written_as_it_says() -> None:
-    """RFC 7541, 6.2: the bits in front of a field that is written out."""
+    """RFC 7541, 6.2: the prefix bits of a literal field."""
     last = {
         form: identity_load("grpc", 1, "1x1", form, vary=True, count=50).requests[-1]
         for form in FORMS
@@ -87,7 +87,7 @@ def test_http1_answers_have_a_length_and_a_status() -> None:
 
 @contextmanager
 def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
-    """Answer each piece of a request that comes on any connection; yields the port."""
+    """Answer each piece of a request received on any connection; yields the port."""
 
     def serve(client: socket.socket) -> None:
         with client, suppress(ConnectionError):

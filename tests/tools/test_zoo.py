@@ -21,7 +21,7 @@ def result(**figures: Any) -> Result:
 
 
 def test_every_model_has_a_row_of_the_page_with_its_command() -> None:
-    """The page is of these rows: it is written by the tool when they have changed."""
+    """The tool writes the page from these rows, when they have changed."""
     page = zoo.PAGE.read_text()
 
     assert len(ROWS) == len({row.name for row in ROWS})
@@ -47,7 +47,7 @@ def test_difference_is_in_parts_of_the_largest_number() -> None:
 
 
 def test_what_is_no_good_result_is_told() -> None:
-    """A refusal that is not known, one of another kind, and an answer that is off."""
+    """A refusal that is not expected, one of another kind, and an inexact answer."""
     known = replace(PACKAGED[0], refused="not one of the")
 
     assert "" == result().fails(PACKAGED[0])
@@ -77,7 +77,7 @@ def test_page_tells_what_is_served_from_what_is_refused() -> None:
 def test_models_are_imported_served_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model whose answers are off fails, and so does an import; nothing is asked of a network."""
+    """A model with inexact answers fails, and so does a failed import; the network is not used."""
     pytest.importorskip("skl2onnx", reason="skl2onnx is not installed")
     monkeypatch.setattr(zoo, "TIMED_SECONDS", 0.01)
     page = tmp_path / "page.md"

@@ -191,6 +191,20 @@ def end_each(
     return outcome
 
 
+def write_subjects(folder: Path) -> dict[str, Any]:
+    """Write the models that the kinds work on; return flags of a server for them."""
+    models = folder / "models"
+    python_models.write_function(models, "spawned", _SPINS, _CONFIG)
+    how: dict[str, Any] = {"template": scripted_language.HERMES + _LONG, "scripts": ["12"]}
+    scripted_language.export(models / "chat", **how, grammars="true")
+    slow = scripted_language.export(models / "slow", **how)
+    _make_slow(slow / "1" / "tokenizer.json")
+    export_plus(folder, "plus", 1)
+    # High limits, so that long work is stopped halfway rather than rejected.
+    limits = ("template_seconds", "tokenizer_seconds", "grammar_seconds")
+    return {**dict.fromkeys(limits, 60), "compile_processes": 1}
+
+
 @dataclass
 class _Seen:
     others: Bystanders = field(default_factory=Bystanders)
@@ -210,15 +224,7 @@ def _served(
 ) -> None:
     models, temporary = folder / "models", folder / "temporary"
     temporary.mkdir(parents=True)
-    python_models.write_function(models, "spawned", _SPINS, _CONFIG)
-    how: dict[str, Any] = {"template": scripted_language.HERMES + _LONG, "scripts": ["12"]}
-    scripted_language.export(models / "chat", **how, grammars="true")
-    slow = scripted_language.export(models / "slow", **how)
-    _make_slow(slow / "1" / "tokenizer.json")
-    export_plus(folder, "plus", 1)
-    # High limits, so that long work is stopped halfway rather than rejected.
-    flags = dict.fromkeys(("template_seconds", "tokenizer_seconds", "grammar_seconds"), 60)
-    flags |= {"compile_processes": 1, "drain_seconds": DRAIN_SECONDS}
+    flags = write_subjects(folder) | {"drain_seconds": DRAIN_SECONDS}
     # Limits a stop: if a child was stopped, another one redoes its request meanwhile.
     flags["grace_seconds"] = DRAIN_SECONDS
     variables = {"TMPDIR": str(temporary)}

@@ -27,8 +27,8 @@ class Drawing:
         arrows = [f"    [*] --> {self.start}"]
         arrows += [f"    {before} --> {after}: {label}" for before, after, label in self.rows]
         return (
-            f"### {self.title}\n\nDrawn from the table in `{self.source}`; all other transitions\n"
-            f"are forbidden. {self.introduction}\n\n"
+            f"### {self.title}\n\nThe drawing shows the table in `{self.source}`. All other\n"
+            f"transitions are forbidden. {self.introduction}\n\n"
             "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n" + self.below
         )
 
@@ -77,28 +77,29 @@ DRAWINGS = (
     Drawing(
         "The lifecycle of a model version",
         "server/xlaserve/residence/lifecycle.py",
-        "Requests are\n"
-        "answered in READY and RELOADING; the repository index shows RELOADING as READY.",
+        "The server answers\n"
+        "requests in READY and RELOADING. The repository index shows RELOADING as READY.",
         lifecycle.State.UNAVAILABLE,
         [(before, after, event) for (before, event), after in lifecycle.TRANSITIONS.items()],
     ),
     Drawing(
         "The states of an HTTP/1.1 connection",
         "server/xlaserve/http/connection/states.py",
-        "From every\n"
-        "state, CLOSE leads to CLOSING and LOST to CLOSED. The module's docstring explains them.",
+        "From every state,\n"
+        "CLOSE leads to CLOSING and LOST to CLOSED. The module's docstring explains the states.",
         http.State.IDLE.name,
         list(_http_rows()),
     ),
     Drawing(
         "The states of an HTTP/2 stream",
         "server/xlaserve/grpc/http2/states.py",
-        "The rules are\n"
-        "those of RFC 9113, section 5.1. Inputs are named after the received frame, with `_END`\n"
-        "if it has END_STREAM; actions of the server start with `SEND_`. If the answer is\n"
-        "complete before the request, the server resets the stream immediately (8.1), so no\n"
-        "frame is read in HALF_CLOSED_LOCAL. A stream in RESET was closed by the server; frames\n"
-        "that were already in transit are ignored.",
+        "RFC 9113, section\n"
+        "5.1, has the rules.\n\n"
+        "- An input has the name of the received frame, with `_END` if it has END_STREAM.\n"
+        "- Actions of the server start with `SEND_`.\n"
+        "- If the answer is complete before the request, the server resets the stream\n"
+        "  immediately (8.1). So it reads no frame in HALF_CLOSED_LOCAL.\n"
+        "- The server has closed a stream in RESET. It ignores frames that were in transit.",
         http2.State.IDLE.name,
         list(_stream_rows()),
         _stream_reactions(),

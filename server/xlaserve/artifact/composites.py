@@ -27,7 +27,7 @@ _REDUCERS = frozenset(
 
 
 _DEEPEST = 8
-"""Limit of the nesting of composites."""
+"""Maximum nesting depth of composites."""
 
 
 def without_composites(module: Any) -> None:

@@ -115,7 +115,7 @@ def lasting(exported: Exported) -> Computation:
 
 
 def to_artifact(computation: Computation) -> Exported:
-    """Return a computation as an artifact of the installed JAX; raises whatever JAX raises."""
+    """Return a computation as an artifact of the installed JAX; raises JAX's exceptions."""
     # The class has fields private to JAX, which change between versions. So an artifact with the
     # same signature is exported, and its other fields are replaced.
     with jax.enable_x64(True):
@@ -200,23 +200,23 @@ def planted(tree: Tree, leaves: Sequence[_T]) -> Any:
 def parsed(module: bytes) -> Iterator[Any]:
     """Within this context, parse a portable artifact; yields its MLIR module.
 
-    Raises whatever JAX raises if the installed version cannot read the artifact.
+    Raises JAX's exceptions if the installed version cannot read the artifact.
     """
     with mlir.make_ir_context() as context:
         yield stablehlo.deserialize_portable_artifact(context, module)
 
 
 def text_of(module: bytes) -> str:
-    """Print a portable artifact, without large constants; raises what `parsed` does."""
+    """Print a portable artifact, without large constants; raises the exceptions of `parsed`."""
     with parsed(module) as whole:
         return str(whole.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
 
 
 def portable(module: bytes) -> bytes:
-    """Serialize a portable artifact again, in the oldest version in `READ_FROM` that suffices.
+    """Serialize a portable artifact again, in the oldest possible version in `READ_FROM`.
 
-    Returns the artifact unchanged if none does, which `not_lasting` explains. Raises what `parsed`
-    does.
+    Returns the artifact unchanged if no version can; `not_lasting` explains why. Raises the
+    exceptions of `parsed`.
     """
     with _plain(module) as whole:
         for version in READ_FROM:
@@ -309,7 +309,7 @@ def _comparable(module: Any) -> bytes:
     try:
         return _serialized(module, newest_stablehlo())
     except ValueError:
-        # It has operations outside StableHLO, which no version can express.
+        # The module has operations outside StableHLO, which no version can express.
         written = BytesIO()
         module.operation.write_bytecode(written)
         return written.getvalue()

@@ -81,7 +81,7 @@ class Manifest:
     written_by: str = ""
     """The xlaserve version that wrote the manifest, or an empty string in older files."""
     durable: Durable | None = None
-    """None without a StableHLO file."""
+    """The calling convention of the StableHLO file; None if there is no such file."""
     batch_independent: bool | None = None
     """The author's declaration whether each row is computed independently of the others. None
     leaves that to an analysis."""

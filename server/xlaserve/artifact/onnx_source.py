@@ -5,9 +5,11 @@ Needs neither JAX nor the onnx package, so that a cached conversion loads withou
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from xlaserve.artifact import manifest
@@ -16,6 +18,7 @@ from xlaserve.files import files
 from xlaserve.files.marks import mark_of
 from xlaserve.files.roots import ANYWHERE, Roots
 from xlaserve.model_config.config import ModelConfig
+from xlaserve.process import own_code
 
 DEFAULT_FILE = "model.onnx"
 """Default file name of a model; `default_model_filename` overrides it."""
@@ -28,7 +31,6 @@ PT2_FILE = "model.pt2"
 PT2_SUFFIX = ".pt2"
 SUFFIXES = (SUFFIX, PT2_SUFFIX)
 
-_PACKAGE = Path(__file__).parent.parent
 _WRITERS = (
     "authoring/cpu/channels_last.py",
     "authoring/cpu/convolutions.py",
@@ -189,14 +191,16 @@ def _converter() -> tuple[str, ...]:
     """Return the versions of the converter and its packages, and a hash of its code."""
     code = hashlib.sha256()
     # The .pt2 importer uses parts of the ONNX importer.
-    importers = (_PACKAGE / "importers" / name for name in ("onnx", "pt2"))
-    readers = (file for folder in importers for file in sorted(folder.rglob("*.py")))
-    for path in (*map(_PACKAGE.joinpath, _WRITERS), *readers):
-        code.update(files.read_checked(path.parent, path.name, limit_bytes=_ANY_SIZE))
+    readers = (own_code.sources(f"importers/{name}") for name in ("onnx", "pt2"))
+    for module in (*_WRITERS, *chain.from_iterable(readers)):
+        code.update(own_code.source(module))
     return (*map(_version, _PACKAGES), code.hexdigest())
 
 
 def _version(package: str) -> str:
+    # Of what is imported, not of what an upgrade has installed since.
+    if found := getattr(sys.modules.get(package), "__version__", ""):
+        return str(found)
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

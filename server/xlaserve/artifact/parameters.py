@@ -26,7 +26,8 @@ class _Slot:
     index: int | None
     """Index of the leaf's array; None if the leaf is not an array."""
     key_impl: str | None = None
-    """Generator of a random key, whose words are stored in the array; otherwise None."""
+    """PRNG implementation if the leaf is a random key, whose words are stored in the array;
+    otherwise None."""
     constant: object = None
 
 

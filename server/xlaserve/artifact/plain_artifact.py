@@ -25,7 +25,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Names of a function's arguments and results, in JAX's flattened order."""
 
     inputs: list[str] | None = None
-    """None derives the names from the function's pytrees."""
+    """Names of the inputs; None derives them from the function's pytrees."""
     outputs: list[str] | None = None
 
 

@@ -24,7 +24,8 @@ TRIED_SIZE = 8
 """Size of an open dimension without listed sizes, in trial executions and analysis."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
-"""Default limit of batch sizes compiled on demand, for models that need exact batch sizes."""
+"""Default maximum number of batch sizes compiled on demand, for models that need exact batch
+sizes."""
 
 MAX_COMBINATIONS = 64
 """Maximum number of combinations of sizes, each of which is compiled for every batch size."""

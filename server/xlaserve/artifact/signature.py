@@ -16,7 +16,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """0 if requests are not batched or shapes are fixed."""
+    """Maximum rows per request; 0 if requests are not batched or shapes are fixed."""
 
     @property
     def is_open(self) -> bool:

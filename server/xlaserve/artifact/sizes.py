@@ -103,7 +103,7 @@ def shared_bytes(
     if record is None:
         return 0
     there = min(compiled_from(record.sha256), foreseen.programs(described, serving).count)
-    # Computed as in `predict_exported`, so that the difference is what this model adds.
+    # Computed as in `predict_exported`, so that the difference is this model's part.
     module = max(
         one.size_bytes for name, one in described.files.items() if name != manifest.WEIGHTS
     )
@@ -180,9 +180,10 @@ class _Asked:
 
 
 def _within(asked: _Asked, seconds: float | None) -> int | None:
-    """Return the estimate, or None if it takes longer than `seconds`; later calls then find it.
+    """Return the estimate, or None if it takes longer than `seconds`.
 
-    Also returns None while JAX has not been imported, since the estimate does not import it.
+    An estimate that takes longer is completed in the background and cached for later calls. Also
+    returns None while JAX has not been imported, since this function does not import it.
     """
     if ESTIMATING not in sys.modules:
         return None

@@ -26,7 +26,7 @@ class Layer:
 
     name: str
     local: str
-    """Local variable of its `__call__` that selects the mode."""
+    """Local variable of the layer's `__call__` that selects the mode."""
     trains: bool
     """Value of that variable in training."""
     does: str
@@ -36,7 +36,7 @@ class Layer:
 
     @property
     def told(self) -> str:
-        """Return what the user should do, in the framework's terms."""
+        """Return advice for the user, in the framework's terms."""
         return self.to_do.format(local=self.local)
 
 
@@ -109,7 +109,7 @@ def training_layer(module: bytes) -> Layer | None:
 
 
 def said_of_module(module: bytes, *, takes_integers: bool) -> str:
-    """Return why a module looks like training mode, and what to do; else an empty string.
+    """Return why a module seems to be in training mode, and what to do; else an empty string.
 
     With `takes_integers`, random draws are accepted: an input may be their seed.
     """
@@ -140,7 +140,7 @@ def _file(module: str) -> str:
 
 
 def _locations(operation: Any, *, reduces: bool) -> Iterator[str]:
-    """Yield name and location of operations nested in another, or only of reductions."""
+    """Yield names and locations of all nested operations; with `reduces`, only of reductions."""
     for region in operation.regions:
         for block in region:
             for inner in block:

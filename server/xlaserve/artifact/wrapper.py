@@ -73,7 +73,7 @@ def read(data: bytes | bytearray, name: str) -> Wrapped:
     """Parse a file; raises InvalidModel."""
     try:
         return _wrapped(_Table(memoryview(data), _number(memoryview(data), "<I", 0)), name)
-    # In any other file, offsets may lead outside it or to invalid text.
+    # In any other file, offsets may point outside the file or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is not a jax.export artifact: {error}") from error
 
@@ -89,7 +89,7 @@ def shapes(data: bytes | bytearray, name: str) -> list[str]:
             for table in root.tables(field)
             for text in table.texts(_Aval.SHAPE)
         ]
-    # In any other file, offsets may lead outside it or to invalid text.
+    # In any other file, offsets may point outside the file or to invalid text.
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidModel(f"{name} is not a jax.export artifact: {error}") from error
 

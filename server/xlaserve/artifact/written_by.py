@@ -17,7 +17,7 @@ class Writer(NamedTuple):
 
     jax: str
     xlaserve: str = ""
-    """Empty in files of older versions."""
+    """xlaserve version; empty in files of older versions."""
 
     @classmethod
     def of(cls, text: str) -> "Writer":

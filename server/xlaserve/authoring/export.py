@@ -87,10 +87,9 @@ class Exportable:
     """Sizes of open dimensions to compile with the load, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
     """Maximum number of other sizes that are compiled on demand. The model configuration can
-    override this field, `batch_independent` and `compiled_shapes`; the server has a limit of its
-    own."""
+    override this field, `batch_independent` and `compiled_shapes`; the server also has a limit."""
     trial_seconds: float = SECONDS
-    """Limit of CPU seconds for the trial of a function with loops, which runs in a separate
+    """CPU seconds that the trial of a function with loops may take, which runs in a separate
     process; a trial that exceeds it is incomplete. Showing that the function terminates at all on
     random inputs may take this many seconds of each core."""
     training_mode: bool = False

@@ -184,7 +184,8 @@ class _Stepped:
         arguments = [jax.ShapeDtypeStruct(spec.shape, spec.datatype.dtype) for spec in inputs]
         self._tree: Any = None
         self._keys: list[Any] = []
-        """The generator of each random key in the state; None for other leaves."""
+        """PRNG implementation of each random key in the state; None for leaves that are not
+        keys."""
         try:
             leaves = jax.eval_shape(self._traced, *arguments)
         except Exception as error:

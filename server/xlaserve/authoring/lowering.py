@@ -42,7 +42,7 @@ _WITHOUT_KERNEL = re.compile(
 
 _CHECKED_ROWS = 3
 _LOCATED_FRAMES = 10
-"""Limit of stack frames recorded as source location, which includes frames of libraries."""
+"""Maximum number of stack frames recorded as source location, including frames of libraries."""
 
 _HINTS = (
     " (its batch dimension has no fixed size during tracing)",

@@ -212,7 +212,7 @@ class _Renewal:
     writes: Collection[str]
     """Names of the files to write."""
     write: Callable[[Path], None]
-    """Writes these files into a copy of the directory."""
+    """Writes the migrated files into a copy of the directory."""
     lost: Collection[str] = ()
     """Descriptions of the information that the new version lacks."""
 

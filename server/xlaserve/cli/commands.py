@@ -30,7 +30,7 @@ class Row:
     is_maker: bool = False
     """Whether the function returns the command or the group of commands."""
     kind: str = ""
-    """Its class as `module.Class`, or empty for typer's."""
+    """The command's class as `module.Class`, or empty for typer's."""
 
 
 _SERVE, _ASK, _MAKE = "Serve", "Ask a server", "Make models"

@@ -69,7 +69,8 @@ def shown(lines: Iterable[str], level: Level = Level.DEBUG, model: str = "") -> 
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or "event" not in record:
-            # Such as a traceback of a crash: always shown, unless only one model is selected.
+            # Lines without a record, such as a crash's traceback, are shown unless one model is
+            # selected.
             if not model:
                 yield printable(line.rstrip("\n"))
             continue

@@ -166,7 +166,7 @@ class AsyncClient:
         return await self._told(self._dialled.index())
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
+        """Load or reload a model; `config` is a JSON configuration to use instead of its own."""
         await self._told(self._dialled.load(model, config))
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:

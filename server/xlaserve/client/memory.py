@@ -187,7 +187,7 @@ class SharedInputs:
 
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED"})
-"""Statuses that are not about shared memory: the request itself will fail with them too."""
+"""Statuses unrelated to shared memory: the request itself will fail with them too."""
 
 
 def is_local(address: ServerAddress) -> bool:

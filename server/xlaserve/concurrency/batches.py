@@ -40,7 +40,8 @@ class BatchThread(Generic[T]):
     def put(self, items: Sequence[T], count: int | None = None) -> None:
         """Enqueue items; the caller has checked `free`.
 
-        They count as `count` items if each of them stands for several.
+        `count` is the number of items to count towards the limit, if each of them stands for
+        several.
         """
         weight = len(items) if count is None else count
         with self._lock:

@@ -217,7 +217,7 @@ class HostThreads:
             self._waking += 1
             self._started.append(thread)
 
-    # --- on the threads ---
+    # --- methods called by the host threads ---
 
     def _serve(self) -> None:
         ended, comes = None, True

@@ -36,7 +36,7 @@ class Failed(Generic[C, E]):
     change: C
     error: E
     loads: int
-    """Number of loads that had succeeded before it failed."""
+    """Number of successful loads before the change failed."""
     needs_another: bool
 
 
@@ -70,7 +70,7 @@ class Remaking(Generic[C, E]):
             self.failed.append(Failed(kept, error, self._loads, needs))
 
     async def settle(self) -> None:
-        """Retry failed changes as long as further models have been loaded since."""
+        """Retry failed changes for as long as retries load further models."""
         while again := [
             one for one in self.failed if one.needs_another and one.loads < self._loads
         ]:

@@ -25,7 +25,7 @@ queueing."""
 DEFAULT_MAX_ABANDONED = 8
 _DISK_THREADS = 2
 _FETCH_THREADS = 8
-"""Number of concurrent store requests, or of model fetches."""
+"""Maximum number of concurrent store requests; the same applies to model fetches."""
 _COMPILE_THREADS = 2
 """Number of on-demand compilations at the same time, so that models do not wait for each other."""
 

@@ -147,7 +147,7 @@ class ServerClient(Protocol):
     def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request as they arrive; `timeout` is for all together."""
+        """Yield the answers to one request as they arrive; `timeout` limits the whole request."""
         ...
 
     async def describe(self, model: str, version: str = "") -> Json:
@@ -167,7 +167,7 @@ class ServerClient(Protocol):
         ...
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
+        """Load or reload a model; `config` is a JSON configuration to use instead of its own."""
         ...
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:

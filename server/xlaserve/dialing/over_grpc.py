@@ -148,7 +148,7 @@ class Client:
         return [_json(one) for one in (await self._stub.model_statistics(asking)).model_stats]
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
+        """Load or reload a model; `config` is a JSON configuration to use instead of its own."""
         given = {"config": pb.ModelRepositoryParameter(string_param=config)} if config else {}
         await self._stub.repository_model_load(
             pb.RepositoryModelLoadRequest(model_name=model, parameters=given)

@@ -200,7 +200,7 @@ class RestClient:
         return rows
 
     async def load(self, model: str, config: str = "") -> None:
-        """Load or reload a model; `config`, if given, is a JSON configuration to use instead."""
+        """Load or reload a model; `config` is a JSON configuration to use instead of its own."""
         given = _given({"config": config} if config else None)
         await self._read("POST", _changing(model, "load"), given, expects_json=False)
 

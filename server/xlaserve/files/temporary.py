@@ -51,11 +51,11 @@ class TemporaryDirectory:
         self.path = path
         self._descriptor: int | None = descriptor
         self._made: list[Path] = []
-        """Parent directories that were created for it, the innermost first."""
+        """Parent directories that were created for the directory, the innermost first."""
 
     @classmethod
     def beside(cls, target: Path) -> Self:
-        """Create one in the directory of `target`, which the block will create; raises OSError.
+        """Create a temporary directory next to `target`, which the block creates; raises OSError.
 
         Creates missing parent directories, and removes those again that stay empty. Removes stale
         directories of other processes.
@@ -111,8 +111,8 @@ def _exchanged(one: Path, other: Path) -> bool:
 def remove_leftovers(parent: Path) -> int:
     """Remove the leftovers of killed processes in a directory; return their number.
 
-    Keeps directories of running processes and of other users, links, files and other names. Ignores
-    directories that cannot be removed.
+    Keeps directories of running processes or of other users, and any links, files and other names.
+    Ignores directories that cannot be removed.
     """
     try:
         names = os.listdir(parent)  # noqa: PTH208, there may be many, and few of them ours

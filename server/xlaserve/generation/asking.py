@@ -31,7 +31,7 @@ class Asked:
     seed: int
     top_k: int
     reals: tuple[float, ...]
-    """In the order of `sampling.REALS`."""
+    """Real-valued parameters, in the order of `sampling.REALS`."""
     logprobs: int
     stops: frozenset[int]
     bias: Mapping[int, float]

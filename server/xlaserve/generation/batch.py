@@ -18,7 +18,7 @@ from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
-"""Limit of preemptions per request."""
+"""Maximum number of preemptions per request."""
 
 
 class Computes(Protocol):
@@ -80,7 +80,7 @@ class Batch:
         self._admitted = 0
         """Number of admissions so far."""
         self._taken = [0] * info.slots
-        """Number of the latest admission to each slot."""
+        """Sequence number of the latest admission to each slot."""
         # A position beyond the end: rows written by inactive slots are dropped.
         self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
         self._reals = np.zeros((info.slots, len(REALS)), np.float32)
@@ -122,7 +122,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Give a request the free slot with its longest cached prefix, else the oldest."""
+        """Give a request the free slot with its longest cached prefix, else the oldest one."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0
@@ -195,7 +195,7 @@ class Batch:
         free = [slot for slot, one in enumerate(self._slots) if one is None]
         slot = prefixes.oldest(free)
         found = prefixes.find(running.context, running.sender.principal, free)
-        # Skip the matching slot if that would overwrite further rows that others may use.
+        # Choose the slot with the match, unless its rows beyond the match are worth keeping.
         if found is not None and (found.slot == slot or prefixes.beyond(found) < prefixes.least):
             slot = found.slot
             self._has(running, found.rows)
@@ -208,8 +208,8 @@ class Batch:
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
-        # Only from slots admitted earlier, so that of several requests admitted together (the
-        # choices of one prompt) the first one computes its rows and counts no cached tokens.
+        # Only from slots admitted earlier: if several requests are admitted together (the choices
+        # of one prompt), the first one computes its rows and counts no cached tokens.
         others = [
             other for other in range(len(self._slots)) if self._taken[other] < running.admitted
         ]
@@ -229,7 +229,7 @@ class Batch:
         """Record that more rows of a request are in the cache."""
         self._counts.positions_used += count
         running.written += count
-        # After a preemption, rows were already computed or counted before.
+        # After a preemption, these rows were already counted.
         if not running.preempted:
             self._counts.prefix_hits += not running.cached
             self._counts.cached_tokens += count

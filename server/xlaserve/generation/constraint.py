@@ -9,12 +9,12 @@ class Grammar(NamedTuple):
     """The grammar of a request."""
 
     parameter: str
-    """The request parameter that has it, one of GRAMMARS."""
+    """The request parameter that contains the grammar, one of GRAMMARS."""
     text: str
 
 
 GRAMMARS = ("json_schema", "regex", "grammar")
-"""Request parameters with a grammar; a request may have one of them."""
+"""Request parameters with a grammar; a request may have at most one of them."""
 
 
 class Constraint(Protocol):

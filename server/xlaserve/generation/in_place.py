@@ -7,12 +7,11 @@ from xlaserve.errors import InvalidModel
 from xlaserve.runtime.devices.workspace import shared, workspace_bytes
 
 _LOGITS = 16
-"""Limit of sampling temporaries, as a multiple of the logits' size."""
+"""Maximum size of sampling temporaries, as a multiple of the logits' size."""
 _SLACK_BYTES = 1 << 20
 _GATHERED = 3
-"""Limit of a partial step's temporaries, as a multiple of the gathered cache: CPUs convert BF16
-keys and values, which doubles them.
-"""
+"""Maximum size of a partial step's temporaries, as a multiple of the gathered cache: CPUs convert
+BF16 keys and values, which doubles them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Memory:
 
     @property
     def of_model(self) -> int:
-        """Return the temporaries without workspace; a copy of the cache would be among them."""
+        """Return the temporaries without workspace; copying the cache would increase them."""
         return self.temporaries - min(self.workspace, self.temporaries)
 
 

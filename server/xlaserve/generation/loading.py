@@ -205,12 +205,12 @@ class GeneratorModel(UncompiledModel):
         return waiting.result()
 
     def expected_seconds(self, rows: int) -> float:
-        """Return infinity, so that it never runs on the event loop."""
+        """Return infinity, so that the model never runs on the event loop."""
         return math.inf
 
     def close(self) -> None:
         """End the threads and subprocesses, and release all arrays and programs."""
-        # Subprocesses before the threads that may wait for them.
+        # Stop subprocesses before the threads that may wait for them.
         if self.generation.text is not None:
             self.generation.text.close()
         if self._prompts is not None:
@@ -366,7 +366,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         takes_parameters=True,
         generation=generation,
         matmul_precision=context.compilation.options.name_for(site.platform),
-        # A request has one of the two.
+        # A request has either token ids or a text.
         optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
     )
     return GeneratorModel(context, info, generation, programs, grammars)

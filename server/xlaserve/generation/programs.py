@@ -56,7 +56,7 @@ class Programs:
         self._parameters = list(parameters)
         self._launching = site.launching or nullcontext()
         self.temporary_bytes = 0
-        """Largest temporaries of any program."""
+        """Maximum temporary memory of any program, in bytes."""
         self.busy_ns = 0
         """Total time in programs, from dispatch until the results are fetched."""
         self._compiled: dict[tuple[str, int, int], Any] = {}

@@ -24,9 +24,9 @@ class Given(NamedTuple):
     step: Step
     numbers: Sequence[int]
     tokens: Sequence[Tensor]
-    """One INT32 [1] per row."""
+    """The token of each row, INT32 [1]."""
     logprobs: Sequence[Tensor]
-    """One FP32 [1] per row."""
+    """The log-probability of each row's token, FP32 [1]."""
 
     @classmethod
     def of(cls, step: Step) -> "Given":
@@ -72,20 +72,20 @@ class Running:
         self.level = level
         self.sender = request.sender
         self.passed = 0
-        """Number of times it was passed over since it was last chosen."""
+        """Number of times that the request was passed over since it was last chosen."""
         self.context = prompt
         """The prompt, followed after a preemption by the tokens generated before."""
         self.written = 0
-        """Number of its tokens whose rows are in the cache."""
+        """Number of the request's tokens whose rows are in the cache."""
         self.cached = 0
-        """Number of its tokens found in the prefix cache."""
+        """Number of the request's tokens found in the prefix cache."""
         self.preempted = 0
-        """Number of times it was preempted."""
+        """Number of times that the request was preempted."""
         self.admitted = 0
-        """Sequence number of its admission."""
+        """Sequence number of the request's admission."""
         self.output: list[int] = []
         self.is_paused = False
-        """Whether generation is paused until its client reads."""
+        """Whether generation is paused until the client reads."""
         self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
         """Time of submission, then of the last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []

@@ -28,7 +28,7 @@ class Tables:
     counts: jax.Array
     """Number of times each token was generated, int32."""
     prompt: jax.Array
-    """1 for each token in the prompt, int8."""
+    """int8 flags: 1 for each token that occurs in the prompt."""
     bias: jax.Array
     """Added to the logits, float32."""
     mask: jax.Array

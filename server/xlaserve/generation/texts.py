@@ -29,7 +29,7 @@ STOP = "stop"
 """Request parameter with stop strings."""
 
 _MOST_STOP = 16 * MOST_STOPS * MOST_CHARACTERS
-"""Limit of the parameter's length; in JSON, a character may take 12."""
+"""Maximum length of the parameter; in JSON, a character may take 12."""
 _CHARACTERS = 64
 """Maximum characters of a prompt per position; longer prompts are mostly whitespace."""
 
@@ -39,11 +39,10 @@ class Found:
     """The tokenizer and template of a generator, or the reason why it has none."""
 
     text: LanguageText | None
-    """None if the model only takes token ids."""
+    """The tokenizer and template; None if the model only takes token ids."""
     no_text: str
-    """Why the model has no text, to follow its name; empty if it has, or if there is no
-    tokenizer.
-    """
+    """Why the model accepts no text, as the end of a sentence that begins with its name; empty if
+    it accepts text or has no tokenizer."""
     is_offered: bool
     """Whether `text` is an input and an output of V2 requests."""
 
@@ -51,7 +50,7 @@ class Found:
 def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> bytearray | None:
     """Return the contents of tokenizer.json, or None; raises InvalidModel.
 
-    `record` is its entry in the version's record, or None if it has none.
+    `record` is its entry in the version's record, or None if there is no entry.
     """
     if record is None and not (directory / files.TOKENIZER).exists():
         return None

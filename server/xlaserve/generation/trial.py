@@ -15,7 +15,7 @@ from xlaserve.generation.sampling import INTEGERS, REALS
 from xlaserve.runtime.generator.info import GenerationInfo
 
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
-"""Number of reused rows, of rows left by another prompt after them, and of compared steps."""
+"""Numbers of reused rows, of another prompt's rows after them, and of steps to compare."""
 _TOLERANCE = 0.05
 """Allowed difference of log-probabilities, since additions may be reordered."""
 _PARTIAL = 2

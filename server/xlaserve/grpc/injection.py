@@ -46,7 +46,8 @@ def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: D
     """Decode a request after replacing its id by `value`.
 
     If the id cannot be replaced, decode the original, whose errors are more specific. If that
-    succeeds, raise MalformedMessage or TooManyFields anyway: the id would be the client's.
+    succeeds, raise MalformedMessage or TooManyFields anyway: the request would keep the client's
+    id.
     """
     try:
         spliced = splice(value, data)

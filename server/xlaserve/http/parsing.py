@@ -36,8 +36,8 @@ async def read_whole(
     """Parse a JSON body as a msgspec type and pass it to `made`; return the result.
 
     The parsed body stays charged until the request ends. For bodies without tensors: settings,
-    shared-memory regions, model loads with files. Raises InvalidBody, BudgetExhausted, and whatever
-    `made` raises.
+    shared-memory regions, model loads with files. Raises InvalidBody, BudgetExhausted, and the
+    exceptions of `made`.
     """
     body = await request.read()
     size = len(body)

@@ -40,10 +40,10 @@ class OffLoop:
         *,
         is_counted: bool = False,
     ) -> T:
-        """Run a call that makes at most `made` bytes from `size_bytes`, and charge both meanwhile.
+        """Run a call that makes at most `made` bytes from `size_bytes`; charge both while it runs.
 
-        With `is_counted` the input is already charged. If the call fails, its error keeps no bytes
-        alive. Raises BudgetExhausted if there is no memory for the result.
+        With `is_counted` the input is already charged. If the call fails, its error holds no
+        reference to the bytes. Raises BudgetExhausted if there is no memory for the result.
         """
         if account is None or size_bytes <= INLINE_BYTES:
             return await self.run(size_bytes, call)

@@ -1,6 +1,6 @@
 """Shared by the sandboxed subprocesses: messages, resource limits, and forked workers.
 
-Imports nothing from the server, since the scripts load it from their own directory.
+Imports nothing from the server, so that those processes start quickly.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 def _written(message: Any) -> bytes:
-    # Half of a surrogate pair is text for Python alone: as an escape no reader would take it.
+    # A lone surrogate is valid in a Python string, but JSON readers would reject its escape.
     return json.dumps(message, ensure_ascii=False).encode(errors="replace")
 
 

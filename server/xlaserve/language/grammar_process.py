@@ -1,24 +1,17 @@
 """Subprocess that compiles untrusted grammars within limits of time and memory.
 
-Started as a script by `grammars.py`; imports nothing from the server.
+Started by `grammars.py`; imports nothing else from the server.
 """
 
 import ctypes
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llguidance
 
-if TYPE_CHECKING:
-    from xlaserve.language import confining, multiples
-else:
-    sys.path.append(str(Path(__file__).parent))
-    import confining
-    import multiples
+from xlaserve.language import confining, multiples
 
 _SPECIAL = b"\xff"
 """llguidance's prefix of special token names."""
@@ -116,7 +109,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         if made.is_error():
             return {"failed": _problem(made.get_error())}
         made_bytes = (allocated_bytes() - before) % (1 << 32)
-        # A negative difference says nothing; the text is stored in any case.
+        # A negative difference is meaningless; the text is stored in any case.
         is_size = made_bytes < 1 << 31
         return {"text": "", "bytes": max(len(asked["text"]), made_bytes if is_size else 0)}
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ _TOO_MANY = "too many states"
 """llguidance's error for a grammar that needs more states."""
 
 STEP_SECONDS = 0.002
-"""Limit of the average CPU time of a step in a grammar, during which other requests wait."""
+"""Maximum average CPU time of a step in a grammar, during which other requests wait."""
 
 MOST_STEPS_SECONDS = 0.1
 """CPU time by which the steps of one answer may exceed that average in total."""
@@ -58,7 +57,7 @@ MOST_KNOWN = 1024
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
 _EXPECTED = "a grammar that can be compiled and followed (model '{}')"
-_SCRIPT = Path(__file__).with_name("grammar_process.py")
+_PROGRAM = ("-m", "xlaserve.language.grammar_process")
 
 
 class Grammars:
@@ -105,7 +104,7 @@ class Grammars:
             "grammar": {**LIMITS, "max_lexer_states": MOST_STATES},
             "most_remainders": int(REMAINDERS_PER_SECOND * limits.cpu_seconds),
         }
-        self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
+        self._trial = Trial(model, Limited(_PROGRAM, limits, first, called="grammar", model=model))
 
     def begin(self) -> None:
         """Start the subprocess, so that the first grammar need not wait for it. Blocks."""
@@ -121,7 +120,7 @@ class Grammars:
         """Compile a grammar, and return its initial state. Blocks, but releases the GIL.
 
         `parameter` is `json_schema`, `regex` or `grammar` (Lark). `charge` is called with the
-        memory in bytes that it may have before it is allocated. Raises InvalidParameter.
+        maximum memory of the grammar in bytes, before any is allocated. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
@@ -225,7 +224,7 @@ class Place:
     ) -> None:
         """Start a grammar with `begin(states)`, whose first bytes the trial measured.
 
-        Raises ValueError from `begin`, and what `charge` raises.
+        Raises ValueError from `begin`, and the exceptions of `charge`.
         """
         self._model = model
         self._parameter = parameter
@@ -256,7 +255,7 @@ class Place:
         return False
 
     def _lacks_room(self) -> bool:
-        """Tell whether the grammar had reached its limit of states, and was given a higher one."""
+        """Tell whether the grammar hit its limit of states and was restarted with a higher one."""
         matcher = self._matcher
         return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
 

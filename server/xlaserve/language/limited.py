@@ -8,10 +8,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -39,7 +38,7 @@ class Limits:
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 << 20
-    """In addition to the memory of the process before it reads untrusted input."""
+    """Memory limit, in addition to the memory used before untrusted input is read."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0
     """Wall-clock limit: longer than the CPU limit, since the CPU is shared."""
@@ -60,14 +59,14 @@ class _FromOutside(Exception):
 class LimitedProcess:
     """One process, killed at the latest when its last reference is dropped."""
 
-    def __init__(self, script: Path, limits: Limits, called: str, model: str) -> None:
-        """Start the process; raises OSError."""
+    def __init__(self, program: Sequence[str], limits: Limits, called: str, model: str) -> None:
+        """Start the process; raises OSError. `program` are the arguments of Python that name it."""
         self._limits = limits
         self._called, self._model = called, model
         # Nothing is ever written to this pipe: it closes when this process ends, however it ends.
         life, held = os.pipe()
         try:
-            self._process = _started(script, life)
+            self._process = _started(program, life)
         except OSError:
             os.close(held)
             raise
@@ -85,7 +84,7 @@ class LimitedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether it or a process that it forked is stopped (SIGSTOP)."""
+        """Tell whether the process, or one that it forked, is stopped (SIGSTOP)."""
         return is_stopped(self.pid, with_forks=True)
 
     def kill(self) -> None:
@@ -164,7 +163,13 @@ class Limited:
     """
 
     def __init__(
-        self, script: Path, limits: Limits, first: Mapping[str, Any], *, called: str, model: str
+        self,
+        program: Sequence[str],
+        limits: Limits,
+        first: Mapping[str, Any],
+        *,
+        called: str,
+        model: str,
     ) -> None:
         """`first` is the trusted first message, sent with the limits before untrusted input.
 
@@ -172,7 +177,7 @@ class Limited:
         """
         self.limits = limits
         self._named = called, model
-        self._script = script
+        self._program = program
         self._first = first
         self._asking = threading.Lock()
         """Held during a query: the process answers one at a time."""
@@ -200,7 +205,7 @@ class Limited:
         try:
             process = self._begun()
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
-            # Running out of memory may leave any state behind.
+            # A process that ran out of memory may be in any state.
             has_failed = "lost" in found or process is found
             if "killed" in found:
                 _raise_killed(found["killed"])
@@ -234,7 +239,7 @@ class Limited:
         if process is not None:
             return process
         self._check_open()
-        process = self._process = LimitedProcess(self._script, self.limits, *self._named)
+        process = self._process = LimitedProcess(self._program, self.limits, *self._named)
         # Check again: `close` kills only the process that exists at that moment.
         self._check_open()
         found = process.ask(_ENCODER.encode({**self._first, "limits": asdict(self.limits)}))
@@ -254,10 +259,10 @@ def _raise_killed(said: str) -> NoReturn:
     raise OSError(said)
 
 
-def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
+def _started(program: Sequence[str], life: int) -> "subprocess.Popen[bytes]":
     # Not the server's environment: it may hold secrets.
     return start_deaf(
-        [sys.executable, "-s", "-P", "-X", "utf8", str(script), str(life)],
+        [sys.executable, "-s", "-P", "-X", "utf8", *program, str(life)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # A pipe: the process may write no files, and is killed when it fills this one.
@@ -271,7 +276,7 @@ def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
 
 
 def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
-    # The whole group: the process leads a session.
+    # Kill the whole process group, since the process leads a session.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)

@@ -22,7 +22,7 @@ _WIDER = {"number": frozenset({"number", "integer"})}
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _MOST_DECIMALS = 30
 MOST_LOOKS = 1_000
-"""Limit of schemas visited, including repeated visits: about 10 ms."""
+"""Maximum number of schemas visited, including repeated visits: about 10 ms."""
 
 
 def too_large(schema: Any, most: int) -> Decimal | None:

@@ -1,6 +1,6 @@
 """Subprocess that renders untrusted chat templates within limits of time and memory.
 
-Started as a script by `templates.py`; imports nothing from the server. Reads messages and writes
+Started by `templates.py`; imports nothing else from the server. Reads messages and writes
 answers until its input ends; each is a four-byte length followed by JSON. Code that escapes the
 Jinja sandbox still cannot open files or sockets, or start processes.
 """
@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import jinja2.debug  # imported now for failing templates: later no files can be opened
@@ -23,11 +22,7 @@ import jinja2.nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-if TYPE_CHECKING:
-    from xlaserve.language import confining
-else:
-    sys.path.append(str(Path(__file__).parent))
-    import confining
+from xlaserve.language import confining
 
 _LOADING = (
     "{% macro m(a) %}{{ a|tojson }}{% endmacro %}{% for i in x %}{{ m('\\n' ~ i) }}{% endfor %}"
@@ -97,7 +92,10 @@ def confine(memory_bytes: int) -> None:
 
 
 def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> dict[str, str]:
-    """Render; return the text or the reason of failure. Dies if it exceeds the CPU limit."""
+    """Render, and return the text or the reason for the failure.
+
+    The process is killed if it exceeds the CPU limit.
+    """
     # The default action of SIGPROF kills the process, even inside native code.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +11,7 @@ from xlaserve.language import files
 from xlaserve.language.limited import Limited, Limits, TookTooMuch
 from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 
-_SCRIPT = Path(__file__).with_name("template_process.py")
+_PROGRAM = ("-m", "xlaserve.language.template_process")
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates; a model may have a separate one for messages with tools."""
@@ -58,7 +57,7 @@ class Template:
         self._variables = variables
         self._model = model
         self._process = Limited(
-            _SCRIPT, limits, {"sources": found}, called="chat template", model=model
+            _PROGRAM, limits, {"sources": found}, called="chat template", model=model
         )
 
     def render(

@@ -1,20 +1,14 @@
 """Subprocess for tokenizers that may be slow, with limits of time and memory.
 
-Started as a script by `tokenizing.py`; imports nothing from the server.
+Started by `tokenizing.py`; imports nothing else from the server.
 """
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
-if TYPE_CHECKING:
-    from xlaserve.language import confining
-else:
-    sys.path.append(str(Path(__file__).parent))
-    import confining
+from xlaserve.language import confining
 
 
 def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import InvalidModel, repeatable
@@ -24,7 +23,7 @@ from xlaserve.language.turns import CallerThread
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_SCRIPT = Path(__file__).with_name("tokenizer_process.py")
+_PROGRAM = ("-m", "xlaserve.language.tokenizer_process")
 
 MOST_CHARACTERS = 8 << 20
 """Maximum length of a text."""
@@ -59,7 +58,7 @@ class Tokens:
         if not is_linear(found):
             first = {"file": written, "controls": list(self._controls)}
             self._limited = Limited(
-                _SCRIPT, limits.tokenizer, first, called="tokenizer", model=model
+                _PROGRAM, limits.tokenizer, first, called="tokenizer", model=model
             )
             self.thread = CallerThread("tokens", model, limits.waiting)
         self._check_unknown(unknown, found.get("model"))

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from xlaserve.language.json_following import JsonFollower
 
 MOST_HELD = 1 << 14
-"""Limit of held-back characters that may become a call; beyond it they become text."""
+"""Maximum number of characters held back because they may form a call; beyond it they are output as
+text."""
 
 _MOST_SPACE = 256
-"""Limit of held-back whitespace where a call may follow."""
+"""Maximum number of whitespace characters held back where a call may follow."""
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\n\r"
 

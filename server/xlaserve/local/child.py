@@ -19,7 +19,7 @@ import uvloop
 from xlaserve.app.display import Addresses, ModelRow, NoDisplay
 from xlaserve.app.server import run
 from xlaserve.errors import XlaserveError
-from xlaserve.process import signals
+from xlaserve.process import own_code, signals
 from xlaserve.process.output import logged_output
 from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
@@ -53,10 +53,11 @@ class Told(NoDisplay):
 def main() -> None:
     """Serve until stdin is closed or SIGTERM arrives."""
     told = Told(os.fdopen(os.dup(1), "w"))
-    # Redirect what models print to stderr, which is the log.
+    # Redirect the models' output to stderr, which is the log.
     os.dup2(2, 1)
     given = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, name="ends with its parent", daemon=True).start()
+    own_code.keep()
     signals.ignore()
     faulthandler.enable(sys.stderr)
     try:

@@ -106,13 +106,13 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model configuration; what it omits is taken from the artifact."""
+    """A model configuration; omitted fields are taken from the artifact."""
 
     name: str = ""
     platform: str = ""
     backend: str = ""
     max_batch_size: int = 0
-    """0 if the configuration has 0 or omits the field."""
+    """Maximum rows per request; 0 if the configuration has 0 or omits the field."""
     default_model_filename: str = ""
     """File name of the model in its version directory; empty for the format's default."""
     cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -42,7 +42,7 @@ class Row:
 
     effect: Effect
     because: str = ""
-    """Reason for refusing the field, and what to do."""
+    """Reason for refusing the field, and advice."""
     asks: _Asks = lambda value, message: True
     files: _Files | None = None
     """Returns the file names in the value. A client's configuration may only name files of its own

@@ -28,7 +28,7 @@ ENSEMBLE = "ensemble"
 
 
 MAX_PRIORITY_LEVELS = 1000
-"""Limit of priority levels, because the queue scans all levels for each batch."""
+"""Maximum number of priority levels, because the queue scans all levels for each batch."""
 
 
 def config_of(message: inference.ModelConfig) -> ModelConfig:

@@ -27,7 +27,7 @@ class BatchInput:
     name: str
     datatype: Datatype
     source: str
-    """The client's input from which it is computed."""
+    """The client's input from which this input is computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Sample:
 
     name: str
     batch_size: int
-    """1 if the model has no batch dimension."""
+    """Rows of the request; 1 if the model has no batch dimension."""
     count: int
     inputs: Mapping[str, SampleInput]
 

@@ -152,7 +152,7 @@ class Reaction:
     clients: str
     """How retrying clients and proxies react."""
     is_repeated: bool
-    """Whether any of them retries the request automatically."""
+    """Whether any client or proxy retries the request automatically."""
 
 
 REACTIONS: Mapping[Status, Reaction] = MappingProxyType(

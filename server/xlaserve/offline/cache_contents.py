@@ -28,7 +28,7 @@ class Kept:
 
     @property
     def environment(self) -> str:
-        """Return the name of its compilation environment."""
+        """Return the name of the program's compilation environment."""
         return name_of(self.key.environment)
 
 

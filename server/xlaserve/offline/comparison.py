@@ -39,9 +39,9 @@ class Difference:
     """`model`, `version`, or one of the kinds in `contents`."""
     name: str
     before: Item | None
-    """None if the first side does not have it."""
+    """The item on the first side; None if it is missing there."""
     after: Item | None
-    """None if the second side does not have it."""
+    """The item on the second side; None if it is missing there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ TEXTS: tuple[Confined, ...] = (
         "language/linear.py",
     ),
 )
-"""Texts and files that are bounded before a library evaluates them."""
+"""Texts and files whose size or complexity is limited before a library evaluates them."""
 
 EXECUTIONS: tuple[Confined, ...] = (
     Confined(

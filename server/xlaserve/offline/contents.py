@@ -32,7 +32,7 @@ class Item:
     text: str
     """Datatype and shape, size, or value, in readable form."""
     sha256: str = ""
-    """Hexadecimal SHA-256 of its bytes; empty if the text is complete."""
+    """Hexadecimal SHA-256 of the item's bytes; empty if the text is complete."""
 
 
 Items: TypeAlias = Mapping[str, Item]

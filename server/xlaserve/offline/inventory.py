@@ -31,11 +31,11 @@ class VersionEntry:
     kind: str
     """`jax_export`, `onnx`, `python`, `generator`, `identity` or `ensemble`; empty if unknown."""
     size_bytes: int
-    """Total size of its files."""
+    """Total size of the version's files."""
     served: bool
     """Whether the model's version policy selects it."""
     problem: str = ""
-    """Why it cannot be loaded, as far as its files tell."""
+    """Why the version cannot be loaded, as far as its files tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class ModelEntry:
     repository: str
     """The directory or URL that contains it."""
     configuration: str = ""
-    """File name of its configuration, or empty."""
+    """File name of the model's configuration, or empty."""
     without_effect: tuple[str, ...] = ()
     """Configuration fields without effect."""
     problem: str = ""
-    """Why it cannot be loaded: a refused configuration, or missing files."""
+    """Why the model cannot be loaded: a refused configuration, or missing files."""
     versions: tuple[VersionEntry, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the distinct kinds of its versions."""
+        """Return the distinct kinds of the model's versions."""
         return tuple(dict.fromkeys(version.kind for version in self.versions))
 
 

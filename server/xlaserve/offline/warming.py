@@ -24,7 +24,7 @@ class Warmed:
     problem: str = ""
     """Why the version cannot be loaded; empty if it can."""
     notice: str = ""
-    """Why servers will compile it nevertheless; empty if they will not."""
+    """Why servers will compile the version nevertheless; empty if they will not."""
 
 
 def warm_here(path: Path, context: LoadContext) -> Warmed:

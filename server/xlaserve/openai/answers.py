@@ -87,7 +87,7 @@ class ChatAnswer(msgspec.Struct):
     """The model's message."""
 
     content: str | None
-    """None if the message has tool calls and no text."""
+    """The message's text; None if the message has tool calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
@@ -190,7 +190,7 @@ class Whole:
     """Collects the pieces of one choice for a response that is not streamed."""
 
     pieces: list[Piece] = field(default_factory=list)
-    """In the order of generation."""
+    """The pieces in the order in which they were generated."""
 
     @property
     def text(self) -> str:

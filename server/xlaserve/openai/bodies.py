@@ -62,7 +62,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
-    """0 and -1 mean no limit."""
+    """Number of most likely tokens to choose from; 0 and -1 mean no limit."""
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     min_tokens: Token | None = None
@@ -106,7 +106,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
-    """None in a message that has only tool calls."""
+    """Text or text parts; None in a message that has only tool calls."""
     name: str | None = None
     """Passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_TOOLS)] | None = None

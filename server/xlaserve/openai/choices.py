@@ -33,7 +33,7 @@ class CallPiece(NamedTuple):
     number: int
     """Index of the call within the choice, from 0."""
     id: str | None
-    """Set in the first increment only, like the name."""
+    """The call's id, set in the first increment only, like the name."""
     name: str | None
     arguments: str
 
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
     text: str
     token: TokenLogprob | None = None
-    """None if log probabilities were not requested, and for the stop token."""
+    """The token's log probabilities; None if they were not requested, and for the stop token."""
     finish_reason: str | None = None
     """Why the generation ended; None while it continues."""
     calls: Sequence[CallPiece] = ()

@@ -66,4 +66,4 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "truncation": "input is not truncated: leave out items until the rest fits",
     }
 )
-"""Explanations in errors about unsupported fields: what to send instead."""
+"""Alternatives to unsupported fields, for error messages."""

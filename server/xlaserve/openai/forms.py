@@ -37,9 +37,9 @@ class Form:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The schema of each tool's arguments, by tool name."""
     called: Sequence[str] = ()
-    """Tools of which the model must call one; empty if it may decide."""
+    """Tools, one of which the model must call; empty if the model may decide."""
     most_calls: int = MOST_TOOLS
-    """Limit of tool calls per response."""
+    """Maximum number of tool calls per response."""
     format_field: str = "response_format"
     """The request field for the format of responses without tool calls."""
 

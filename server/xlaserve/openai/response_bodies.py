@@ -123,7 +123,7 @@ class SchemaText(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unk
 
     name: Name
     schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Any JSON if absent."""
+    """JSON schema of the output; if absent, any JSON is allowed."""
     description: str | None = None
     strict: bool | None = None
     """Ignored: responses always follow the schema."""

@@ -20,7 +20,7 @@ _LOOK_MS = 1000
 """Interval for checking whether a stalled reader has resumed, in milliseconds."""
 
 _MOST_QUEUED_BYTES = 1 << 20
-"""Limit of bytes queued for a slow reader; further writes are dropped."""
+"""Maximum number of bytes queued for a slow reader; further writes are dropped."""
 
 _LAST_SECONDS = 1.0
 
@@ -182,7 +182,7 @@ class BestEffortStream(io.TextIOBase):
 
 
 def _is_large_pipe(descriptor: int) -> bool:
-    """Tell whether it is a pipe of the default size; the kernel gives a user of many less."""
+    """Tell whether a descriptor is a pipe of at least the default size, as some are smaller."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) >= _LARGE_PIPE_BYTES
     except (OSError, AttributeError):  # no pipe, or a system without the call

@@ -13,24 +13,29 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from xlaserve.process import own_code
+
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 """Signals that stop, reload or replace the server."""
 
 
 def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a process shielded from those signals; `options` are Popen's.
+    """Start a process with the server's signals blocked; `options` are Popen's.
 
-    Raises OSError if the process cannot be started.
+    A module of this package runs the code with which this server was started. Raises OSError if the
+    process cannot be started.
     """
+    words, descriptors = own_code.command(command)
+    options["pass_fds"] = (*options.get("pass_fds", ()), *descriptors)
     with started_deaf():
-        return subprocess.Popen(command, **options)
+        return subprocess.Popen(words, **options)
 
 
 @contextmanager
 def started_deaf() -> Iterator[None]:
-    """Within this context, child processes that this thread starts are shielded from those signals.
+    """Within this context, this thread's child processes start with the server's signals blocked.
 
-    They inherit the blocked signal mask, so the shield is in effect from their first instruction.
+    They inherit the signal mask, so it is in effect from their first instruction.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
     try:
@@ -40,7 +45,7 @@ def started_deaf() -> Iterator[None]:
 
 
 def stay_deaf() -> None:
-    """Shield this process, but not its children, from those signals.
+    """Shield this process, but not its children, from the signals meant for the server.
 
     For a process that runs user code, which may start child processes and stop them by a signal.
     """

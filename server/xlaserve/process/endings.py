@@ -16,8 +16,8 @@ _FAILED = 1
 _MOST_DESCRIPTORS = 1 << 30
 _ROUND_SECONDS = 0.01
 _MOST_ROUNDS = 1000
-"""Limit of passes that kill the survivors of a session: a process in a system call ends only when
-the call returns."""
+"""Maximum number of passes that kill the survivors of a session: a process in a system call ends
+only when the call returns."""
 
 
 def end_with_parent(parent: int = 0) -> None:

@@ -86,7 +86,8 @@ class Listening(Protocol):
     def accept(self) -> tuple[socket.socket, Any]:
         """Return a connection and its peer's address.
 
-        Raises what a listening socket raises, and EOFError if no more connections will arrive.
+        Raises the exceptions of a listening socket, and EOFError if no more connections will
+        arrive.
         """
         ...
 

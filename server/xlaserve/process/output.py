@@ -1,4 +1,4 @@
-"""Logs all that this process and its children print: each line becomes a record."""
+"""Logs everything that this process and its children print, one record per line."""
 
 import os
 import socket
@@ -21,14 +21,14 @@ _READER = (sys.executable, "-P", "-m", "xlaserve.process.output_reader")
 _STREAMS = {"stdout": 1, "stderr": 2}
 _LEVELS = {"stdout": "info", "stderr": "warning"}
 _MOST_WAIT = struct.pack("ll", 1, 0)
-"""Send timeout of one second: a stopped reader blocks a write no longer than that."""
+"""Send timeout of one second, so that a stopped reader blocks a write no longer than that."""
 _AGAIN_SECONDS = 1.0
 
 _log = structlog.get_logger("output")
 
 
 def descriptors() -> tuple[int, int]:
-    """Return what stdout and stderr were at the start of the server, for its other processes."""
+    """Return descriptors of the server's original stdout and stderr, for its other processes."""
     first, second = (getattr(getattr(sys, name), "behind", None) for name in _STREAMS)
     return (1 if first is None else first.fileno(), 2 if second is None else second.fileno())
 
@@ -39,9 +39,9 @@ def logged_output(
 ) -> Iterator[None]:
     """Configure the log; within this context, log everything that is printed.
 
-    What native code, faulthandler and child processes print on 1 and 2 is read by a process that
-    outlives this one. A worker is `given` its parent's `descriptors`, and starts with such a 1 and
-    2. A terminal shows everything as it is.
+    A separate process, which outlives this one, reads the output of native code, faulthandler and
+    child processes from descriptors 1 and 2. A worker gets its parent's `descriptors` as `given`,
+    and starts with such descriptors 1 and 2. Output to a terminal is left unchanged.
     """
     if sys.stderr is None or sys.stderr.isatty():
         log.configure(level, worker=worker)
@@ -54,7 +54,7 @@ def logged_output(
         if not os.isatty(original):
             behind = best_effort(open(original, "w", closefd=False))  # noqa: SIM115
             taken[number] = PrintedLines(number, name, _LEVELS[name], behind)
-            # Some libraries print where the interpreter did at its start.
+            # Some libraries print to the streams that the interpreter opened at its start.
             setattr(sys, name, taken[number])
             setattr(sys, f"__{name}__", taken[number])
     log.configure(level, taken[2].behind, worker=worker)
@@ -65,7 +65,7 @@ def logged_output(
     try:
         yield
     except BaseException:
-        # The command says why it ends, in a line of its own.
+        # The command prints the reason for the error itself, as a plain line.
         if not given:
             _give_back(originals)
         raise
@@ -83,9 +83,9 @@ def _give_back(originals: Mapping[int, int]) -> None:
 
 
 def _have_read(originals: Mapping[int, int]) -> None:
-    """Have a process read what is written to descriptors, and log it to the original stderr."""
+    """Start a process that logs output written to the descriptors to the original stderr."""
     if not hasattr(socket, "SO_PASSCRED"):
-        return  # a system without it: native code prints as it did
+        return  # without SO_PASSCRED, native code prints to the original descriptors
     source, sink = socket.socketpair()
     source.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     with sink:
@@ -116,7 +116,7 @@ def _started(source: socket.socket, stderr: int) -> "subprocess.Popen[bytes]":
 def _keep_reading(
     reader: "subprocess.Popen[bytes]", source: socket.socket, originals: Mapping[int, int]
 ) -> None:
-    """Start the process again whenever it ends; where that fails, lines are plain from then on."""
+    """Restart the reader process whenever it fails."""
     while status := reader.wait():
         last_words.tell("output reader", last_words.how(status), "")
         is_logged = True
@@ -126,9 +126,9 @@ def _keep_reading(
                 reader = _started(source, originals[2])
                 break
             except OSError as error:
-                # The socket stays open: without a reader, SIGPIPE would end native children.
+                # Keep the socket open: without a reader, SIGPIPE would end native child processes.
                 if is_logged:
                     _log.warning("output of native code not logged", reason=str(error))
                 is_logged = False
-    # A reader returns 0 at the end of the stream: whatever still comes is plain.
+    # A reader exits with 0 at the end of the stream: print any further output unlogged.
     _give_back(originals)

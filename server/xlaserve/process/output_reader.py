@@ -1,9 +1,9 @@
-"""Makes log records of what others print, in a process that outlives them.
+"""Process that logs the output of other processes, and outlives them.
 
-Only lines that reach stdout or stderr past Python come here.
+It reads only output that reaches stdout or stderr without passing through Python.
 
-`python -m` this module with a socket as stdin that has SO_PASSCRED, and the log as stderr. It ends
-once no process can write to the socket, so it has the last lines of a server that crashed.
+Run with `python -m`; stdin is a socket with SO_PASSCRED set, and stderr is the log. The process
+ends once no process can write to the socket, so it gets the last lines of a server that crashed.
 """
 
 import json
@@ -24,12 +24,12 @@ _KIND = getattr(socket, "SCM_CREDENTIALS", 2)
 _LAST_SECONDS = 1.0
 CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 4096
-"""Bytes of a line that are shown; the others are counted."""
+"""Maximum number of bytes of a line that are logged; the remaining ones are counted."""
 _MOST_RECORD_BYTES = 8192
 _MOST_PARTS = 256
-"""Limit of unfinished lines that are held, one for each process."""
+"""Maximum number of unfinished lines held, one per process."""
 _PART_MS = 1000
-"""Milliseconds of silence after which an unfinished line is shown."""
+"""Milliseconds of silence after which unfinished lines are logged."""
 
 
 class _Line:
@@ -46,15 +46,15 @@ class _Line:
 
 
 class OutputLines:
-    """Joins what processes write into lines; shows those that are finished, or have waited."""
+    """Joins output into lines per process; logs lines that are complete or have waited too long."""
 
     def __init__(self, show: Callable[[int, str, int], None]) -> None:
-        """Call `show` with a line's process, its text, and the bytes that were cut off it."""
+        """`show` is called with a line's process id, its text, and the number of bytes cut off."""
         self._show_line = show
         self._parts: dict[int, _Line] = {}
 
     def read(self, descriptor: int, receive: Callable[[], tuple[int, bytes]]) -> None:
-        """Read until nobody can write to a descriptor; `receive` says which process has."""
+        """Read until no process can write to the descriptor; `receive` returns pid and bytes."""
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         while True:
@@ -96,7 +96,7 @@ class Records:
         self._log = log
 
     def write(self, pid: int, line: str, cut_bytes: int) -> None:
-        """Write the record of a line, which it may shorten."""
+        """Write the record of a line; a line that is too long for a record is shortened."""
         record = {"event": "raw output printed", "pid": pid, "line": line, "level": "warning"}
         if cut_bytes:
             record["cut_bytes"] = cut_bytes
@@ -111,7 +111,7 @@ class Records:
 
 
 def received(source: socket.socket) -> tuple[int, bytes]:
-    """Return what a process has written, and which; no bytes once none can write."""
+    """Return output with the id of the process that wrote it; empty once no process can write."""
     space = socket.CMSG_SPACE(_CREDENTIALS.size)
     data, about, _, _ = source.recvmsg(CHUNK_BYTES, space)
     pids = [_CREDENTIALS.unpack(value)[0] for _, kind, value in about if kind == _KIND]
@@ -119,7 +119,7 @@ def received(source: socket.socket) -> tuple[int, bytes]:
 
 
 def main() -> None:
-    """Read what comes on stdin, and write records of it to stderr."""
+    """Read output from the socket on stdin, and write log records to stderr."""
     log = BestEffortStream(sys.stderr)
     with socket.socket(fileno=os.dup(0)) as source:
         OutputLines(Records(log).write).read(source.fileno(), partial(received, source))

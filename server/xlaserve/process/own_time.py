@@ -12,7 +12,7 @@ class Seen(NamedTuple):
     """A sample of a process."""
 
     processor_seconds: float
-    """CPU time of all its threads so far."""
+    """CPU time of all threads of the process so far."""
     is_runnable: bool
     """Whether at least one thread is running or waiting for a CPU."""
 

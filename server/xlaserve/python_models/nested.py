@@ -44,7 +44,7 @@ class Nested(InferCall):
         self.principal = parent.principal
         self.waiting = _together(parent)
         self.deadline = _latest(self.waiting)
-        # The code may have passed on its own inputs.
+        # A waiting call's inputs may be volatile, and the code may have passed them on.
         self.is_volatile = any(one.is_volatile for one in self.waiting)
         for one in self.waiting:
             if one.nested is None:

@@ -43,7 +43,7 @@ class Cancelling:
         self._why: dict[str, Cancelled] = {}
 
     async def load(self, name: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model; log the cause if the load is cancelled. Raises what `load` raises."""
+        """Load a model; log the cause if the load is cancelled. Raises the exceptions of `load`."""
         asker = asker_now()
         try:
             await self._notes.load(name, load)

@@ -34,7 +34,7 @@ class IndexEntry:
 
     name: str
     version: str
-    """Empty for a model that is not loaded."""
+    """Version number; empty for a model that is not loaded."""
     state: str
     reason: str
 

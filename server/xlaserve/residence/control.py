@@ -204,7 +204,7 @@ class ModelControl:
 
         Concurrent loads with the same name and key are coalesced, and a model already loaded from
         the same files stays loaded. `before` runs as the first part of the load, so an eviction
-        cancels it too. Raises what `load` raises.
+        cancels it too. Raises the exceptions of `load`.
         """
 
         async def load() -> None:

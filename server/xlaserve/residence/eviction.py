@@ -22,7 +22,7 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
 
 
 def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> list[_Holder]:
-    """Return the first holders that together free the missing bytes; empty if all cannot."""
+    """Return the first holders that together free the missing bytes; empty if even all do not."""
     chosen: list[_Holder] = []
     lacking = dict(missing)
     for holder, sizes in holders:

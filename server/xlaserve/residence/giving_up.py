@@ -18,7 +18,7 @@ async def until_given_up(
 ) -> None:
     """Run part of a load in a thread; `work` is told to stop if the caller is cancelled.
 
-    Raises what `work` raises.
+    Raises the exceptions of `work`.
     """
     given_up = threading.Event()
 

@@ -32,7 +32,7 @@ class LoadLimits:
     """Time limits of loads."""
 
     load_seconds: float
-    """Limit of one load, from when its thread starts."""
+    """Time limit of one load, from when its thread starts."""
     cancel_seconds: float
     """Limit for a cancelled load to end, from the cancellation."""
 
@@ -72,7 +72,7 @@ class LoadRunner:
         self._discarding: set[asyncio.Task[None]] = set()
 
     async def run(self, loading: Loading) -> LoadedModel:
-        """Load a model in a thread. Raises what the loader raises, or LoadTimedOut.
+        """Load a model in a thread. Raises the loader's exceptions, or LoadTimedOut.
 
         When this returns, a cancelled load has ended or was abandoned. An abandoned load keeps its
         reservation until its thread ends.

@@ -92,7 +92,7 @@ def check_lost(
     unloaded: Collection[str],
     strict: bool,
 ) -> None:
-    """Log what this replacement lacks of the old server's models; raises ChangesNotTaken.
+    """Log which of the old server's models this replacement lacks; raises ChangesNotTaken.
 
     `theirs` are the ready versions of the old server by model; if it is None, no model due at
     startup may fail. `gone` are clients' loads that found no files, by model, and `unloaded` the

@@ -83,10 +83,10 @@ def _models(plan: EnsemblePlan, find: Find) -> dict[tuple[str, str], ModelInfo]:
 
 
 def with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
-    """Return what `find` returns, unless it is an ensemble with steps hidden from the caller.
+    """Return the source that `find` returns; raises LoadFailed for an ensemble with hidden steps.
 
-    `sees` tells which models the caller may infer; otherwise an ensemble could bypass that. Raises
-    LoadFailed as for a missing step.
+    `sees` tells which models the caller may run: an ensemble must not give access to others. The
+    error is the same as for a missing step.
     """
     source = find()
     for step in source.config.steps:

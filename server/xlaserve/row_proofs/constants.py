@@ -111,7 +111,7 @@ _COMPARISONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "NE": lambda least, most: ((least > 0) | (most < 0), (least == 0) & (most == 0)),
     }
 )
-"""By direction: whether the comparison of a difference with 0 is always true, and always false."""
+"""Functions by direction: is the comparison of a difference with 0 always true, or always false?"""
 
 
 def chosen(predicate: Constant, left: Constant, right: Constant) -> Constant | None:

@@ -160,7 +160,7 @@ def joined(values: Sequence[Value]) -> Value:
 
 
 def blocked(values: Iterable[Value]) -> Value:
-    """Return the abstract value of a result computed from values of which some are blocked."""
+    """Return the abstract value of a result computed from several values, some of them blocked."""
     findings = [value.blocked for value in values if value.blocked is not None]
     mixed = [finding for finding in findings if finding.mixed]
     return Value((), blocked=(mixed or findings)[0])

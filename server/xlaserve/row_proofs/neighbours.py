@@ -48,7 +48,7 @@ class Difference:
 
     output: str
     rows: int
-    """Size of the batch in which it changed."""
+    """Size of the batch in which the answer changed."""
     beside: str
     """The other rows, in a phrase."""
     largest: float
@@ -89,7 +89,7 @@ def find_difference(
     All dimensions of the inputs except the first, the batch, must have fixed sizes. The rows are
     permuted, repeated, and placed before, after and among others: random rows, rows a thousand
     times larger or smaller, zeros, and finally NaN and infinities, on which a loop may not
-    terminate. Raises what `run` raises.
+    terminate. Raises the exceptions of `run`.
     """
     for kinds in (_usual(inputs), _extreme(inputs)):
         for seed in seeds if kinds else ():
@@ -120,7 +120,8 @@ def find_contradiction(
 
     A short trial at each of the `sizes`: rows alone, next to one another, padded, and among random
     rows. Rounding differences do not count: `least` returns the tolerance of the narrowest float
-    type used, and a difference must be reproduced with other inputs. Raises what `run` raises.
+    type used, and a difference must be reproduced with other inputs. Raises the exceptions of
+    `run`.
     """
     difference = None
     for seed in _CONFIRMING_SEEDS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ MAX_VALUES_OF_ONE = 4_096
 Shape: TypeAlias = tuple[Size, ...]
 
 _PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+):\d+')
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(sys._getframe().f_code.co_filename).parent)
+"""The folder of this package in the locations of programs; `__file__` may be in an archive."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 

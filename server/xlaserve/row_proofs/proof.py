@@ -68,7 +68,7 @@ class Asked:
 
 
 def verdicts(asked: Asked) -> Mapping[str, Verdict]:
-    """Return the verdict for each platform; raises Unfollowed, or what JAX raises.
+    """Return the verdict for each platform; raises Unfollowed, or JAX's exceptions.
 
     A computation that is the same on several platforms is analysed once.
     """

@@ -47,8 +47,8 @@ class _Measured:
 class _Like:
     """A constant with the shape of a computed value.
 
-    It may only be combined elementwise with data of that shape; whatever is unknown about the shape
-    then shows in the data.
+    It may only be combined elementwise with data of that shape; anything unknown about the shape is
+    then unknown about the data, too.
     """
 
 

@@ -63,7 +63,7 @@ RULES: Rules = MappingProxyType(
         # If the predicate is known, the result depends on one side only.
         "stablehlo.select": _traced(elementwise.elementwise, ignored=_all),
         "stablehlo.constant": _rule(constant.constant, grows={"value"}),
-        # Moves of elements.
+        # Operations that move elements.
         "stablehlo.iota": _rule(shape.iota),
         "stablehlo.broadcast_in_dim": _traced(shape.broadcast_in_dim),
         "stablehlo.transpose": _rule(shape.transpose, takes_unknown=True),

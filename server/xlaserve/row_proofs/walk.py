@@ -111,7 +111,7 @@ class Walker:
             settled = rule.settle(operation, results, self)
         except _NOT_OF_ONE_RULE:
             raise
-        # An unexpected form of the operation only loses the refinement.
+        # An error for an unexpected form of the operation only prevents more precise results.
         except Exception:
             return results
         return results if invariants.broken(operation, (), settled) else settled

@@ -54,7 +54,7 @@ def answered(outputs: Arrays, parameters: Mapping[str, Parameter]) -> Answered:
 
 
 def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
-    """Return the response parameters of another model, or none for plain outputs."""
+    """Return the response parameters of another model's outputs; empty for plain arrays."""
     return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
 
 

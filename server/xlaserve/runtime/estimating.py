@@ -5,7 +5,7 @@ estimate walks through the remaining operations and adds up the results that mus
 from its definition to its last use.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import operator
@@ -115,7 +115,7 @@ class _Value:
     """Memory that the result may overwrite."""
     lies: bool = False
     is_moved: bool = False
-    """Whether it is a permutation of that memory; matrix products read permuted operands."""
+    """Whether the result is a permutation of `places`; matrix products read permuted operands."""
     is_cheap: bool = False
     is_widened: bool = False
     """Whether the CPU computes it in a datatype of twice the width."""

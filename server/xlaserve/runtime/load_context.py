@@ -14,10 +14,10 @@ from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
 from xlaserve.runtime.programs.shared_programs import SharedPrograms
 
 MAX_ON_DEMAND_SHAPES = 64
-"""Default limit of shapes per model that are compiled on demand."""
+"""Default maximum number of shapes per model that are compiled on demand."""
 
 DEFAULT_MAX_SEQUENCES = 65_536
-"""Default limit of sequence slots per replica."""
+"""Default maximum number of sequence slots per replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class InFlight(Protocol):
     """An execution that was dispatched to a device."""
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for completion, and return what `Executable.execute` would return.
+        """Wait for completion, and return the result, as `Executable.execute` would.
 
         Raises OutOfMemory: a device may report exhausted memory only at this point.
         """

@@ -69,7 +69,7 @@ class Loader:
     predict_slots: Callable[[Path, ModelConfig, Roots, sizes.Parts], int] = (
         lambda path, config, roots, parts: 0
     )
-    """Predicts additional bytes per device for what the configuration requests, such as slots."""
+    """Predicts additional bytes per device required by the configuration, such as for slots."""
     looked_for: str = ""
     """The file that identifies this kind, for error messages; empty if no file does."""
 

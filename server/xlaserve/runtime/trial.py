@@ -44,7 +44,7 @@ OPEN_FILES = 256
 
 _PROCESS = "trial load"
 CLOCK_TIMES = 10
-"""Ratio of elapsed time to processor time, for a trial that waits for a processor."""
+"""Maximum ratio of elapsed time to processor time, for a trial that waits for a processor."""
 _GRACE_SECONDS = 5.0
 """Time in seconds after the limit at which a trial exits by itself."""
 _ATTEMPTS = 2

@@ -85,7 +85,7 @@ def answer_with(
         except ENDS:
             raise
         except BaseException as error:
-            # Its own fault, whatever it is, and not of the one that it is answered like.
+            # The error concerns this call alone, not the call whose answer it shares.
             _refuse([call], error)
             return
     call.conclude(response, how)
@@ -216,7 +216,7 @@ class Counting:
     """Nothing is counted at the start of a call: its model is still unknown."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Count ended calls that have a model; of calls without one, only the failed."""
+        """Count ended calls that have a model; without a model, count only failed calls."""
         first: Any = calls[0]
         if not first.is_found:
             if isinstance(outcome, BaseException):

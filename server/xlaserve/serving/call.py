@@ -171,7 +171,7 @@ class Observer(Protocol):
 
     @property
     def began(self) -> "Callable[[Call], None] | None":
-        """Return a callback that is called with each call before the gates, or None."""
+        """Return a callback to call with each call before the gates check it, or None."""
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
@@ -188,7 +188,7 @@ class Call:
 
     operation = Operation.INFER
     api: Api | None = None
-    """Its group in Triton's terms, unless the operation implies it."""
+    """The call's group in Triton's terms, unless the operation implies it."""
     protocol = ""
     """Protocol of the request, as in the event log; empty inside the process."""
     method = ""
@@ -198,9 +198,10 @@ class Call:
     tokens: Callable[[], Tokens] | None = None
     """Returns the call's token counts; None if they are not counted."""
     carries_calls = False
-    """Whether the call is a stream whose messages are counted as calls of their own."""
+    """Whether the call is a stream whose messages are counted as separate calls."""
     model = ""
-    """Name of the model, once known; in some protocols the message has it, not the headers."""
+    """Name of the model, once known; some protocols have it in the message instead of the
+    headers."""
     version = ""
     """Requested version; empty for the newest."""
     headers: Headers = NO_HEADERS
@@ -226,8 +227,7 @@ class Call:
     """
     opened_ns = 0
     """Arrival time of the headers by the engine's clock, if the transport creates the call only
-    after its message has arrived; 0 for now.
-    """
+    after its message has arrived; 0 if it creates the call immediately."""
     record: CallRecord | None = None
     """Times and sizes noted by the transport; None unless an observer needs them."""
     is_found = False
@@ -265,7 +265,7 @@ class Call:
 
     @property
     def root(self) -> "Call":
-        """Return the outermost call: the client's, of which this one is a part, or itself."""
+        """Return the client's call that this one belongs to, or this call if it is the client's."""
         call: Call = self
         while call.parent is not None:
             call = call.parent

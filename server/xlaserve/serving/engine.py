@@ -365,7 +365,7 @@ class Engine:
         return _Reading(*self._residents.resolve(name, version))
 
     def info(self, name: str, version: str = "") -> ModelInfo:
-        """Return the description of a model; errors as for `infer`."""
+        """Return the description of a model; raises the errors of `infer`."""
         require_seen_now(name, version)
         return self._residents.resolve(name, version)[1].info
 

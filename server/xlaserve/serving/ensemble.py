@@ -27,7 +27,7 @@ class Interface:
     has_sequences: bool
     is_decoupled: bool
     is_open: bool
-    """Whether its outputs may be absent or differ from the declared form."""
+    """Whether the model's outputs may be absent or differ from the declared form."""
 
     @classmethod
     def of(cls, model: ModelInfo) -> Self:

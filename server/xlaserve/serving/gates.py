@@ -119,7 +119,7 @@ class Gates:
 
     @contextmanager
     def passing(self, call: Call) -> Iterator[None]:
-        """Admit a call, and end it with the block: for handlers that return or raise.
+        """Admit a call, and end it when the block ends, for handlers that return or raise.
 
         Sets `current_call` within the block. Raises the error of the gate that rejects the call.
         """

@@ -33,7 +33,7 @@ class Executed(msgspec.Struct, gc=False):
     begun_ns: int
     ended_ns: int
     rows: int = 0
-    """Rows of all its calls, including cancelled ones."""
+    """Rows of all calls of the execution, including cancelled ones."""
     is_counted: bool = False
     """Whether an observer has already counted the execution, with another of its calls."""
 
@@ -91,7 +91,7 @@ class ServedVersion(Protocol):
 
 
 class User(Protocol):
-    """A model instance that calls and threads keep open while they use it."""
+    """A model instance; calls and threads keep it open while they use it."""
 
     def acquire(self) -> None:
         """Add a user."""
@@ -145,7 +145,7 @@ class InferCall(Call):
     shaping: Shaping | None = None
     """Converts outputs to the requested forms; None if they are returned as computed."""
     turn: Turn | None = None
-    """Position in its sequence; None for models without sequences."""
+    """Position in the sequence; None for models without sequences."""
     resident = False
     """Whether inputs may be device arrays and outputs may stay on the device: set for ensemble
     steps that run unbatched.
@@ -159,9 +159,9 @@ class InferCall(Call):
     wants_whole = False
     """Whether the client wants one answer from a decoupled model that can merge its answers."""
     started_ns = 0
-    """Time at which its model was found, by the engine's clock."""
+    """Time at which the call's model was found, by the engine's clock."""
     submitted_ns = 0
-    """Time at which its inputs were ready for execution, by the same clock."""
+    """Time at which the call's inputs were ready for execution, by the engine's clock."""
     executed: Executed | None = None
     """The execution that produced the answer, with its times."""
     kept: object | None = None
@@ -177,7 +177,7 @@ class InferCall(Call):
     is_counted_elsewhere = False
     """Whether the process that executes the call counts it in its statistics."""
     is_counted = False
-    """Whether it counts as a call in progress and as a user of its instance."""
+    """Whether the call is counted as a call in progress and as a user of its instance."""
 
     def wait_at(self, place: Place) -> None:
         """Record the queue or worker that has the call, which the call leaves when it ends."""

@@ -64,7 +64,7 @@ class InferRequest(msgspec.Struct, gc=False):
     id: str = ""
     inputs: tuple[InferInput, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
-    """Empty for all outputs of the model, in its order."""
+    """Requested outputs; empty for all outputs of the model, in its order."""
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     form: Form | None = None
     """Shared form; None if no other request of this form is known."""

@@ -20,7 +20,7 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter
 
 MAX_NAMED = 32
-"""Limit of ignored parameters named in the log, per loaded model version."""
+"""Maximum number of ignored parameters named in the log, per loaded model version."""
 
 _SHOWN_CHARACTERS = 80
 _RESERVED_PREFIX = "triton_"
@@ -97,7 +97,7 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
     if info.has_sequences:
         rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in SEQUENCE}
     if config.is_ensemble:
-        # An ensemble passes them to its steps.
+        # An ensemble passes these parameters to its steps.
         rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)
     if info.generation is not None:
         # Without this row it would be ignored silently, since a generator takes arbitrary

@@ -14,9 +14,9 @@ _ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
 _SHOWN_CHARACTERS = 1024
-"""Limit of a subject's length; a trusted authority may sign a longer one."""
+"""Maximum length of a subject; a trusted authority may sign a longer one."""
 _MOST_NAMES = 64
-"""Limit of alternative names per certificate."""
+"""Maximum number of alternative names per certificate."""
 
 
 def peer_of(

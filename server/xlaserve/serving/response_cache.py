@@ -30,11 +30,10 @@ ENTRY_BYTES = 1024
 """Memory charged per entry, in addition to its tensors and its key."""
 
 MOST_MESSAGE_BYTES = 4096
-"""Limit of request messages whose serialized answers are kept: for longer ones, computing the key
-takes most of the time anyway.
-"""
+"""Maximum length of request messages whose serialized answers are kept: for longer ones, computing
+the key takes most of the time anyway."""
 _MOST_MESSAGES = 4
-"""Limit of serialized answers per entry, one for each distinct request message."""
+"""Maximum number of serialized answers per entry, one for each distinct request message."""
 _WRITTEN_BYTES = 512
 """Memory charged per serialized answer, in addition to the message and the answer."""
 

@@ -92,7 +92,7 @@ class Offloads:
     batches: int = 0
     """Batches executed by other workers."""
     bytes: int = 0
-    """Tensor bytes of those batches, in both directions."""
+    """Tensor bytes of the offloaded batches, in both directions."""
     refused: int = 0
     """Batches refused by other workers and executed locally."""
     lost: int = 0
@@ -124,7 +124,7 @@ class Totals:
     compute_infer: StatisticDuration
     """Execution, including transfers to and from the device."""
     compute_output: StatisticDuration
-    """From the end of the execution to the response."""
+    """Time from the end of the execution to the response."""
     cache_hit: StatisticDuration
     """Successful cache lookups; these requests count as successes too."""
     cache_miss: StatisticDuration
@@ -170,12 +170,12 @@ class Timed(Protocol):
 
     @property
     def started_ns(self) -> int:
-        """Return the time at which its model was found."""
+        """Return the time at which the request's model was found."""
         ...
 
     @property
     def submitted_ns(self) -> int:
-        """Return the time at which its inputs were ready."""
+        """Return the time at which the request's inputs were ready."""
         ...
 
 
@@ -184,12 +184,12 @@ class Run(Protocol):
 
     @property
     def begun_ns(self) -> int:
-        """Return its begin time."""
+        """Return the time at which the execution began."""
         ...
 
     @property
     def ended_ns(self) -> int:
-        """Return its end time."""
+        """Return the time at which the execution ended."""
         ...
 
 
@@ -365,7 +365,7 @@ class VersionStatistics:
 
     @property
     def last_use_ns(self) -> int:
-        """Return the time since the epoch at which it last answered a request or was loaded."""
+        """Return the time since the epoch of the version's last answer or load."""
         return max(self._last_ns, self._loaded_ns)
 
     @property

@@ -73,7 +73,7 @@ class Settings(Derived):
     """HTTP address: port:<n>, unix:<path>, systemd:<name>, or none."""
     metrics_endpoint: str = "http"
     """Address of GET /metrics: port:<n>, unix:<path>, systemd:<name>; http (on the HTTP endpoint)
-    or none. A separate address is the only one with /metrics; it has /v2/health too, for probes."""
+    or none. Only a separate address then has /metrics; it also has /v2/health, for probes."""
     unix_socket_mode: int = -1
     """Permission bits of unix sockets; -1: 0o660, or 0o666 for the sidecar of modelmesh."""
     probe_socket: str = ""
@@ -137,9 +137,9 @@ class Settings(Derived):
     """Run Python models (model.py). They have the server's permissions, and everybody who can write
     to the repository can change them. Code that clients send with a load is never run."""
     python_process_seconds: float = 60.0
-    """Seconds a Python model's process may be silent with requests until a restart; 0: any."""
+    """Silent seconds after which a Python model's process with requests is restarted; 0: never."""
     python_process_bytes: int = 0
-    """Maximum memory in bytes of a Python model's process before a restart; 0: any."""
+    """Memory limit in bytes of a Python model's process, which is restarted beyond it; 0: none."""
     python_shared_bytes: int = 64 << 20
     """Shared memory between the server and each Python model's process in bytes, half for each
     direction, for tensors that fit; other tensors use a pipe. 0 for none."""
@@ -224,7 +224,7 @@ class Settings(Derived):
     """Become ready with the smallest and largest batch size compiled, and compile the others in the
     background. Not with modelmesh, which requests a model's size only once."""
     max_on_demand_shapes: int = 64
-    """Limit of the model parameter of this name (shapes on demand); 0 refuses such models."""
+    """Maximum of the model parameter of this name (shapes on demand); 0 refuses such models."""
     max_sequences_per_model: int = 65_536
     """Maximum number of active sequences per replica; models that configure more are refused. The
     memory for the states of all sequences is reserved at load."""
@@ -493,7 +493,7 @@ class Settings(Derived):
     variables say (needs `xlaserve[otel]`), for every model from the start."""
     trace_level: TraceLevel = TraceLevel.AUTO
     """OFF or TIMESTAMPS: trace level of all models from the start; auto is OFF with trace_mode
-    triton, TIMESTAMPS with opentelemetry. Clients can change it, and the following, at run time."""
+    triton, TIMESTAMPS with opentelemetry. Clients can change it and the next ones at run time."""
     trace_rate: int = 1000
     """One of this many requests is traced."""
     trace_count: int = -1

@@ -35,7 +35,7 @@ class SettingDescription:
 
     @property
     def variable(self) -> str:
-        """Return the environment variable that sets it."""
+        """Return the environment variable that sets the setting."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 

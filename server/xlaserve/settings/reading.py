@@ -72,9 +72,9 @@ def read_values(
 
 
 def _with_repository(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the first `model_repository` to `repository` if that is absent; raises InvalidSettings.
+    """Move the first `model_repository` to `repository` if that is absent.
 
-    The error means that no repository is given.
+    Raises InvalidSettings if no repository is given.
     """
     if "repository" in values:
         return values

@@ -23,7 +23,7 @@ class Attempts:
         seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Limit the attempts per request in number, and in seconds until the last one starts."""
+        """Limit each request to a number of attempts, the last of which starts within `seconds`."""
         self._counts = counts or FetchCounts()
         self._most = most
         self._seconds = seconds

@@ -169,7 +169,7 @@ class _Download:
             except RangeIgnored:
                 self._restart()
             except StoreProblem as problem:
-                # What was read again, as the server sends no parts, is no progress.
+                # Reading the same bytes again, as with servers that send no ranges, is no progress.
                 failed = 1 if self._position > furthest else failed + 1
                 furthest = max(furthest, self._position)
                 if not problem.is_transient or failed >= ATTEMPTS:

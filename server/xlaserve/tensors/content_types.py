@@ -41,7 +41,7 @@ class ContentType:
 def decode(tensor: Tensor, content_type: str) -> Any:
     """Decode a tensor according to its content type.
 
-    Raises TensorDataError, which says what was expected and what was given.
+    Raises TensorDataError, which names the expected and the given value.
     """
     return _row(content_type).decode(tensor)
 

@@ -60,8 +60,7 @@ class Channel(Generic[Incoming]):
         self._writer.write(_LENGTH.pack(len(data)) + data)
 
     async def receive(self) -> Incoming:
-        """Return the next message; raises ChannelError if it is invalid or the peer closed the"
-        " channel."""
+        """Return the next message; raises ChannelError if it is invalid or the peer has closed."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > LIMIT_MESSAGE_BYTES:

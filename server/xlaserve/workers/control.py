@@ -265,7 +265,7 @@ class Control:
 
     @asynccontextmanager
     async def _held(self, change: ChangeText) -> AsyncIterator[bool]:
-        """Within a block, make no worker report a model as ready while others lack it.
+        """Within the block, no worker reports a model as ready that another one lacks.
 
         Every worker acknowledges the start before the block begins, and the end before this
         returns. Yields whether any worker has loaded the model already.

@@ -143,8 +143,8 @@ class Link:
 
         If its client disconnects, a load is cancelled everywhere. Other changes continue, since
         otherwise only some processes would have made them. Raises TooManyChanges; OutOfSpace or
-        LoadFailed if its files cannot be written for the other processes; and what `here` and other
-        processes raise.
+        LoadFailed if its files cannot be written for the other processes; and the exceptions of
+        `here` and of other processes.
         """
         if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
             raise TooManyChanges(change.kind, change.subject, MOST_PENDING)

@@ -82,20 +82,20 @@ class Begin(_Message, frozen=True):
 
 
 class Go(_Message, frozen=True):
-    """Permits a worker to make the change it requested; Done follows."""
+    """Permits a worker to make the change it requested; the worker replies with Done."""
 
     number: int
 
 
 class Do(_Message, frozen=True):
-    """Makes a worker apply a change requested in another process; Did follows."""
+    """Makes a worker apply a change requested in another process; it replies with Did."""
 
     number: int
     change: ChangeText
 
 
 class Hold(_Message, frozen=True):
-    """Makes a worker report models as not ready during a change; Noted follows.
+    """Makes a worker report models as not ready during a change; it replies with Noted.
 
     During a reload, versions already loaded stay ready.
     """
@@ -107,7 +107,7 @@ class Hold(_Message, frozen=True):
 
 
 class Release(_Message, frozen=True):
-    """Ends a Hold, after all workers have made the change or none has; Noted follows."""
+    """Ends a Hold, after all workers have made the change or none has; replied to with Noted."""
 
     number: int
 
@@ -134,20 +134,20 @@ class State(_Message, frozen=True):
 
 
 class Ping(_Message, frozen=True):
-    """Checks that a worker responds; Alive follows."""
+    """Checks that a worker responds; it replies with Alive."""
 
 
 class GiveUp(_Message, frozen=True):
-    """Cancels a Do whose client has left; Did still follows.
+    """Cancels a change sent with Do, whose client has left; the worker still replies with Did.
 
-    From a worker to the parent it cancels an Ask; Settled follows.
+    From a worker to the parent, it cancels an Ask; the parent still replies with Settled.
     """
 
     number: int
 
 
 class Question(_Message, frozen=True):
-    """Forwards a question to a worker; Reply follows."""
+    """Forwards a question to a worker; it replies with Reply."""
 
     number: int
     name: str
@@ -169,7 +169,7 @@ class EventsAre(_Message, frozen=True):
 
 
 class Reload(_Message, frozen=True):
-    """Makes a worker reload what SIGHUP reloads."""
+    """Makes a worker reload everything that SIGHUP reloads."""
 
 
 class Stop(_Message, frozen=True):
@@ -188,7 +188,7 @@ class Ready(_Message, frozen=True):
 
 
 class Reloading(_Message, frozen=True):
-    """Reports that a reload has begun; Reloaded follows."""
+    """Reports that a reload has begun; Reloaded reports its end."""
 
 
 class Reloaded(_Message, frozen=True):
@@ -208,7 +208,7 @@ class Connections(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """Requests a change; Go follows when it is its turn, and finally Settled."""
+    """Requests a change; the parent sends Go when it is its turn, and finally Settled."""
 
     number: int
     change: ChangeText
@@ -242,7 +242,7 @@ class Noted(_Message, frozen=True):
 
 
 class AskAll(_Message, frozen=True):
-    """Sends a question to all other workers; Answers follows."""
+    """Sends a question to all other workers; the parent returns Answers."""
 
     number: int
     name: str
@@ -264,7 +264,7 @@ class Happened(_Message, frozen=True):
 
 
 class AskEvents(_Message, frozen=True):
-    """Requests the event log of the server; EventsAre follows."""
+    """Requests the event log of the server; the parent returns EventsAre."""
 
     number: int
 

@@ -183,7 +183,7 @@ class Supervisor:
             await asyncio.gather(*ending, return_exceptions=True)
 
     def reload(self) -> None:
-        """Make every worker reload what SIGHUP reloads."""
+        """Make every worker reload everything that SIGHUP reloads."""
         if self.was_ready and not self._reloading:
             self._systemd.reloading()
         for number, worker in self._workers.items():

@@ -20,7 +20,7 @@ SHARED: Final = (
     *("response_cache_bytes", "max_connections", "max_http_connections", "execute_threads"),
     *("max_requests_per_model", "max_infer_streams", "max_health_watchers"),
 )
-"""Limits of the whole server, of which each worker gets an equal share."""
+"""Limits of the whole server, which are divided equally among the workers."""
 
 
 OF_CLIENTS: Final = (
@@ -122,7 +122,7 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
         ),
     }
 )
-"""By name of the setting reported in the error."""
+"""Unsupported settings, by the name reported in the error."""
 
 
 def check_supported(settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Generators: export, load, and generation in slots."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import json

@@ -1,6 +1,6 @@
 """Steps with fewer rows than slots: equal tokens, and other slots stay untouched."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import random

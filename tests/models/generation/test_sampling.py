@@ -1,6 +1,6 @@
 """Sampling: greedy tokens, random draws, and their independence within a step."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator

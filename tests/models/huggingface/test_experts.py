@@ -1,6 +1,6 @@
 """Mixture of experts: tokens go to the routed experts, and no other expert is read."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from dataclasses import replace

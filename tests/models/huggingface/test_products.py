@@ -1,6 +1,6 @@
 """Matrix products in their fast CPU form equal the plain form, without copying matrices."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from functools import partial

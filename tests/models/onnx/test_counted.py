@@ -1,6 +1,6 @@
 """Data-dependent row counts: padded to a bound, counted, and kept apart from other rows."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re

@@ -1,6 +1,6 @@
 """A program's sizes, datatypes and memory layout are respected, or it is refused."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
-"""Conditions that ask by one comparison and change rows by another: proved if both are equal.
+"""Conditions that request by one comparison and change rows by another one.
 
-NumPy decides whether they are, for integers and for floats including NaN.
+They are proved if both comparisons are equal. NumPy decides whether they are, for integers and for
+floats including NaN.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 import operator
@@ -51,7 +52,7 @@ UNPROVED = {
     for asked, other in (("eq", "ne"), ("ne", "eq"))
     for turned in ("", ", turned")
 }
-"""What is not proved though it holds: of numbers that may be none, no opposite is taken up."""
+"""Valid but unproved: a value may be NaN, so the proof does not use negated comparisons."""
 
 
 def model(x: Array, n: Array) -> list[Array]:
@@ -70,7 +71,7 @@ def model(x: Array, n: Array) -> list[Array]:
 
 
 def is_left_alone(case: Case) -> bool:
-    """Tell whether a row that does not ask is never changed, and one that asks always is."""
+    """Tell whether exactly those rows are changed that request it."""
     kind, asked, changed = case
     v, z = VALUES[kind], BOUND.astype(VALUES[kind].dtype)
     return np.array_equal(ASKED[asked](v, z), CHANGED[changed](v, z))

@@ -1,6 +1,6 @@
-"""A hostile or unusual artifact gets the verdict unknown, whatever it does."""
+"""A hostile or unusual artifact gets the verdict unknown, whatever it contains."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False, warn-return-any=False
 
 import dataclasses
@@ -119,7 +119,7 @@ def test_a_loop_to_an_input_follows_inputs_without_a_batch() -> None:
 
 
 def test_a_busy_machine_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute passes with every reading of the clock; only CPU time is limited."""
+    """Each reading of the clock advances it by a minute: only CPU time is limited."""
     times = itertools.count(step=60.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
 

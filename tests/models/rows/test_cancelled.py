@@ -1,6 +1,6 @@
-"""Row numbers that cancel out, in any datatype."""
+"""Row numbers that cancel out, for all datatypes."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from xlaserve.row_proofs import Independence
 
 Array = Any
 MANY = 300
-"""Number of rows that neither 8 bits nor a bfloat16 can count."""
+"""A number of rows that neither 8 bits nor bfloat16 can count."""
 INPUTS: Inputs = [((), "float32"), ((), "int32")]
 
 
@@ -34,7 +34,7 @@ def _in(
 
 
 def _of_float(dtype: str) -> Callable[[Array, Array], Array]:
-    # Of an integer the bits are left that it has room for, of a float the nearest integer.
+    # An integer type keeps the low bits that fit, a float type the nearest representable integer.
     return lambda r, n: (r * 200).astype("float32").astype(dtype) - (r * 200).astype(dtype)
 
 
@@ -126,7 +126,7 @@ def test_what_cancels_out_is_the_same_in_a_large_batch() -> None:
     singles = [np.concatenate(one) for one in zip(*alone, strict=True)]
     names = zip([*PROVED, *OTHERS], whole, singles, strict=True)
     alike = {name for name, one, other in names if np.array_equal(one, other, equal_nan=True)}
-    # The XLA of jax 0.10 adds both constants first, and rounds nothing.
+    # The XLA of jax 0.10 adds both constants first, and so rounds nothing.
     assert set(PROVED) == alike - {"rounding, float32"}
 
 

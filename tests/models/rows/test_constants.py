@@ -1,4 +1,4 @@
-"""Integers `k * b + c`, compared with what they are at every batch size."""
+"""Integers `k * b + c`, compared with their values at every batch size."""
 
 import operator
 from collections.abc import Callable

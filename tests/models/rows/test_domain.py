@@ -1,7 +1,7 @@
-"""How dimensions are joined and regrouped: whole tables, in a notation of their factors.
+"""How dimensions are joined and regrouped: complete tables, in a notation for factors.
 
-`R` is the rows, `4` a factor that is uniform, `4*` one along which elements differ, `2b` twice the
-batch; factors stand side by side, dimensions between commas.
+`R` is the rows, `4` a uniform factor, `4*` one along which elements differ, and `2b` twice the
+batch; adjacent factors belong to one dimension, and commas separate dimensions.
 """
 
 import re
@@ -173,7 +173,7 @@ JOINED: Sequence[tuple[str, str, str]] = [
     ("4", "R", "no rule"),
     ("2 b", "2b 3", "no rule"),
 ]
-"""Two dimensions, and what depends on both of them."""
+"""Two dimensions, and the dimension of a value that depends on both."""
 
 REGROUPED: Sequence[tuple[str, str, str]] = [
     ("6*", "2, 3", "2*, 3*"),
@@ -226,7 +226,7 @@ REGROUPED: Sequence[tuple[str, str, str]] = [
     ("3*, 4*, b*", "6, 2b", "3* 2*, 2* b*"),
     ("4*, 3*, b", "6, 2b", "6*, 2* b"),
 ]
-"""Dimensions, another shape, and what they are in it."""
+"""Dimensions, a new shape, and the dimensions after regrouping."""
 
 MERGED: Sequence[tuple[str, str]] = [
     ("6*", "6*"),
@@ -243,7 +243,7 @@ MERGED: Sequence[tuple[str, str]] = [
     ("2 R 2", "no rule"),
     ("b* 1", "no rule"),
 ]
-"""Factors, and the one that they make."""
+"""Factors, and the factor that results from merging them."""
 
 
 def said(function: Callable[[], str]) -> str:

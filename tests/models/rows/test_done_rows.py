@@ -1,9 +1,9 @@
-"""Rows that do not request a branch which is taken: proved if it leaves them unchanged.
+"""Rows that do not request the taken branch: proved if the branch leaves them unchanged.
 
 NumPy decides whether it does, for all booleans and integers that a row may have.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from support.rows import Inputs, exported, findings_of
 INPUTS: Inputs = [((), "float32"), ((), "float32"), ((), "float32"), ((), "int32")]
 Array = Any
 Question = Callable[[Any, Array, Array, Array], Array]
-"""Of a module: whether a row asks, and two truth values of the row."""
+"""Arguments: a module, whether a row requests the branch, and two booleans of the row."""
 Change = Callable[[Any, Array, Array, Array], Array]
-"""Of a module: whether a row asks, a truth value and an integer of the row."""
+"""Arguments: a module, whether a row requests the branch, a boolean and an integer of the row."""
 
 
 def _pair(xp: Any, *columns: Array) -> Array:
@@ -106,7 +106,7 @@ UNPROVED = frozenset(
 
 
 def answers(xp: Any, p: Array, r: Array, t: Array, v: Array) -> list[Array]:
-    """Return what is made of an integer in the branch that is taken where a row asks."""
+    """Return the results for an integer in the branch taken if some row requests it."""
     found = [xp.where(ask(xp, p, r, t), v * 2 + 1, v) for ask in QUESTIONS.values()]
     return [*found, *(change(xp, p, r, v) for change in CHANGES.values())]
 

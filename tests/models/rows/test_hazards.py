@@ -29,7 +29,7 @@ def test_no_hazard_is_proved(name: str) -> None:
     ids=["map", "approx_max_k", "reshape"],
 )
 def test_what_is_harmless_and_not_followed_is_unknown(model: Callable[..., object]) -> None:
-    """Unlike a proof of mixing, it does not refute the author's declaration."""
+    """Unlike a refutation, the verdict does not override the author's declaration."""
     verdict = verdict_of(model, [((4,), "float32")])
 
     assert verdict.independence == Independence.UNKNOWN

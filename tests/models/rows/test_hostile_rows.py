@@ -1,6 +1,6 @@
-"""Adversarial values that let rows see each other: each leak is found, and none is proved."""
+"""Adversarial values that let rows affect each other: each leak is found, none is proved."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
@@ -28,7 +28,7 @@ COUNTERS: Inputs = [((), "int32"), ((), "int32")]
 
 
 class Case(NamedTuple):
-    """A function of rows, and input rows of which at least one sees the others."""
+    """A function of rows, and input rows of which at least one depends on the others."""
 
     model: Callable[..., Array]
     inputs: Inputs
@@ -59,7 +59,7 @@ def while_own_counter_is_below(c: Array, n: Array) -> Array:
 
 
 def padding_put_where_tokens_are(x: Array, n: Array) -> Array:
-    """Put padding at a counter that comes to the first place again."""
+    """Write padding at a counter that overflows back to the first position."""
 
     def body(s: tuple[Array, ...]) -> tuple[Array, ...]:
         i, tokens, n = s
@@ -91,7 +91,7 @@ def nothing_added_in_a_branch(x: Array, n: Array) -> Array:
 
 
 def repeated_table(stride: int) -> Callable[[Array], Array]:
-    """Look into `[3 * b]`, whose element `i` is that at `i % b` of a table, at a row's number."""
+    """Read element `i * stride + stride - 1` of a table that repeats with the batch size."""
 
     def model(x: Array) -> Array:
         b = x.shape[0]
@@ -102,7 +102,7 @@ def repeated_table(stride: int) -> Callable[[Array], Array]:
 
 
 def kernels_shared_out(x: Array) -> Array:
-    """Convolve in two groups: which of them a kernel belongs to, the number of all decides."""
+    """Convolve in two groups: the total number of kernels decides which group a kernel is in."""
     image, kernel = jnp.array([1.0, 10.0]).reshape(1, 1, 2), jnp.ones((1, 1, 4 * x.shape[0]))
     found = lax.conv_general_dilated(
         image,
@@ -116,7 +116,7 @@ def kernels_shared_out(x: Array) -> Array:
 
 
 def sliced_size(least: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Compute from the size of the batch behind a slice that is whole."""
+    """Compute with the batch size, read through a slice of the whole array."""
 
     def model(x: Array) -> Array:
         sizes = jnp.full((1,), x.shape[0], jnp.int32)
@@ -225,7 +225,7 @@ cond {
   %next = stablehlo.add %n, %one : tensor<i32>
   stablehlo.return %next, %kept : tensor<i32>, tensor<Bxf32>
 }"""
-"""Rows below 0 go on; in their total order -0.0 is below 0.0 too."""
+"""Rows below 0 continue; in the total order, -0.0 is also below 0.0."""
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_an_order_is_not_another_one(order: str, expected: Independence) -> None
 
 
 def test_a_number_of_one_platform_is_not_the_size_of_another() -> None:
-    """A batch of the size that is looked at makes both alike, where no lines tell them apart."""
+    """At the analysed batch size, both platforms' computations are equal except for locations."""
     (rows, _), *_ = proof.PAIRS
 
     def model(x: Array) -> Array:
@@ -267,7 +267,7 @@ def without_lines(found: Exported) -> bytes:
 # --- what a proof may cost ---------------------------------------------------------------------
 
 DEEP = 60
-"""Operations that each use the previous one twice: visited naively, 2 to the power of this."""
+"""Number of operations that each use the previous one twice: a naive walk visits 2 ** DEEP."""
 
 
 def chained_truths(x: Array, n: Array) -> Array:
@@ -296,7 +296,7 @@ def chained_sides(x: Array, n: Array) -> Array:
 
 
 def chained_limits(x: Array, n: Array) -> Array:
-    """Go on for as long as a counter is below a limit, which is asked over and over."""
+    """Loop while a counter is below a limit, which a long chain of operations tests again."""
 
     def body(s: tuple[Array, Array]) -> tuple[Array, Array]:
         i, x = s
@@ -319,7 +319,7 @@ def test_what_is_taken_twice_is_looked_at_once(model: Callable[..., Array]) -> N
 def test_what_a_selection_assumes_is_looked_at_where_it_matters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is assumed of a value says nothing of those that it is made of."""
+    """An assumption about a value says nothing about its operands."""
     looked_at: list[int] = []
     followed = Tracing._followed
 
@@ -349,7 +349,7 @@ def test_integers_of_four_bits_are_read() -> None:
     assert verdict.independence is Independence.PROVED
 
 
-# --- what the walk rests on --------------------------------------------------------------------
+# --- assumptions of the walk -------------------------------------------------------------------
 
 SIZED = "%b = stablehlo.get_dimension_size %x, dim = 0 : (tensor<Bx4xi32>) -> tensor<i32>\n"
 BESIDE_DATA = {
@@ -381,7 +381,7 @@ BESIDE_DATA = {
 
 @pytest.mark.parametrize("name", BESIDE_DATA)
 def test_a_size_that_refinement_folds_is_seen(name: str) -> None:
-    """What is made of a size and data stays open there, or its arithmetic is looked at before."""
+    """Values computed from sizes and data are not folded, or are checked before refinement."""
     body = (
         f"{SIZED}%v = stablehlo.reshape %b : (tensor<i32>) -> tensor<1xi32>\n"
         "%e = stablehlo.reshape %d : (tensor<i32>) -> tensor<1xi32>\n"

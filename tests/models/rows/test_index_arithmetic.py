@@ -1,9 +1,9 @@
-"""Integer arithmetic for indexing into rows: proved if each row only reads itself.
+"""Integer arithmetic for indexing into rows: proved if each row only reads its own elements.
 
-NumPy decides whether a row sees others, for all integers that a client may send.
+NumPy decides whether a row reads others, for all integers that a client may send.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable, Mapping
@@ -171,7 +171,7 @@ def looked_up(xp: Any, name: str, x: Array, n: Array) -> Array:
 
 
 def is_independent(name: str) -> bool:
-    """Tell whether a row reads the same alone and in a batch, for every index."""
+    """Tell whether a row reads the same elements alone and in a batch, for every index."""
     asked = [1 - 2**31, -9, -5, -4, -3, -1, 0, 1, 2, 3, 4, 5, 8, 9, 12, 99]
     integers = np.array(asked, np.int32)
     rows = np.random.default_rng(3).normal(size=(len(integers), K)).astype(np.float32)

@@ -1,6 +1,6 @@
-"""What holds of every result of every rule, and what a rule may not leave unread."""
+"""Invariants of every rule's results, and attributes that no rule may ignore."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +176,7 @@ SIX = (Factor(static(6), Along.UNIFORM),)
 def test_what_is_traced_back_must_fit_what_is_computed(
     monkeypatch: pytest.MonkeyPatch, offset: Dimensions, rows: Dimensions, verdict: str
 ) -> None:
-    """A rule says where the product is, of which the elements are looked up."""
+    """The replaced rule describes the product, by which elements are then looked up."""
     place = Place(Value(offset), ranges.of_integer(0), 6, rows)
     traced = MappingProxyType({**places._RULES, "stablehlo.multiply": lambda trace: place})
     monkeypatch.setattr(places, "_RULES", traced)
@@ -198,7 +198,7 @@ def operations_of(region: program.Region) -> Iterator[Operation]:
 
 
 def test_an_attribute_that_differs_and_is_not_read_as_a_size_is_no_rule() -> None:
-    """Every attribute of one operation of each kind, of networks all of which are proved."""
+    """Every attribute of one operation of each kind, in networks that are all proved."""
     rows = proof.PAIRS[0]
     seen: set[tuple[str, str]] = set()
     for name in ("cnn", "fourier", "softmax", "cholesky", "sorted", "top_k", "embedding"):
@@ -221,7 +221,7 @@ def test_an_attribute_that_differs_and_is_not_read_as_a_size_is_no_rule() -> Non
 
 
 def is_known(operation: Operation, attribute: str, said: Pair) -> bool:
-    """Tell whether something is known of a result where an attribute differs."""
+    """Tell whether a rule accepts an operation whose attribute depends on the batch size."""
     changed = replace(operation, attributes={**operation.attributes, attribute: said})
     walker = Walker(RULES, float("inf"))
     operands = tuple(range(1000, 1000 + len(operation.operand_types)))
@@ -276,7 +276,7 @@ def cut_as_another(x: jax.Array, y: jax.Array, _: jax.Array) -> jax.Array:
 
 
 def lengths_of_the_same_sum(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
-    """Blocks of 3, 5 and 2 behind one another have ten, as ten of one have."""
+    """Blocks of 3, 5 and 2 rows have the same total length as one block of 10."""
     b = x.shape[0]
     z = jnp.concatenate([flat(w), flat(w[:, :1]), flat(y)])
     return z.reshape(3, b, 2, 6)[1]
@@ -306,7 +306,7 @@ def test_blocks_of_rows_that_are_cut_elsewhere_are_not_proved(
 
 
 def cut_back(x: jax.Array, y: jax.Array, w: jax.Array) -> list[jax.Array]:
-    """An encoder is run once over all the parts of all rows."""
+    """One encoder run processes all parts of all rows."""
     b = x.shape[0]
     z = jnp.tanh(jnp.concatenate([flat(y), flat(x), flat(w)])) * 2.0 + jnp.arange(6.0)
     one, two, three = jnp.split(z, [3 * b, 8 * b])
@@ -330,7 +330,7 @@ def cut_from_behind_a_row(x: jax.Array, *_: jax.Array) -> jax.Array:
 
 
 def whole_blocks(x: jax.Array, *_: jax.Array) -> jax.Array:
-    """Two of three blocks of all rows, and one of them."""
+    """Slice two of three blocks of all rows, and then one of these two."""
     b = x.shape[0]
     z = jnp.concatenate([x, x * 2, x * 3])
     return z[b:][:b] + z[: 2 * b][b:]

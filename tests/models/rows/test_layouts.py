@@ -1,7 +1,7 @@
-"""Every operation along every dimension, for every layout of rows: proved where it holds.
+"""Every operation along every dimension, for every layout of rows: proved if rows are independent.
 
 Each program permutes a batch, computes along one dimension, and permutes it back. NumPy decides
-whether its rows are independent; the proof must agree, except where a table lists that it cannot.
+whether its rows are independent; the proof must agree, except for the cases in a table.
 """
 
 import functools
@@ -55,7 +55,7 @@ def _matrix(xp: Any, v: Array, axis: int) -> Array:
 
 
 def _swapped(xp: Any, v: Array, axis: int) -> Array:
-    """Split a dimension in two, and move the minor half before the major one."""
+    """Split a dimension in two, and swap the major and the minor half."""
     size = v.shape[axis]
     cut = v.reshape(*v.shape[:axis], size // 2, 2, *v.shape[axis + 1 :])
     return xp.swapaxes(cut, axis, axis + 1).reshape(v.shape)
@@ -135,7 +135,7 @@ class Program:
         return laid_back(xp, made, self._layout, x.shape[0])
 
     def is_independent(self) -> bool:
-        """Tell whether a row is the same alone, beside others, and in batches of other sizes."""
+        """Tell whether a row is the same alone, with other rows, and in batches of other sizes."""
         drawn = np.random.default_rng(5)
         rows = drawn.normal(size=(3, 4, 6)).astype(np.float32)
         whole = self(np, rows)
@@ -150,7 +150,7 @@ class Program:
 
 
 def programs(layout: Sequence[str]) -> list[Program]:
-    """Return those of a layout that can be said of an open batch."""
+    """Return the programs of a layout that can be written for a symbolic batch size."""
     return [
         Program(layout, name, axis)
         for axis, along in enumerate(layout)
@@ -164,10 +164,10 @@ UNPROVED: Mapping[str, tuple[str, str]] = {
     "turned round twice": ("mixed", "b 4b b6 b4 b46 4b6"),
     "own place": ("unknown", "4b b46 4b6"),
 }
-"""What is not proved though it holds, and what is said instead, along these dimensions."""
+"""Valid but unproved operations: the verdict they get instead, and the affected dimensions."""
 
 UNCERTAIN = {"summed so far", "padded and cut beside", "halves swapped"}
-"""What mixes rows by steps none of which surely does."""
+"""Operations that mix rows, although none of their steps certainly does."""
 
 
 def expected(program: Program) -> str:

@@ -1,4 +1,4 @@
-"""Networks made of flax and equinox layers: their verdicts, checked by running them."""
+"""Networks of flax and equinox layers: their verdicts, checked by execution."""
 
 # Both libraries are only partly typed.
 # mypy: ignore-errors=True
@@ -20,7 +20,7 @@ from xlaserve.row_proofs import prove
 pytestmark = pytest.mark.slow
 
 KEY: Any = np.zeros(2, np.uint32)
-"""The raw form of a JAX key: making one at import would start XLA and its threads."""
+"""The raw form of a JAX key: creating a key at import would start XLA and its threads."""
 Network = tuple[Callable[[], Callable[..., Any]], list[tuple[tuple[int, ...], str]]]
 
 
@@ -45,7 +45,7 @@ def flax(make: Callable[[], Any], *inputs: Any, **more: Any) -> Network:
 
 
 def each(make: Callable[[], Any], *inputs: Any) -> Network:
-    """An equinox module, which takes a single row."""
+    """An equinox module, applied to each row by itself."""
 
     def build() -> Callable[..., Any]:
         return jax.vmap(make())
@@ -54,7 +54,7 @@ def each(make: Callable[[], Any], *inputs: Any) -> Network:
 
 
 class Encoder(nn.Module):
-    """Tokens with their lengths."""
+    """An encoder of token sequences with lengths."""
 
     @nn.compact
     def __call__(self, ids, lengths):
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Causal attention over tokens, and the last one."""
+    """Causal attention over tokens, returning the last one."""
 
     @nn.compact
     def __call__(self, ids, lengths):
@@ -133,7 +133,7 @@ class Both(nn.Module):
 
 
 class Experts(nn.Module):
-    """Every expert for every row, of which a gate weights two."""
+    """Every expert processes every row; a gate weights two of them."""
 
     @nn.compact
     def __call__(self, x):
@@ -223,9 +223,9 @@ MIXES: dict[str, Network] = {
 
 
 def _judged(network: Network) -> tuple[str, str]:
-    """Return the verdict, and what a trial of the proved outputs finds."""
+    """Return the verdict, and the result of a trial of the proved outputs."""
     build, inputs = network
-    # The layers are written for plain JAX, not for the strictness of these tests.
+    # The layers are written for JAX's defaults, not for the strict settings of these tests.
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),

@@ -1,4 +1,4 @@
-"""Methods other than the networks of `honest_rows`: each proof is checked by running it."""
+"""Methods other than the networks in `honest_rows`: each proof is checked by execution."""
 
 # A table of methods: what each is says its name.
 # mypy: ignore-errors=True

@@ -1,4 +1,4 @@
-"""Random programs that rearrange elements: every proof holds when the program is run."""
+"""Random programs that rearrange elements: every proof is confirmed by execution."""
 
 import jax.numpy as jnp
 import pytest
@@ -11,7 +11,7 @@ LARGE = range(10_000, 15_000)
 
 
 def judged(seeds: range) -> tuple[int, int]:
-    """Return how many outputs are proved and how many are not; fails if a proof is wrong."""
+    """Return the numbers of proved and unproved outputs; fails if a proof is wrong."""
     proved = refused = 0
     for seed in seeds:
         program = Moves(seed)
@@ -19,7 +19,7 @@ def judged(seeds: range) -> tuple[int, int]:
             continue
         try:
             artifact = exported(lambda *x, of=program: of(jnp, *x), INPUTS)
-        # What JAX cannot say of an open batch, or would broadcast otherwise.
+        # JAX cannot express some programs for a symbolic batch, or would broadcast differently.
         except Exception:
             continue
         for finding, leak in zip(findings_of(artifact), leaks(program, seed), strict=True):

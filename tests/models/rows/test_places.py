@@ -1,6 +1,6 @@
-"""Indices that are made of the number of the row, as exporters and beam searches write them."""
+"""Indices computed from row numbers, in the forms of exporters and beam searches."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def wrapped(index: Any, size: Any) -> Any:
 
 
 def gather_nd(x: Any, *columns: Any) -> Any:
-    """Look into `x` as ONNX does: at vectors that were put together, each wrapped by itself."""
+    """Gather as ONNX does: by concatenated index vectors, each wrapped separately."""
     vectors = jnp.concatenate([one[..., None] for one in jnp.broadcast_arrays(*columns)], -1)
     places = tuple(wrapped(vectors[..., n], x.shape[n]) for n in range(len(columns)))
     return x.at[places].get(mode="fill")
@@ -172,7 +172,7 @@ OTHERS: dict[str, tuple[Model, Inputs]] = {
     ),
     "flat, another stride": (lambda x: flat(x)[rows(x) * (K - 1) + 1], X),
     "flat, of all other elements": (
-        # Where an index is negative, those in other places need not be.
+        # The sign of one index says nothing about the indices in other positions.
         lambda x, n: flat(x)[
             rows(x)[:, None] * K
             + jnp.where(
@@ -217,7 +217,7 @@ def _inputs(inputs: Inputs, count: int) -> list[np.ndarray[Any, Any]]:
 
 
 def _sees_others(model: Model, inputs: Inputs) -> bool:
-    """Tell whether rows are others by themselves, or in other places."""
+    """Tell whether rows change if they are computed alone or at other positions."""
     given = _inputs(inputs, 6)
     run = jax.jit(exported(model, inputs).call)
     (together,) = map(np.asarray, run(*given))
@@ -246,7 +246,7 @@ def test_rows_look_at_others_where_nothing_is_proved(name: str) -> None:
 
 
 def test_an_index_that_overflows_in_a_large_batch_is_not_proved() -> None:
-    """The number of the row times 5 is no 16-bit integer in a batch of 6,554."""
+    """In a batch of 6,554 rows, the row number times 5 exceeds the range of int16."""
 
     def model(x: Any) -> Any:
         return flat(x)[rows(x).astype("int16") * jnp.int16(K)]

@@ -1,6 +1,6 @@
-"""Verdicts on the rows for each platform, of which only one is here."""
+"""Row verdicts per platform, of which only one is available here."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -50,14 +50,14 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_linear_algebra_is_proved_on_every_platform(name: str) -> None:
-    """The exported program contains the calls that CUDA and TPUs use."""
+    """The exported program contains the library calls for CUDA and TPUs."""
     found = prove_each(exported(METHODS[name], MATRICES, platforms=PLATFORMS), 0, ["y"])
 
     assert dict.fromkeys(PLATFORMS, "proved") == {name: str(one) for name, one in found.items()}
 
 
 def _mixing(platform: str, **more: Any) -> Exportable:
-    """Return a model that mixes rows on one platform alone."""
+    """Return a model that mixes rows on one platform only."""
 
     def function(params: object, x: jax.Array) -> Any:
         del params
@@ -81,7 +81,7 @@ def test_a_platform_that_mixes_rows_does_not_decide_for_the_others(tmp_path: Pat
 
 
 def test_a_difference_here_refutes_no_proof_of_another_platform(tmp_path: Path) -> None:
-    """It is seen in the computation of this one, of which nothing is proved."""
+    """The trial ran this platform's computation, for which nothing was proved."""
     notices: list[str] = []
     with capture_logs() as logs:
         directory = _mixing("cpu").write(tmp_path / "m" / "1", on_notice=notices.append)

@@ -1,4 +1,4 @@
-"""Random programs: every proof holds when the program is run."""
+"""Random programs: every proof is confirmed by execution."""
 
 import pytest
 from support.row_programs import INPUTS, Program
@@ -12,7 +12,7 @@ LARGE = range(1000, 3000)
 
 
 def _is_proved_and_holds(seed: int) -> bool:
-    """Tell whether a program is proved; fails if running it contradicts the proof."""
+    """Tell whether a program is proved; fails if execution contradicts the proof."""
     program = Program(seed)
     artifact = exported(program, INPUTS)
     verdict = prove(artifact, 0, [f"y{number}" for number in range(len(artifact.out_avals))])

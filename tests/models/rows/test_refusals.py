@@ -1,6 +1,6 @@
 """Refusal texts of each rule, on StableHLO programs."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest
@@ -37,7 +37,7 @@ def convolution(operands: str, numbers: str, kinds: str, groups: int = 1, batche
 
 
 def one_by_one(taken: str, returned: str) -> str:
-    """Return a loop over rows that carries two batches, and returns the first."""
+    """Return a loop that processes one row per trip, carries two batches, and returns the first."""
     return (
         f"%o = stablehlo.constant dense<0> : tensor<i32>\n%e = stablehlo.constant dense<0.0> : {SAME}\n"
         f"%r:3 = stablehlo.while(%i = %o, %a = %e, %b = %e) : tensor<i32>, {SAME}, {SAME} cond {{\n"
@@ -53,7 +53,7 @@ def one_by_one(taken: str, returned: str) -> str:
 
 
 def blocks(others: int) -> str:
-    """Return rows that are cut out of what they were put together with: as many other blocks."""
+    """Return a slice of rows from their concatenation with this many other blocks."""
     operands, kinds = ", ".join(["%x", *["%o"] * others]), ", ".join([SAME] * (others + 1))
     whole = f"tensor<{others + 1}Bx4xf32>"
     return (

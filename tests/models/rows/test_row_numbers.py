@@ -1,4 +1,4 @@
-"""What comparisons and bounds leave of the number of a row, beside what they give in batches."""
+"""Comparisons and bounds of row numbers: the derived facts, checked against real batches."""
 
 import operator
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from xlaserve.row_proofs.sizes import BATCH
 
 BATCHES = range(1, 8)
 BOUNDS = [*product([-2, -1, 0, 1, 3], [0]), *product([-2, -1, 0, 1], [1]), (0, 2)]
-"""Fixed parts, and parts for each row of the batch."""
+"""Bounds as a constant part and a multiple of the batch size."""
 COMPARED: dict[str, Callable[[int, int], bool]] = {
     "LT": operator.lt,
     "LE": operator.le,
@@ -34,7 +34,7 @@ def value(bound: Bound) -> Value:
 
 
 def bounds(bound: Bound) -> list[tuple[int, int]]:
-    """Each row of some batches, beside a bound."""
+    """Return pairs of each row number in some batches, and the bound."""
     return [(row, bound[0] + bound[1] * batch) for batch in BATCHES for row in range(batch)]
 
 
@@ -81,7 +81,7 @@ def test_a_number_of_a_row_is_one_still_where_every_row_has_its_own(
 
     found = still_row_number(operation(name), operands)
 
-    # Numbers below the first bound nothing either: nobody writes that, and it has no rule.
+    # Bounds below 0 have no effect either, but nobody writes them, so there is no rule for them.
     assert (found == RowNumber(0)) == (is_kept and (name, bound) not in BELOW)
 
 
@@ -113,5 +113,5 @@ def test_what_is_added_to_something_else_is_no_number_of_a_row(
 
 
 def test_two_numbers_of_rows_are_not_compared() -> None:
-    """They may be those of different dimensions."""
+    """They may be row numbers along different dimensions."""
     assert compared_with_row_number("EQ", [ROW, ROW]) is None

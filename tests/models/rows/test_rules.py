@@ -1,6 +1,6 @@
-"""Rules on StableHLO programs, most of which JAX would not write for a dynamic batch."""
+"""Rules on StableHLO programs, most of which JAX would not write for a symbolic batch."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest
@@ -37,7 +37,7 @@ SAME = "tensor<Bx4xf32>"
             PROVED,
         ),
         (
-            # The first of as many bits as there are rows is another for every size.
+            # The first of as many random bits as there are rows differs for every batch size.
             "%k = stablehlo.constant dense<0> : tensor<2xui64>\n"
             "%s, %b = stablehlo.rng_bit_generator %k, algorithm = THREE_FRY : (tensor<2xui64>) -> "
             "(tensor<2xui64>, tensor<Bxui32>)\n"
@@ -54,7 +54,7 @@ SAME = "tensor<Bx4xf32>"
             UNKNOWN,
         ),
         (
-            # The sum of what was counted over time and rows, in another shape, moves with the batch.
+            # A counter over time and rows, reshaped: the result depends on the batch size.
             "%i = stablehlo.iota dim = 0 : tensor<4Bxf32>\n"
             "%r = stablehlo.reshape %i : (tensor<4Bxf32>) -> tensor<4xBxf32>\n"
             "%c = stablehlo.slice %r [0:4, 0:1] : (tensor<4xBxf32>) -> tensor<4x1xf32>\n"
@@ -72,7 +72,7 @@ SAME = "tensor<Bx4xf32>"
             UNKNOWN,
         ),
         (
-            # Counted by time and by row, side by side, as if both were one.
+            # One counter by time and one by row, added as if their elements corresponded.
             "%i = stablehlo.iota dim = 0 : tensor<4xBxf32>\n"
             "%a = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<4Bxf32>\n"
             "%j = stablehlo.iota dim = 0 : tensor<Bx4xf32>\n"
@@ -117,7 +117,7 @@ SAME = "tensor<Bx4xf32>"
             UNKNOWN,
         ),
         (
-            # As many updates as rows are added to one place.
+            # As many updates as there are rows are added to one element.
             "%o = stablehlo.constant dense<1.0> : tensor<Bxf32>\n"
             "%n = stablehlo.constant dense<0> : tensor<Bx1xi32>\n"
             "%w = stablehlo.constant dense<0.0> : tensor<4xf32>\n"
@@ -150,7 +150,7 @@ SAME = "tensor<Bx4xf32>"
             UNKNOWN,
         ),
         (
-            # Every row of the batch is a column of what is solved.
+            # Every row of the batch is a column of the system to solve.
             '%o = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n'
             '%r = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n'
             '%s = "stablehlo.triangular_solve"(%o, %r) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4xBxf32>) -> tensor<4xBxf32>\n'
@@ -158,7 +158,7 @@ SAME = "tensor<Bx4xf32>"
             PROVED,
         ),
         (
-            # Every row of the answer is one of all rows before it.
+            # Every row of the result depends on all previous rows.
             '%o = stablehlo.constant dense<1.0> : tensor<BxBxf32>\n'
             '%y = "stablehlo.triangular_solve"(%o, %x) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<BxBxf32>, tensor<Bx4xf32>) -> tensor<Bx4xf32>\n',
             UNKNOWN,
@@ -176,7 +176,7 @@ SAME = "tensor<Bx4xf32>"
         ('%y = stablehlo.custom_call @foreign(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
         ('%y = stablehlo.custom_call @lapack_sunheard_ffi(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
         (
-            # The rows of the batch are those of one matrix.
+            # The rows of the batch form one matrix.
             '%y, %i = stablehlo.custom_call @lapack_sgeqrf_ffi(%x) : (tensor<Bx4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>)',
             UNKNOWN,
         ),
@@ -382,12 +382,12 @@ SUM_OF_ROWS = (
     [
         f"{TWICE}%y = stablehlo.slice %j [0:B, 0:4] : (tensor<2Bx4xf32>) -> {SAME}",
         f"{TWICE}%y = stablehlo.slice %j [B:2B, 0:4] : (tensor<2Bx4xf32>) -> {SAME}",
-        # Nothing is taken of the rows, and put behind them.
+        # Nothing is taken of the rows, and appended to them.
         "%e = stablehlo.slice %x [3:3, 0:4] : (tensor<Bx4xf32>) -> tensor<0x4xf32>\n"
         f"%y = stablehlo.concatenate %x, %e, dim = 0 : ({SAME}, tensor<0x4xf32>) -> {SAME}",
-        # The same for all rows, in whatever order.
+        # A constant that is equal for all rows may be reversed.
         f"{ONES}%r = stablehlo.reverse %o, dims = [0] : {SAME}\n%y = stablehlo.add %x, %r : {SAME}",
-        # A loop that carries what mixes rows, beside what does not.
+        # A loop that carries one value that mixes rows, and one that does not.
         SUM_OF_ROWS + "%c = stablehlo.constant dense<0> : tensor<i32>\n"
         "%w:3 = stablehlo.while(%i = %c, %v = %x, %a = %m) : tensor<i32>, tensor<Bx4xf32>, "
         "tensor<4xf32>\n"
@@ -430,7 +430,7 @@ JOINED = """
     ],
 )
 def test_integers_that_are_joined_stay_known_one_by_one(place: str, expected: str) -> None:
-    """Only one of these grows with the batch."""
+    """Only one of the joined integers grows with the batch."""
     verdict = verdict_of(JOINED.format(place=place), "%y : tensor<Bx4xf32>")
 
     assert str(verdict).startswith(expected)

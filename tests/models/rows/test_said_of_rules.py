@@ -1,4 +1,4 @@
-"""What each rule says of each operand, in said_of_rules.txt, and that XLA computes it so."""
+"""The claims of each rule about each operand, in said_of_rules.txt, checked against XLA."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ELSEWHERE = {
     "stablehlo.batch_norm_training",
     "stablehlo.batch_norm_grad",
 }
-"""Rules that have tests of their own."""
+"""Rules that have their own tests."""
 
 samples = pytest.mark.parametrize(
     "sample", SAID, ids=[f"{n} {one.partition(' ')[0]}" for n, one in enumerate(SAID)]

@@ -1,6 +1,6 @@
-"""What is made of the size of the batch, before shapes are refined."""
+"""Values computed from the batch size, before shapes are refined."""
 
-# The programs are as long as they are.
+# Programs are not wrapped.
 # ruff: noqa: E501
 
 import pytest
@@ -19,7 +19,7 @@ I32 = "tensor<i32>"
 
 
 def asked(body: str) -> str:
-    """Return the operation that two sizes do not determine; the batch is `%n`."""
+    """Return the operation whose result two batch sizes do not determine; `%n` is the batch size."""
     text = (
         "func.func public @main(%x: tensor<37x4xf32>, %i: tensor<i32>) -> tensor<37x4xf32> {"
         f"{SIZE}{body}\nreturn %x : tensor<37x4xf32>\n}}"
@@ -195,7 +195,7 @@ def test_what_another_output_is_computed_from_prevents_no_proof(
 
 
 def nested(depth: int) -> str:
-    """Return a module of so many branches inside one another."""
+    """Return a module with this many nested branches."""
     inside = "stablehlo.return %x : tensor<4xf32>"
     for number in range(depth):
         inside = (
@@ -252,7 +252,7 @@ WHOLE = (
 
 
 def looked_up(operand: str, kind: str, index: str, numbers: str) -> str:
-    """Look at an index: one, or the size of the batch."""
+    """Look up an element by an index, which is 1 or the batch size."""
     slices = ", ".join("1" * (kind.count("x")))
     return (
         "%o = stablehlo.constant dense<1> : tensor<1xi32>\n"
@@ -266,7 +266,7 @@ def looked_up(operand: str, kind: str, index: str, numbers: str) -> str:
 @pytest.mark.parametrize(
     ("body", "operation"),
     [
-        # The size of the batch is the first element, and eight the second.
+        # The batch size is the first element, 8 the second.
         (one_of(f"%w = stablehlo.slice %v [0:1] : ({V2}) -> tensor<1xi32>"), "divide"),
         (one_of(f"%w = stablehlo.slice %v [1:2] : ({V2}) -> tensor<1xi32>"), ""),
         (one_of(f"%w = stablehlo.slice %v [0:2:2] : ({V2}) -> tensor<1xi32>"), "divide"),
@@ -275,7 +275,7 @@ def looked_up(operand: str, kind: str, index: str, numbers: str) -> str:
         (one_of(gathered("dense<9>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), ""),
         (one_of(gathered("dense<-3>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), "divide"),
         (one_of(gathered("dense<[1, 0]>", V2, V2, 1), V2), "divide"),
-        # What is looked for at a size is not known.
+        # An element looked up at the batch size is unknown.
         (one_of(looked_up("%v", V2, "%a", GATHER % 1)), "gather"),
         (one_of(looked_up("%v", V2, "%o", GATHER % 1)), ""),
         (one_of(looked_up("%q", "tensor<2x1xi32>", "%o", WHOLE)), "gather"),
@@ -315,7 +315,7 @@ def test_known_integers_are_moved_as_they_would_be(body: str, operation: str) ->
     [(MAX_ELEMENTS // 2, ""), (MAX_ELEMENTS // 2 + 1, "broadcast_in_dim")],
 )
 def test_integers_are_known_up_to_a_number_of_elements(count: int, operation: str) -> None:
-    """Copies are made of all of them."""
+    """All integers are copied, so their number is limited."""
     body = (
         f"%r = stablehlo.broadcast_in_dim %v, dims = [0] : ({V2}) -> tensor<2x{count}xi32>\n"
         f"%t = stablehlo.slice %r [1:2, 0:1] : (tensor<2x{count}xi32>) -> tensor<1x1xi32>\n"
@@ -338,7 +338,7 @@ def test_a_branch_that_is_never_taken_asks_nothing(predicate: str, operation: st
 
 
 def test_a_program_of_too_many_operations_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Those that are always there, and one that is not.
+    # The operations that are always present, and one more.
     monkeypatch.setattr(size_arithmetic, "MAX_STEPS", 3)
     asked("")
 

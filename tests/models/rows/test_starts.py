@@ -1,6 +1,6 @@
-"""Reductions that begin with something: XLA leaves it out where there is one element."""
+"""Reductions with an initial value, which XLA ignores if there is only one element."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_a_start_that_is_an_input_of_the_model_is_not_known() -> None:
 def looked_up(
     reduced_by: Callable[..., Any], start: int, is_of_truth: bool = False
 ) -> Callable[..., jax.Array]:
-    """Look into a flattened batch, at an integer that a reduction of one element bounds."""
+    """Look up elements of a flattened batch, at an integer bounded by a one-element reduction."""
 
     def model(x: jax.Array, n: jax.Array) -> jax.Array:
         one: Any = (n > 0)[:, None] if is_of_truth else jnp.clip(n, -1, 4)[:, None]

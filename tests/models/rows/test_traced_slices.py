@@ -1,4 +1,4 @@
-"""Indices of rows that are put beside others and taken out again at a constant place."""
+"""Indices of rows that are concatenated with others and sliced out at a constant position."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ INDICES = """
   : (tensor<Bx1xi32>, tensor<Bx1xi32>, tensor<Bx1xi32>) -> tensor<Bx3xi32>
 %zero = stablehlo.constant dense<0> : tensor<i32>
 """
-"""Columns of indices into the flat batch: two of its own row, and what a client says."""
+"""Columns of indices into the flat batch: two of the row itself, and one sent by a client."""
 
 LOOKED_UP = """
 %flat = stablehlo.reshape %x : (tensor<Bx4xf32>) -> tensor<4Bxf32>
@@ -34,7 +34,8 @@ LOOKED_UP = """
 """
 
 AT: Mapping[int, bool] = {-7: True, -1: True, 0: True, 1: True, 2: False, 3: False, 9: False}
-"""Whether the column there is one of the row's own: a place that does not fit, is moved."""
+"""Position -> whether the column there is one of the row's own; out-of-range positions are
+clamped."""
 
 
 def verdict_at(taken: str) -> Independence:
@@ -77,5 +78,5 @@ def test_a_slice_in_two_dimensions_is_not_followed() -> None:
 %at = stablehlo.broadcast_in_dim %one, dims = [0, 1]
   : (tensor<1x1xi32>) -> tensor<Bx1xi32>"""
 
-    # The first row's, of all.
+    # All rows use the first row's index.
     assert verdict_at(taken) is Independence.UNKNOWN

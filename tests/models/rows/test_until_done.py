@@ -1,6 +1,6 @@
 """Loops that run until all rows are done, and branches taken if any row requests it."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import functools
@@ -24,7 +24,7 @@ END, PAD, LENGTH = 2, 3, 7
 
 Array = jax.Array
 Step = Callable[[Array, Array, Array, Array], Array]
-"""Takes tokens, which rows are done, and the new ones with their place; returns tokens."""
+"""Takes tokens, done flags, new tokens and their position; returns the tokens."""
 
 
 ZERO: Any = 0
@@ -95,7 +95,7 @@ def added(place: Array, number: int, *, times: int) -> Array:
 
 
 def by_both(done: Step, going: Step) -> Step:
-    """Put what one puts into rows that are done, and what another puts into those that go on."""
+    """Apply `done` to rows that are done, and `going` to the others."""
 
     def put(tokens: Array, is_done: Array, new: Array, i: Array) -> Array:
         before = done(tokens, is_done, new, i), going(tokens, is_done, new, i)
@@ -141,7 +141,7 @@ def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str 
 
 
 def in_two_dimensions(x: Array, axis: int) -> Array:
-    """Rows that are done put a column, the others a row, or a column by another counter."""
+    """Rows that are done write a column, the others a row, or a column at another counter."""
 
     def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
         i, j, v, n = s
@@ -162,7 +162,7 @@ def in_two_dimensions(x: Array, axis: int) -> Array:
 
 
 def at_first_further(x: Array) -> tuple[Array, ...]:
-    """Put two places further in the first trips, in which no row is done."""
+    """Write two positions ahead in the first trips, in which no row is done."""
 
     def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
         i, tokens, n = s
@@ -187,7 +187,7 @@ def while_below(
     bound: Callable[[Array], Array] = lambda n: n,
     step: Callable[[Array], Array] = lambda i: i + 1,
 ) -> Array:
-    """Count up to the length of each row, where both may change with each trip."""
+    """Count up to the length of each row; both may change with each trip."""
     n = jnp.abs(x[:, 0]).astype(jnp.int32)
 
     def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -199,7 +199,7 @@ def while_below(
 
 
 def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
-    """Halve rows, in a loop of more bounds than are looked at, which other rows may end too."""
+    """Halve rows in a loop with more conditions than are analysed; other rows may end it too."""
 
     def goes_on(s: tuple[Array, ...]) -> Array:
         i, v, n = s
@@ -226,7 +226,7 @@ def branched(x: Array, *branches: Callable[[Array], Array]) -> Array:
 def bounded(
     x: Array, holds: Callable[[Array], Array], bound: Callable[[Array], Array], *, where: int = 1
 ) -> Array:
-    """Bound all rows where something holds for all of them, as a switch that clamps says it."""
+    """Bound all rows if a condition holds for all of them, written as a switch with clamping."""
     branches = [lambda x: x, bound]
     found: Array = lax.switch(holds(x).all().astype(jnp.int32), branches[:: 2 * where - 1], x)
     return found
@@ -484,7 +484,7 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     "bounded from below where all are below": lambda x: bounded(
         x, lambda x: x < 1, lambda x: jnp.maximum(x, 1)
     ),
-    # The larger of 0 and -0 is 0.
+    # The larger one of 0 and -0 is 0.
     "bounded by zero where all are from zero on": lambda x: bounded(
         x, lambda x: x >= 0, lambda x: jnp.maximum(x, 0)
     ),
@@ -504,7 +504,7 @@ def test_rows_that_are_done_are_left_alone(name: str) -> None:
 
 
 def test_the_beta_distribution_is_proved_where_jax_leaves_done_rows_alone() -> None:
-    """Until jax 0.10 all rows went on until the last one was done, which changed their bits."""
+    """Before jax 0.10, done rows went on until the last one was done, which changed their bits."""
 
     def beta(x: Array) -> Array:
         return betainc(jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x))

@@ -112,7 +112,7 @@ class Convolution:
         return convolved
 
     def positions(self, image: jax.Array, kernel: jax.Array) -> tuple[int, ...]:
-        """Return the spatial sizes of the result; 0 or less if it is empty."""
+        """Return the spatial sizes of the result; a size of 0 or less means an empty result."""
         sizes = [image.shape[axis] for axis in self.numbers.lhs_spec[2:]]
         extents = [
             (kernel.shape[axis] - 1) * dilation + 1

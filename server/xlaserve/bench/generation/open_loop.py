@@ -13,7 +13,8 @@ from xlaserve.bench.load import OK
 from xlaserve.errors import XlaserveError
 
 Send: TypeAlias = Callable[[int, Arrival], AsyncGenerator[None, None]]
-"""Sends the request with a number, and yields once per token; raises XlaserveError."""
+"""Sends a request, given its number and arrival, and yields once per token; raises
+XlaserveError."""
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ async def observe(
 
 
 async def _until(due: float, clock: Callable[[], float]) -> None:
-    """Wait for a time; yields to other tasks at least once, so that answers are read if late."""
+    """Wait until a time; yields at least once, so that answers are read even behind schedule."""
     while True:
         await asyncio.sleep(max(due - clock(), 0.0))
         if clock() >= due:

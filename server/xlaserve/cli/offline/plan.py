@@ -76,7 +76,7 @@ def _is_wrong(made: DevicePlan) -> bool:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Compiled], None]]:
-    """Show on stderr what was compiled last, while a block runs."""
+    """Show the latest compiled program on stderr, while a block runs."""
     with progress_bar() as progress:
         bar = progress.add_task("compiling", total=None)
 

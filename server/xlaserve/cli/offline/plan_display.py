@@ -15,7 +15,7 @@ from xlaserve.offline.targets.jobs import CompiledProgram
 
 
 def show(console: Console, plan: DevicePlan) -> None:
-    """Print tables of programs and models, and what fits."""
+    """Print a headline, tables of programs and models, and details."""
     console.print(_headline(plan), highlight=False, soft_wrap=True, markup=False)
     console.print(_programs(plan))
     console.print(_models(plan))

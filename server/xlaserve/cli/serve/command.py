@@ -18,7 +18,7 @@ from rich.console import Console
 from xlaserve.cli.serve.help import CONFIG_HELP, OPEN_HELP, POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.cli.serve.settings_file import merged
 from xlaserve.errors import XlaserveError
-from xlaserve.process import signals
+from xlaserve.process import own_code, signals
 from xlaserve.process.best_effort import best_effort, finish
 from xlaserve.process.output import logged_output
 from xlaserve.process.systemd import Systemd
@@ -101,6 +101,7 @@ def _serve_logged(
     in_terminal: bool,
     opens_page: bool,
 ) -> None:
+    own_code.keep()
     signals.ignore()
     # A crash dump bypasses the queue of the log.
     faulthandler.enable(sys.stderr)

@@ -31,7 +31,7 @@ def flags(setting: SettingDescription) -> str:
 
 
 def _replaced(args: Sequence[str]) -> str:
-    """Return what replaces a removed flag, or an empty string."""
+    """Return the replacement of a removed flag, or an empty string."""
     for flag in itertools.takewhile(lambda one: one != "--", args):
         name = flag.partition("=")[0]
         plain = name.removeprefix("--").removeprefix("no-").replace("-", "_")

@@ -28,7 +28,7 @@ class Flag:
     settings: Callable[[str, Values], Mapping[str, str]] | None = None
     """Returns the settings equivalent to a value, given the values of all flags."""
     refused: str = ""
-    """Why it is refused; empty if it is only logged."""
+    """Why the flag is refused; empty if it is only logged."""
     harmless: tuple[str, ...] = ()
     """Values that request no change, and are therefore accepted."""
     takes_value: bool = True

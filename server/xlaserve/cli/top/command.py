@@ -80,7 +80,7 @@ class _Looks:
         self._looked = 0.0
 
     async def begin(self) -> None:
-        """Poll for the first time; raises CallFailed, or whatever the client raises."""
+        """Poll for the first time; raises CallFailed, or the exceptions of the client."""
         self._before, self._looked = await self.client.statistics(), _now()
 
     async def again(self) -> None:

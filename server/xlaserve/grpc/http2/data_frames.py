@@ -73,7 +73,8 @@ class DataFrames:
             stream.begun = True
             stream.head.route.begin(stream)  # type: ignore[union-attr] # found before it was opened
             if stream.call is not None:
-                # The request is still pending; one already answered is not counted.
+                # Bytes are charged only while the request is pending, not if it is already
+                # answered.
                 stream.charged = size
                 self._streams.uncounted += size
         else:

@@ -102,7 +102,7 @@ class FrameReader:
         self._data, self._headers, self._control = frames
         self._now = now
         self._left = b""
-        """Received bytes that are not parsed yet: of an incomplete frame, or left by a turn."""
+        """Received bytes not parsed yet: part of an incomplete frame, or left over from a turn."""
         self._have = 0
         """Length of `_left` as copied to the buffer, in front of the space returned last."""
         self._lent = 0

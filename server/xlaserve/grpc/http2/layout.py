@@ -107,7 +107,8 @@ class Layout(Generic[K]):
         self.known_at = -1
         """Value of `DynamicTable.changes` for which references and names are resolved."""
         self.known_behind: _Behind | None = None
-        """The preceding block after which the references resolve as remembered, or None."""
+        """The preceding block for which the remembered resolution of references is valid, or
+        None."""
 
     def add_step(self, place: int, name: Name, opener: bytes) -> None:
         """Add a field whose value varies."""

@@ -9,11 +9,11 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
-"""Extra control frames allowed per answer frame sent: clients acknowledge what they receive."""
+"""Extra control frames allowed per answer frame sent: clients acknowledge received frames."""
 MAX_REFUSALS = 10_000
 """Maximum requests per time window that get only an error status, beyond the number answered. Not a
-setting: a correct client is refused this often only by an overloaded server, which also answers
-some requests, and exceeding the limit loses no request."""
+setting: only an overloaded server refuses a correct client this often, and it also answers some
+requests. No request is lost when the limit is exceeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Sender:
     def answer(
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
-        """Send a complete answer; false, with nothing sent, if there is no memory to queue it."""
+        """Send a complete answer, or return false and send nothing if there is no memory for it."""
         if (
             len(head) + size + len(trailers) > _JOINED_BYTES
             or size > self.window
@@ -121,7 +121,7 @@ class Sender:
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
         """Tell whether bytes can be sent immediately, or queued within the memory limit."""
-        # More than FLUSH_BYTES is queued even if the windows are large enough.
+        # An answer longer than FLUSH_BYTES is queued even if the windows are large enough.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
 
@@ -160,7 +160,7 @@ class Sender:
             self.output += (frame_header(len(part), CONTINUATION, flags, stream_id), part)
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
-        """Send DATA; false, with nothing sent, if there is no memory to queue it."""
+        """Send DATA, or return false and send nothing if there is no memory to queue it."""
         if not end and self.short_data(stream, parts, size):
             return True
         if not stream.open:

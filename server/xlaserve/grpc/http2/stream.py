@@ -56,7 +56,7 @@ class Output(Protocol):
         size: int,
         trailers: bytes,
     ) -> bool:
-        """Send a complete answer; false, with nothing sent, if there is no memory to queue it."""
+        """Send a complete answer, or return false and send nothing if there is no memory for it."""
         ...
 
     def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
@@ -66,11 +66,11 @@ class Output(Protocol):
     def data(
         self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
     ) -> bool:
-        """Send DATA; false, with nothing sent, if there is no memory to queue it."""
+        """Send DATA, or return false and send nothing if there is no memory to queue it."""
         ...
 
     def short_data(self, stream: "ServerStream", parts: Sequence[Buffer], size: int) -> bool:
-        """Send a short DATA frame; false, with nothing sent, if it would have to be queued."""
+        """Send a short DATA frame, or return false and send nothing if it would have to wait."""
         ...
 
 
@@ -234,7 +234,7 @@ class ServerStream:
     # --- the answer ---
 
     def answer(self, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> bool:
-        """Send a complete answer; false, with nothing sent, if there is no memory to queue it.
+        """Send a complete answer, or return false and send nothing if there is no memory for it.
 
         `head` and `trailers` are header blocks; `parts` have `size` bytes, including the length
         prefix of the message. Nothing may have been sent on the stream before.
@@ -246,7 +246,7 @@ class ServerStream:
         self.output.headers(self, block, end=end)
 
     def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
-        """Send bytes of the answer; false, with nothing sent, without memory to queue them."""
+        """Send bytes of the answer, or return false and send nothing if they cannot be queued."""
         return self.output.data(self, parts, size, end=end)
 
     def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:

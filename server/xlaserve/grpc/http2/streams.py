@@ -189,7 +189,7 @@ class Streams:
     def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
         """Handle a frame for a stream that was already answered."""
         if reached is not State.HALF_CLOSED_LOCAL:
-            # The regular end of the request, once per stream; not counted as a control frame.
+            # The client ends the request normally: do not count this frame as a control frame.
             del self._answered[stream_id]
         elif happening is not Input.DATA:
             self._conduct.count_control()

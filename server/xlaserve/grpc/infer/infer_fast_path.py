@@ -236,8 +236,8 @@ class InferFastPath:
         try:
             return decoded.request()
         except InvalidRequest:
-            # If the model does not exist, report that instead; otherwise this attributes the
-            # failure to the model.
+            # If the model does not exist, `find` raises that error; otherwise it attributes this
+            # one to the model.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
 

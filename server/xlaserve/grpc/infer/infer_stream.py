@@ -109,7 +109,7 @@ class StreamedInfer(InferCall):
         """Total bytes of the queued answers."""
 
     def expire_in_time(self) -> None:
-        """Do nothing: the deadline applies to the stream, which then cancels its requests."""
+        """Do nothing: the stream has the deadline, and cancels its requests when it expires."""
 
     @property
     def is_writable(self) -> bool:
@@ -252,7 +252,8 @@ class InferStream:
 
     async def _begin(self, message: bytes) -> StreamedInfer:
         """Decode and start a request; raise if its message is malformed."""
-        # A request with a cached layout is views of the message, which is already accounted for.
+        # With a cached layout, the request consists of views of the message, which is already
+        # accounted for.
         decoded: InferRequest | DecodedInfer
         known = self._recognise(message)
         is_long = known is None and len(message) > LONG_BYTES and not is_read_quickly(message)
@@ -299,8 +300,8 @@ class InferStream:
             else:
                 request = decoded.request()
         except InvalidRequest:
-            # If the model does not exist, report that instead; otherwise this attributes the
-            # failure to the model.
+            # If the model does not exist, `find` raises that error; otherwise it attributes this
+            # one to the model.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
         if not size:

@@ -22,7 +22,8 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         "uint64_contents": 10,
         "fp32_contents": 4,
         "fp64_contents": 8,
-        # Besides the element's own bytes: more than its overhead, because each takes extra time.
+        # In addition to the element's bytes: more than the overhead, since each element takes extra
+        # time.
         "bytes_contents": 64,
         None: 0,
     }
@@ -34,7 +35,7 @@ class Form(NamedTuple):
     """How the outputs of an answer are encoded: typed contents, raw contents, or both."""
 
     contents: list[pb.InferTensorContents | None]
-    """The typed contents of each output; None for an output without."""
+    """The typed contents of each output; None for an output that has none."""
     raw: bool
     """Whether the answer has raw contents, which it then has for all outputs."""
 

@@ -32,7 +32,7 @@ StoreVarint: TypeAlias = Callable[[Values, int], None]
 StoreSpan: TypeAlias = "Callable[[Reader, Values, int, int], None]"
 """Converts the bytes of a field between two positions, and stores the value in `__dict__`."""
 
-# In units of fields, counted in addition to the fields themselves: `max_fields` then limits the
+# Costs are in units of fields and added to the number of fields, so that `max_fields` limits the
 # decoding time.
 MESSAGE_COST = 5
 """Cost of a nested message or map entry; each of its lists, maps and oneofs adds one."""
@@ -52,7 +52,7 @@ class Plan:
     varints: dict[int, StoreVarint] = field(default_factory=dict)
     """Tag -> how to store the field, for wire type VARINT."""
     spans: dict[int, StoreSpan] = field(default_factory=dict)
-    """Tag -> how to store the field, for the other wire types."""
+    """Tag -> how to store the field, for all wire types except VARINT."""
 
     def blank(self) -> Values:
         """Return the `__dict__` of an empty message."""

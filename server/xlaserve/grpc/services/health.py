@@ -46,7 +46,7 @@ class ReadinessSource(Protocol):
 
 
 class HealthService(v1.HealthBase):
-    """`grpc.health.v1.Health`. A name is that of a service or a model; "" is the server."""
+    """`grpc.health.v1.Health`. A name identifies a service or a model; "" is the server."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def reflection_services(
 ) -> "tuple[Reflection, ReflectionAlpha]":
     """Create both versions of the reflection service; `services` are the full names to list.
 
-    `max_requests` is the limit of questions per stream.
+    `max_requests` is the maximum number of questions per stream.
     """
     reflection = Reflection(index, services=services, max_requests=max_requests)
     return reflection, ReflectionAlpha(reflection)

@@ -60,7 +60,7 @@ class BodyReader:
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
         """Set the deadline for the next bytes of a body while the server drains."""
         if timeout.expired():
-            return  # its task has yet to handle the timeout
+            return  # the request's task has yet to handle the timeout
         now = asyncio.get_running_loop().time()
         timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
 

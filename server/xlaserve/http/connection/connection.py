@@ -66,8 +66,8 @@ class Server:
         self.body_seconds = body_seconds
         self.ledger = ledger
         self.unread_bytes = 2 * read_bytes(ledger.limit)
-        """Limit of body bytes that the handler has not read: above it, reading pauses; the last
-        read may exceed it."""
+        """Maximum number of body bytes that the handler has not read: above it, reading pauses; the
+        last read may exceed it."""
         self.connections: set[Connection] = set()
         """Open connections, without refused ones."""
         self.is_draining = False
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self._loop = asyncio.get_running_loop()
         self._fast: FastPath | None = None
-        """None if the connection was refused or lost."""
+        """The connection's fast path; None if the connection was refused or lost."""
         self._head: HeadParser | None = None
         """Parser of an incomplete header block in state GENERAL; None once the block is
         complete."""

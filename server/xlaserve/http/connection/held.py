@@ -99,7 +99,7 @@ class Held:
         self.is_waiting = False
         self.account.release_all(Kind.REQUESTS)
 
-    # --- Limit of received bytes ---
+    # --- Limits on received bytes ---
 
     def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
         """Call `on_overrun` if more than this many bytes arrive from now on."""

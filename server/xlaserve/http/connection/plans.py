@@ -110,7 +110,7 @@ class Plan(msgspec.Struct, frozen=True):
     """Length of the body in bytes."""
     begin: Begin
     finish: Finish | None = None
-    """None if every answer can be written unchanged."""
+    """Compresses answers; None if every answer can be written unchanged."""
 
     def with_length(self, length: int) -> "Plan":
         """Return the plan for a body of another length."""

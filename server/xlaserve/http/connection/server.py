@@ -153,7 +153,7 @@ class HttpServer:
             self._looks.stop()
 
     def _hurry(self) -> None:
-        """Shorten the timeout of clients that do not read to the body timeout."""
+        """Limit the answer timeout to the body timeout, for clients that do not read."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._looks is not None:
             self._looks.begin()

@@ -56,7 +56,7 @@ class EventRoutes:
         self._permits = permits
 
     def table(self) -> list[Route]:
-        """Return its route."""
+        """Return the route of the event log."""
         return [
             Route(
                 "GET",

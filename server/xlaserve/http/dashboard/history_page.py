@@ -120,7 +120,7 @@ class HistoryRoutes:
         others.answer(Question.HISTORY, self._own)
 
     def table(self) -> list[Route]:
-        """Return its route."""
+        """Return the route of the history."""
         return [
             Route(
                 "GET",

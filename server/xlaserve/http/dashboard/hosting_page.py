@@ -35,7 +35,7 @@ class HostingRoutes:
         others.answer(Question.HOSTING, self._own)
 
     def table(self) -> list[Route]:
-        """Return its route."""
+        """Return the route of the list of hosted models."""
         return [
             Route(
                 "GET",

@@ -106,7 +106,7 @@ class ModelPageRoutes:
         others.answer(Question.MODEL, self._own)
 
     def table(self) -> list[Route]:
-        """Return its route."""
+        """Return the route of the model page's data."""
         return [
             Route(
                 "GET",

@@ -95,7 +95,7 @@ def page_routes(
 ) -> list[Route]:
     """Return the routes of the pages; the description covers the other `routes` and these.
 
-    `permits` determines what a page offers to a client. gRPC examples use the setting
+    `permits` determines the actions that a page offers to a client. gRPC examples use the setting
     `grpc_endpoint`. `platform` names the system that controls loading.
     """
     status = StatusRoutes(board, description, others, permits, platform)

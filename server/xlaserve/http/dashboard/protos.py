@@ -67,7 +67,7 @@ class Service:
     """One gRPC service."""
 
     proto: str
-    """The file that defines it."""
+    """The file that defines the service."""
     name: str
     """Full name with its package: `inference.GRPCInferenceService`."""
     methods: tuple[str, ...]

@@ -41,15 +41,16 @@ class VersionReading:
     totals: Totals
     statistics: VersionStatistics | LoadCounts
     instance: Instance | None
-    """None if the version is not loaded, or for versions that share one series."""
+    """The loaded instance; None if the version is not loaded, or for versions that share one
+    series."""
     ready: int
     """1 if the version is ready; for versions that share a series, the number of ready ones."""
     backlog: Backlog = NO_BACKLOG
-    """Empty while the version is not loaded."""
+    """Queued executions; none while the version is not loaded."""
     generation: GenerationReading | None = None
-    """None unless the version is a loaded generator."""
+    """State of a loaded generator; None for other versions."""
     executed: ExecutedRows | None = None
-    """None for versions that share one series."""
+    """Executions by bucket; None for versions that share one series."""
     failure: str = ""
     """Why the last load failed; empty after a success."""
 

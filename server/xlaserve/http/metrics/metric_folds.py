@@ -139,7 +139,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
 OF_CODE: Mapping[str, Fold] = MappingProxyType(
     {"counter": Fold.SUM, "histogram": Fold.SUM, "gauge": Fold.EACH}
 )
-"""Rules for metrics of model code, by type: what a gauge means is unknown."""
+"""Rules for metrics of model code, by type; the meaning of a gauge is unknown."""
 
 _COMBINE: Mapping[Fold, Callable[[float, float], float]] = MappingProxyType(
     {Fold.SUM: lambda one, other: one + other, Fold.MAX: max, Fold.MIN: min}

@@ -19,9 +19,9 @@ class ObservingReading:
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)
     dropped_records: Callable[[], int] | None = None
-    """None if there is no access log."""
+    """Returns the number of dropped access records; None if there is no access log."""
     dropped_spans: Callable[[], int] | None = None
-    """None if no spans are exported."""
+    """Returns the number of dropped spans; None if no spans are exported."""
     gpus: Callable[[], Sequence[GpuReading]] = tuple
 
 
@@ -78,7 +78,7 @@ _OF_GPUS = (
         "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
     ),
 )
-"""Named as in Triton where Triton has the metric."""
+"""GPU metrics, under Triton's names where Triton has the same metric."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     counter(

@@ -19,9 +19,9 @@ class ServerReading:
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]
     watch: RepositoryWatches | None
-    """None if nothing is known of the repository; its metrics then have no rows."""
+    """The watches of the repository; None if it is unknown, and then its metrics have no rows."""
     abandoned: AbandonedWork | None = None
-    """None if no work can be abandoned."""
+    """Abandoned loads and compilations; None if no work can be abandoned."""
     mappings: Mappings = UNLIMITED
     """Not counted if the system does not report mappings or has no limit."""
     stores: Callable[[], Mapping[str, str]] = dict

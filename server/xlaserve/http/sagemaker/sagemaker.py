@@ -85,7 +85,7 @@ class ModelList(msgspec.Struct, rename="camel", omit_defaults=True):
 
     models: list[Model]
     next_page_token: str = ""
-    """Present if another page follows."""
+    """Token of the next page; empty on the last page."""
 
 
 class Health(msgspec.Struct):

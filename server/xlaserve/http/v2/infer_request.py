@@ -249,7 +249,7 @@ class _Reader:
     cut: Cut | None = None
     """Large arrays that were cut out before the message was decoded."""
     max_levels: int = 0
-    """Nesting limit of those arrays."""
+    """Maximum nesting depth of the large arrays."""
 
     def read(self, message: _Request) -> InferRequest:
         return InferRequest(
@@ -289,7 +289,7 @@ class _Reader:
     def _shared(
         self, datatype: Datatype, tensor: _Input, parameters: dict[str, Parameter]
     ) -> InferInput:
-        """Return an input without elements, to be read from shared memory later."""
+        """Return an input without elements; they are read from shared memory later."""
         given = ["data"] * (tensor.data is not msgspec.UNSET)
         given += [_BINARY_SIZE] * (_BINARY_SIZE in parameters)
         if given:

@@ -186,8 +186,8 @@ def most_json_bytes(
             continue
         is_binary = wanted.get(output.name, default)
         if output.datatype is BYTES:
-            # `output_bytes` counts BYTES tensors with few elements, which suffices if they are
-            # binary.
+            # BYTES tensors with few elements are counted by `output_bytes`, which suffices if they
+            # are binary.
             if not is_binary or output.data.nbytes > _JOINED_BYTES:
                 texts.append(output.data)
         elif not is_binary:

@@ -271,7 +271,7 @@ class InferenceRoutes:
         return HttpStream(EVENT_STREAM_TYPE, events(call, write, "POST", path))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
-        """Create an inference call: answered by events if the client accepts them, else once."""
+        """Create an inference call, answered by an event stream if the client accepts one."""
         if wants_events(headers):
             return EventCall(names, headers, peer, self._max_stream_bytes)
         return call_of(Operation.INFER, names, headers, peer)

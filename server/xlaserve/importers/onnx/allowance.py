@@ -78,7 +78,7 @@ class Allowance:
 
 
 def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
-    """Return the accepted difference of an output; its relative limit is at least `tolerance`."""
+    """Return the accepted difference of an output, whose relative limit is at least `tolerance`."""
     relative = max(tolerance, _NARROW.get(spec.datatype.name, 0.0))
     if not any(map(_rounds, graph.nodes)):
         ends = _maker(graph, spec.name)

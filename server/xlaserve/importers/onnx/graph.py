@@ -39,7 +39,7 @@ class Node:
 
     operator: str
     domain: str
-    """Empty for the standard ONNX operators."""
+    """Domain of the operator; empty for the standard ONNX operators."""
     name: str
     inputs: tuple[str, ...]
     """Names of values; empty for an omitted optional input."""
@@ -153,7 +153,7 @@ class Graph:
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names that a node reads, including what its subgraphs capture."""
+    """Yield the names that a node reads, including those that its subgraphs capture."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()

@@ -34,7 +34,7 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the version after the highest one."""
+    """Version number to write; None for the number after the highest existing one."""
     max_batch_size: int | None = None
     """Largest batch. None means 32 if every input has an open first dimension, otherwise 0. With 0,
     inputs with an open first dimension take any number of rows, but requests are never batched."""

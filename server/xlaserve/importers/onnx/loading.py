@@ -27,7 +27,7 @@ Convert: TypeAlias = Callable[[OnnxSource, Path, LoadContext], None]
 def load(directory: Path, context: LoadContext) -> LoadedModel:
     """Load the ONNX model of a version directory, converting it unless a conversion is cached.
 
-    Blocks. Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Blocks. Raises InvalidModel, OutOfMemory, or the exception of `context.check_cancelled`.
     """
     return load_with(converted, directory, context)
 

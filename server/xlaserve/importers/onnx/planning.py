@@ -230,7 +230,7 @@ class _Planner:
 
 
 def _numbers(values: Sequence[AnyValue]) -> list[jax.Array]:
-    """Return the JAX arrays among the values; the others are small."""
+    """Return the JAX arrays among the values; other values need little memory."""
     arrays = [value.rows if isinstance(value, Counted) else value for value in values]
     return [value for value in arrays if isinstance(value, jax.Array)]
 

@@ -245,7 +245,7 @@ class External:
     """Files next to a model that hold its large tensors."""
 
     directory: Path | None
-    """None if external data is not allowed."""
+    """Directory of the model's files; None if external data is not allowed."""
     limit_bytes: int
     read_bytes: int = field(default=0)
     """Total bytes read."""

@@ -111,7 +111,7 @@ def on_device(value: Value) -> jax.Array:
 
 
 def placed(shape: Sequence[int], *values: Value) -> tuple[ModuleType, list[Value]]:
-    """Choose numpy or jax.numpy for a result of this shape; return it and the converted values.
+    """Choose numpy or jax.numpy for a result of this shape, and return it with converted values.
 
     numpy is used for small results with known inputs, so that shapes are computed during tracing.
     """

@@ -229,7 +229,7 @@ def referred(
     """Wrap the results of an operator as tensors that share memory as in PyTorch.
 
     `source` is the first argument if it is a tensor; `compute` recomputes the result for another
-    value of it.
+    value of `source`.
     """
     if isinstance(result, jax.Array):
         if source is not None and name in _VIEWS:

@@ -34,7 +34,7 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the version after the highest one."""
+    """Version number to write; None for the number after the highest existing one."""
     max_batch_size: int | None = None
     """Largest batch. None means 32, or the program's maximum if that is lower, if every input
     starts with the same open dimension, otherwise 0."""

@@ -12,7 +12,7 @@ from xlaserve.runtime.loaded import LoadedModel, Stage
 def load(directory: Path, context: LoadContext) -> LoadedModel:
     """Load the .pt2 file of a version directory, converting it unless a conversion is cached.
 
-    Blocks. Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Blocks. Raises InvalidModel, OutOfMemory, or the exception of `context.check_cancelled`.
     """
     return loading.load_with(converted, directory, context)
 

@@ -1,6 +1,6 @@
 """Compiles the programs of a model's load for devices that only the compiler knows."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ class Ahead:
 
     @property
     def memory(self) -> ModelMemory:
-        """Return what a server would reserve for the noted programs and the parameters."""
+        """Return the memory that a server would reserve for the noted programs and parameters."""
         return memory_of(self.copies, self.module_bytes)
 
 

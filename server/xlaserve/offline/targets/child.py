@@ -4,7 +4,7 @@ It reads jobs from stdin, one JSON object per line, and writes the results to st
 way, until stdin ends. Its environment is that of `environment.of`; its JAX serves no requests.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import io
@@ -59,7 +59,7 @@ class Child:
             return Compiled(job, problem=problem_of(error))
 
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
-        """Compile a job; raises whatever the compiler raises."""
+        """Compile a job; raises the exceptions of the compiler."""
         present = self.opened(target, job.count)
         if generators.is_there(Path(job.path)):
             return self._generator(job, target, versions, present)
@@ -127,7 +127,7 @@ class _Compiler:
         sizes: tuple[int, ...],
         footprint_of: Callable[[Any], Footprint],
     ) -> CompiledProgram:
-        """Return a program's footprint; raises whatever the compiler raises."""
+        """Return a program's footprint; raises the exceptions of the compiler."""
         target, count = self.target, self.job.count
         flags = environment.flags_of(target, count, self.job.flags)
         devices = f"{target.topology(count)} {dict(target.options)} {target.config}"

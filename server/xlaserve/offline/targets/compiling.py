@@ -21,7 +21,8 @@ COMMAND = (sys.executable, "-P", "-m", "xlaserve.offline.targets.child")
 """Command of a compiler process; -P prevents imports from the working directory."""
 
 MAX_CHILDREN = 2
-"""Each process uses a core, and half a gigabyte even before it compiles."""
+"""Maximum number of compiler processes, each of which uses a core, and half a gigabyte even before
+it compiles."""
 
 JOB_SECONDS = 1800.0
 """Time limit for all programs of one version."""

@@ -16,7 +16,7 @@ class Job:
     target: str
     count: int = 1
     config_directory: str = ""
-    """Directory of its `config.json` or `config.pbtxt`; empty if there is none."""
+    """Directory of the model's `config.json` or `config.pbtxt`; empty if there is none."""
     parameters: dict[str, str] = field(default_factory=dict)
     """Configuration parameters that override those in the file."""
     flags: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class CompiledProgram:
     key: str
     """Hash of everything that the executable depends on."""
     device: str
-    """The first of its devices, for the memory reservation: `cuda:0`."""
+    """The first of the program's devices, for the memory reservation: `cuda:0`."""
     rows: int
     """Rows of a batch; 0 for a model without a batch dimension, or if `sizes` begins with the
     rows."""
@@ -42,7 +42,7 @@ class CompiledProgram:
     """Sizes of variable dimensions besides the batch."""
     footprint: Footprint
     compile_seconds: float
-    """0 if the result was cached."""
+    """Compilation time in seconds; 0 if the result was cached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Opens the devices of a target in a compiler process."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ class WarmingChild(Child):
         )
 
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
-        """Compile a model's programs into the cache; raises whatever the compiler raises."""
+        """Compile a model's programs into the cache; raises the exceptions of the compiler."""
         present = self.opened(target, job.count)
         assert self._compilation.cache is not None
         kind = str(present[0].device_kind)

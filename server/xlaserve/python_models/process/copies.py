@@ -76,7 +76,7 @@ class ProcessCopy:
         """Guards `_groups` and `_pipe`."""
         self._groups: dict[int, _Group] = {}
         self._pipe: Pipe | None = None
-        """None while no process accepts requests."""
+        """The pipe to the process; None while no process accepts requests."""
         self._process: RunningProcess | None = None
         self._is_closing = False
         self._heard = time.monotonic()

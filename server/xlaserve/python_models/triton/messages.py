@@ -153,7 +153,7 @@ class InferenceRequest:
             return failed_response(error)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Send the request, and return an awaitable that yields what `exec` would return."""
+        """Send the request, and return an awaitable with the result of `exec`."""
         if decoupled:
             found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             found.set_result(self.exec(decoupled=True))

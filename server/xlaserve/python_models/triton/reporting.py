@@ -93,7 +93,7 @@ class LabelledMetric:
         self._metric = metric
 
     def increment(self, value: float) -> None:
-        """Add a value; that of a counter must not be negative."""
+        """Add a value, which must not be negative for a counter."""
         self._metric.increment(value)
 
     def set(self, value: float) -> None:

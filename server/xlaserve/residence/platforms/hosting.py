@@ -36,7 +36,7 @@ class HostedReading:
     url: str
     """The model's URL or directory; empty with ModelMesh."""
     loaded_at_ns: int
-    """When its last load ended, in ns since the epoch; 0 if unknown."""
+    """When the model's last load ended, in ns since the epoch; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class LoadedSize:
 
     size_bytes: int
     max_concurrency: int
-    """0 if the mesh does not limit concurrency."""
+    """Maximum concurrent requests per model; 0 if the mesh does not limit concurrency."""
 
 
 class ModelRuntime:
@@ -164,7 +164,7 @@ class ModelRuntime:
         self._predictions = Predictions(settings.max_remembered_sizes)
         self._told = ToldSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
-        """The largest amount of memory seen that a model needs but another one accounts for."""
+        """Largest amount of memory observed that a model uses but another model accounts for."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
         """Predicted sizes reported to the mesh for models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()
@@ -307,7 +307,7 @@ class ModelRuntime:
         return self.limits.may_evict(counted)
 
     def _countable(self, size_bytes: int) -> int:
-        """Multiply a size by the number of processes, and clip it to what the mesh can count."""
+        """Multiply a size by the number of processes, limited to the range of the mesh's field."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:
@@ -315,8 +315,8 @@ class ModelRuntime:
 
         Uses the first of these that is known: the need of an earlier load (even a rejected one)
         with this id, the same files or the same computation; the sizes in the headers of its files;
-        the file size known to the mesh; the 90th percentile of all needs; the default. The memory
-        of other models that the mesh does not know is added, so that the mesh frees it.
+        the file size known to the mesh; the 90th percentile of all needs; the default. Memory of
+        other models that the mesh does not count is added, so that the mesh makes room for it.
         """
         self._predictions.asked(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)

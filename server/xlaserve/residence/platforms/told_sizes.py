@@ -12,8 +12,8 @@ class Holding:
 
     held_bytes: int
     alone_bytes: int
-    """The memory it would hold if no other model shared its programs. Larger than `held_bytes` if
-    another model accounts for shared programs."""
+    """Memory that the model would hold if no other model shared its programs. Larger than
+    `held_bytes` if another model accounts for shared programs."""
     computation: str = ""
     """Key of models that share programs; empty if the model shares none."""
 

@@ -14,7 +14,7 @@ class Failing:
 
     name: str
     version: str
-    """Empty if no version is known."""
+    """Version number; empty if no version is known."""
     reason: str
     """The reason shown in the repository index."""
 

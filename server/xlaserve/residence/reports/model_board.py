@@ -98,7 +98,7 @@ class LoadedReading:
     pending: int
     """Queued executions."""
     generator: GeneratorReading | None = None
-    """None for a model that does not generate tokens."""
+    """The generator's slots and cache; None for a model that does not generate tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class VersionReading:
     origin: Origin | None
     """Caller and time of the load; None if never loaded."""
     loaded: LoadedReading | None
-    """None if not loaded."""
+    """The loaded instance; None if the version is not loaded."""
     report: VersionReport
     """Counts since the start, and the buckets compiled so far."""
 

@@ -130,7 +130,7 @@ class StatusBoard:
         return taken.revision != self._registry.revision or self._clock() >= taken.until
 
     async def _take(self) -> _Taken:
-        # All callers share this reading, so it must not depend on what one of them may see.
+        # All callers share this reading, so it must not depend on one caller's permissions.
         current_call.set(None)
         # Read before the rows: a change in between invalidates this reading.
         revision = self._registry.revision

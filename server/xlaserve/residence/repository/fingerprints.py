@@ -16,7 +16,7 @@ MAX_FILES_PER_VERSION = 10_000
 
 MOST_CONTENT_BYTES = 16 << 20
 MOST_CONTENT_FILES = 1000
-"""Limits on the files of a version read to detect changes: their number and total size."""
+"""Maximum number and total size of a version's files that are read to detect changes."""
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when the version's configuration or one of its files changes."""

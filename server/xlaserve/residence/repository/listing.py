@@ -118,7 +118,8 @@ def unpacked(path: Path) -> Path:
 def is_version_directory(path: Path) -> bool:
     """Tell whether an entry is a version directory; raises InvalidModel for a dangling link."""
     if path.is_symlink() and not path.exists():
-        # The target may come back; a version counts as deleted only when its entry is.
+        # The target may reappear; a version counts as deleted only when its directory entry is
+        # gone.
         nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise InvalidModel(f"version '{path.name}' is a dangling link") from nothing
     return path.is_dir()

@@ -228,7 +228,8 @@ class _Put(NamedTuple):
     place: int
     update: int
     most: int | None
-    """The last valid index, to which larger ones are clamped. None if such a write is dropped."""
+    """The last valid index, to which larger ones are clamped. None if a write beyond it is
+    dropped."""
 
 
 def _put(operation: Operation) -> _Put | None:
@@ -255,7 +256,7 @@ def _put(operation: Operation) -> _Put | None:
 
 
 def _put_slice(operation: Operation) -> _Put | None:
-    """Return the same for an update slice of size 1 in one dimension and whole in all others."""
+    """Like `_put`, for a slice update with size 1 in one dimension and full size in all others."""
     shape, update_shape = (kind.shape for kind in operation.operand_types[:2])
     axes = [axis for axis, size in enumerate(update_shape) if size != shape[axis]]
     if len(axes) != 1 or update_shape[axes[0]] != ONE or not shape[axes[0]].is_static:
@@ -388,7 +389,7 @@ _BEGINS: Mapping[str, Callable[[Loop, Operation, tuple[int, int], int], bool]] =
         "stablehlo.dynamic_update_slice": _put_before,
     }
 )
-"""By operation: whether the elements from an index on equal one integer."""
+"""Predicates by operation: are all elements from an index on equal to one integer?"""
 
 
 def stays_done(loop: Loop, term: Term, same: frozenset[int], made: Mapping[int, Operation]) -> bool:

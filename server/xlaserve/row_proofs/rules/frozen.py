@@ -39,7 +39,7 @@ class Term:
     going: bool
     """The predicate's value for an active row."""
     above: int | None = None
-    """If the question is whether a scalar is less than the maximum of `predicate`: that scalar."""
+    """The scalar, if the question is whether a scalar is less than the maximum of `predicate`."""
 
 
 def made_in(region: Region) -> dict[int, Operation]:

@@ -180,7 +180,7 @@ def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker
 def _taken(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], index: Value
 ) -> tuple[Dimension, Finding | None]:
-    """Return what remains of a dimension of the operand in every slice."""
+    """Return the sliced dimension, and a finding if the slices depend on the batch size."""
     size, taken = of
     if size == taken:
         return dimension, None
@@ -195,7 +195,7 @@ def _taken(
 def _taken_by_row(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], place: Place
 ) -> tuple[Dimensions, Dimension, Finding | None]:
-    """Return how slices at the row number vary, and what remains of the dimension in each."""
+    """Return how slices at the row number vary; dimension and finding are as in `_taken`."""
     size, taken = of
     if not taken.is_static:
         raise NoRule("takes slices of the batch size")

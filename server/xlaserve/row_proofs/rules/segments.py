@@ -16,7 +16,7 @@ MAX_SEGMENTS = 16
 
 
 def put_together(values: Sequence[Value], of: Sequence[Size], axis: int, finding: Finding) -> Value:
-    """Return a value of which only the blocks are known; `finding` says why."""
+    """Return a value that is known only by its blocks; `finding` says why."""
     kept = [(value, size) for value, size in zip(values, of, strict=True) if size != ZERO]
     if len(kept) > MAX_SEGMENTS:
         return Value((), finding)

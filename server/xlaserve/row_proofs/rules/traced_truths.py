@@ -139,11 +139,11 @@ def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> 
 
 
 _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
-"""The boolean that the result has only if both operands have it."""
+"""The result that implies the same value of both operands: `and` is true only if both are."""
 
 
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
-    """Combine what two predicates imply if both hold, or if at least one does."""
+    """Combine the implications of two predicates if both hold, or if at least one does."""
     if hold:
         met = {n: ranges.met(within, other[n]) for n, within in one.items() if n in other}
         return {**one, **other, **met}
@@ -155,7 +155,7 @@ def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
 
 
 def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: int) -> Assumed:
-    """Return what follows from comparing a boolean with a known one."""
+    """Return the assumptions that follow from comparing a boolean with a known one."""
     direction = direction_of(comparison.operation)
     known = comparison.operand(1)
     truth = None if known is None else known.item()
@@ -167,7 +167,7 @@ def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: 
 
 
 def _compared_with(comparison: Trace, *, is_true: bool) -> Assumed:
-    """Return what follows from comparing an integer with a number."""
+    """Return the assumptions that follow from comparing an integer with a number."""
     operation, tracing = comparison.operation, comparison.tracing
     direction = direction_of(operation)
     if operation.operand_types[0].dtype not in INTEGERS:
@@ -190,7 +190,7 @@ _OPPOSITE = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "
 
 
 def _subject(tracing: Tracing, number: int, within: Range) -> int:
-    """Return the integer that the bounds apply to: `x` is 0 if `sign(x)` is 0."""
+    """Return the integer to which the bounds apply: the operand of `sign`, if the result is 0."""
     made = tracing.made_by(number)
     if made is not None and made.name == "stablehlo.sign" and within.item() == 0:
         return tracing.same(made.operands[0])

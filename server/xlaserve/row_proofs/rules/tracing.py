@@ -53,7 +53,8 @@ class Place:
     """Bounds of the offset; always known if `stride` is not 0."""
     stride: int = 0
     rows: Dimensions = ()
-    """If `stride` is not 0, where the rows are: all factors are UNIFORM except one ROW factor."""
+    """Dimensions of the rows, if `stride` is not 0: all factors are UNIFORM except one ROW
+    factor."""
     is_cut: bool = False
     """Whether the form holds only modulo 2**bits of the datatype, because of overflow."""
 
@@ -403,7 +404,7 @@ def known_number(trace: Trace, number: int) -> Place:
 
 
 def moved_place(found: Place | None, move: Callable[[Dimensions], Dimensions]) -> Place | None:
-    """Return a trace whose elements are moved; raises what `move` raises."""
+    """Return a trace whose elements are moved; raises the exceptions of `move`."""
     if found is None:
         return None
     offset = found.offset

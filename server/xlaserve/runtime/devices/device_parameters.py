@@ -1,6 +1,6 @@
 """The parameters of one model on its devices, in the form that its programs take."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import weakref

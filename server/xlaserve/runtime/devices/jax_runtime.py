@@ -1,6 +1,6 @@
 """JAX configuration of this process: platform, precision, and release of memory."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import gc

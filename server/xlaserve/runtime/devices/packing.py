@@ -8,7 +8,7 @@ On the CPU, convolution kernels [O,I,H,W] are transposed to [H,W,I,O] once, at l
 backend requires this layout and would otherwise transpose in every call.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Sites of a model: single devices, or meshes over which it is sharded."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import threading

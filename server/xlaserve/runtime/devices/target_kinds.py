@@ -36,7 +36,7 @@ class Gpu:
     fpus_per_core: int
     threads_per_core: int
     shared_memory_per_core: int
-    """In bytes. One block may use all but 1 KiB of it."""
+    """Shared memory per core in bytes, of which one block may use all but 1 KiB."""
     l2_bytes: int
     bandwidth: int
     """Memory bandwidth in bytes per second."""

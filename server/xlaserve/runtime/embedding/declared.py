@@ -32,7 +32,8 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """Fields of the declaration; all are optional if the tensors imply them."""
 
     tokens: str = ""
-    """Name of the token ids' input; may be empty if only one input remains."""
+    """Name of the input for the token ids; may be empty if the other fields name all inputs but
+    one."""
     mask: str = ""
     """Name of the attention mask's input; defaults to `attention_mask`, if the model has it."""
     types: str = ""

@@ -12,7 +12,7 @@ from xlaserve.tensors import TensorSpec
 _IDS = frozenset({"INT32", "INT64"})
 _MARKS = frozenset({"INT32", "INT64", "BOOL", "FP32"})
 _MASK, _TYPES = "attention_mask", "token_type_ids"
-"""Default names of these inputs."""
+"""Default names of the attention mask's and the token types' inputs."""
 _RANK = 2
 
 

@@ -43,7 +43,7 @@ class EmbeddingInfo:
     if it has no tokenizer file.
     """
     written_at: int = 0
-    """Modification time of its version directory, in seconds since the epoch."""
+    """Modification time of the version directory, in seconds since the epoch."""
     files: TextFiles | None = None
     """The files that `text` was read from, or None without a tokenizer."""
 

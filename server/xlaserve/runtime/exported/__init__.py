@@ -1,1 +1,1 @@
-"""Models exported by JAX, as callable models."""
+"""Loaded models that were exported by JAX."""

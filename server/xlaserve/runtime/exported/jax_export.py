@@ -1,6 +1,6 @@
 """Models exported by `jax.export`, compiled for every batch size bucket."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import gc

@@ -1,6 +1,6 @@
 """Outputs of an execution, copied to the host or kept on the device."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ truncated file is detected, but a flipped bit may go unnoticed or crash JAX's pa
 models, the server must prove that the rows of a batch are independent.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ A waiting request's state is one row. While the same requests are stepped togeth
 order, their steps update the rows of the batch in place.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import threading

@@ -1,1 +1,1 @@
-"""Language models before they generate: interface, sizes, counters."""
+"""Language models: interface, sizes and counters; the package `generation` runs them."""

@@ -22,7 +22,7 @@ class Times:
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS_NS) + 1)
-        """Number of times in each bucket; the last bucket is unbounded."""
+        """Number of durations in each bucket; the last bucket is unbounded."""
         self.total_ns = 0
 
     def add(self, ns: int, count: int = 1) -> None:
@@ -94,5 +94,5 @@ class CountsTokens(Protocol):
 
     @property
     def counts(self) -> GenerationCounts:
-        """Return its live counters."""
+        """Return the model's live counters."""
         ...

@@ -37,7 +37,7 @@ class GenerationInfo:
     chunk: int
     """Tokens per chunk of a prompt."""
     written_at: int = 0
-    """Modification time of its description, in seconds since the epoch."""
+    """Modification time of the generator's description, in seconds since the epoch."""
     roots: Roots = ANYWHERE
     """Directories that may contain the model's files."""
     text: LanguageText | None = None

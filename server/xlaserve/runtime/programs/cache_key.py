@@ -1,6 +1,6 @@
 """Cache keys of compiled programs, as human-readable text."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import os

@@ -52,7 +52,7 @@ _OF_PLATFORMS: Mapping[str, tuple[str, ...]] = {
     "gpu_": ("cuda",),
     "matmul_precision": ("cuda", "tpu"),
 }
-"""Prefixes of settings that only affect these platforms."""
+"""Prefixes of settings that only affect certain platforms, with these platforms."""
 _DAY_SECONDS = 86_400.0
 DEFAULT_PRECISION = MatmulPrecision.DEFAULT.of_xla
 _NEVER = 2**31 - 1

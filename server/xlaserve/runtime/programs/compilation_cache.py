@@ -62,7 +62,7 @@ class Entry:
     """The compiler and target: versions, flags, kind of device."""
     executable: bytes
     is_ahead: bool = False
-    """Whether it was compiled without such a device, and has never run."""
+    """Whether the program was compiled without such a device, and has never run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class CompilationCache:
         self._lock = threading.Lock()
         """Guards the fields below."""
         self._bytes = 0
-        """Total size of the files: the last count plus what this process has written since."""
+        """Total size of the files: the last count plus the bytes written by this process since."""
         self._is_prepared = False
         """Whether the cache has been prepared; until then, reads and writes do nothing."""
         self._is_written = False

@@ -3,7 +3,7 @@
 An executable from the cache is trusted only after it has run: JAX does not validate it.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -146,7 +146,7 @@ class Executables:
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return the lowered module; the host may lack its devices."""
-        # A new jitted function for each program, because it keeps what it has lowered.
+        # A new jitted function for each program, because it caches the lowered module.
         model = function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 

@@ -1,6 +1,6 @@
 """Finds and stores one load's programs in the compilation cache and the store."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Place:
         """
         environments = [self.environment]
         if self.environment.get("platform") == "cuda":
-            # Its name if it was compiled ahead of time, without the device.
+            # The name of a program that was compiled ahead of time, without the device.
             environments.append({**self.environment, "platform_version": cache_key.UNKNOWN})
         names = [f"{self.name}-{name_of(one)}" for one in environments]
         # The last name is that of older releases.
@@ -50,7 +50,7 @@ class Place:
         whole = {**self.program, **self.environment}
         names = [name_of(whole)]
         if self.environment.get("platform") == "cuda":
-            # Its name if it was compiled ahead of time, without the device.
+            # The name of a program that was compiled ahead of time, without the device.
             names.append(name_of({**whole, "platform_version": cache_key.UNKNOWN}))
         return tuple(dict.fromkeys(names))
 

@@ -115,7 +115,8 @@ class OnDemandShapes:
         """Compiled programs, least recently used first."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        """Held during a compilation: one at a time. Look-ups do not wait for it."""
+        """Held during a compilation, so that only one runs at a time. Look-ups do not wait for
+        it."""
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Wanted | None:
         """Return the shape to compile for these inputs, or None if it was compiled at load."""

@@ -254,7 +254,7 @@ class ProgramStore:
             problem = ""
             try:
                 problem = self._written(upload)
-            # As above: the SDK may raise any error, and the queued programs must still be uploaded.
+            # The SDK may raise any error; the remaining queued programs must still be uploaded.
             except BaseException as error:
                 problem = f"it failed with {type(error).__name__}"
             with self._changed:

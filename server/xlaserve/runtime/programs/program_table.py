@@ -1,6 +1,6 @@
 """The executables of a model at one site, by bucket, with their measured times."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import threading
@@ -177,7 +177,7 @@ class Copy:
 
     @property
     def in_flight(self) -> int:
-        """Return the limit of concurrent executions."""
+        """Return the maximum number of concurrent executions."""
         return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:

@@ -1,6 +1,6 @@
 """Compiles, warms and measures a model's executables for every bucket and device."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import time
@@ -107,7 +107,7 @@ class Compiler:
         return tuple(program for _, program in self._made(work, check_cancelled))
 
     def found(self, bucket: int) -> list[tuple[Copy, Program]]:
-        """Return other models' programs for a bucket, or none unless all copies have one.
+        """Return other models' programs for a bucket, or an empty list unless every copy has one.
 
         Executes nothing, because it is called from another model's thread.
         """

@@ -5,7 +5,7 @@ parameters. A computation with loops is first executed in another process, on ze
 and only then in the server.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Serializes compiled programs, and is the only place that deserializes them."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence

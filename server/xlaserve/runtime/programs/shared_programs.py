@@ -37,13 +37,13 @@ class SharedProgram:
     executable: Any = None
     """A `jax.stages.Compiled`, or None while it is being compiled."""
     is_cached: bool = False
-    """Whether it came from the compilation cache and has not been executed yet."""
+    """Whether the program came from the compilation cache and has not been executed yet."""
     footprint: Footprint = field(default_factory=Footprint)
     compile_seconds: float = 0.0
     seconds: float = inf
     """Fastest run in seconds, with the parameters of any model; infinity before the first run."""
     users: "dict[Lease, None]" = field(default_factory=dict)
-    """The models that use it or wait for it; the first one accounts for its memory."""
+    """The models that use the program or wait for it; the first one accounts for its memory."""
 
     @property
     def is_compiled(self) -> bool:
@@ -282,7 +282,7 @@ class Lease:
         return found
 
     def stop_compiling(self) -> None:
-        """Release the module, once no model with the computation needs it to compile."""
+        """Release the module, once no model with this computation may still have to compile it."""
         with self._pool.changed:
             self._stop_compiling()
 

@@ -1,6 +1,6 @@
 """Runs trials of artifacts in another process, with time and memory limits."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import os
@@ -33,9 +33,8 @@ SECONDS = 60.0
 """Processor time of one trial in seconds, including compilation."""
 
 _JOB_TIMES = 20.0
-"""Ratio of elapsed time to processor time for a whole job outside of a server; a server has
-`load_seconds`.
-"""
+"""Time limit of a whole job outside of a server, as a multiple of `seconds` of processor time; a
+server has `load_seconds`."""
 
 MEMORY_BYTES = 4 << 30
 """Memory limit of the process outside of a server; a server has `compile_process_bytes`."""

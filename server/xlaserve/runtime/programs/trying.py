@@ -1,6 +1,6 @@
 """Executes a trial of an artifact, in a process that may be killed."""
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import sys

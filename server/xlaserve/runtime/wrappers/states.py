@@ -5,7 +5,7 @@ states. Three programs are as fast as one (83 us instead of 86 for 256 rows on a
 model's program remains shareable.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import threading

@@ -32,7 +32,7 @@ _AGAIN_SECONDS = 5.0
 _KEYS_SECONDS = 1.0
 """How long a reload waits for keys; keys that arrive later are still used."""
 _MAX_GRANTED = 16
-"""Limit of tokens cached per connection; only known and short ones are cached."""
+"""Maximum number of tokens cached per connection; only known and short ones are cached."""
 _MAX_CHARACTERS = 4096
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ class Callers(NamedTuple):
 
 
 class Rule(StrEnum):
-    """Kinds of ownership, which decide the results."""
+    """Kinds of objects by ownership; `RULES` has the results for each kind of caller."""
 
     OF_A_MODEL = "of a model"
     LIST = "a list"
@@ -70,7 +70,7 @@ class Doors:
     thing: str
     """The object."""
     deed: str
-    """The operation on it."""
+    """The operation on the object."""
     rule: Rule
     operation: Operation
     paths: tuple[str, ...]

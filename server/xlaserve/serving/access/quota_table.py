@@ -23,7 +23,7 @@ _KEY = Struct("=qq")
 _ASKED, _USED, _IN_FLIGHT = 2, 3, 4
 """Offsets in a row, after the two key words; from `_IN_FLIGHT` on there is one word per process."""
 _LOCK_SECONDS = 0.05
-"""Limit of waiting for a lock, which other processes hold for microseconds unless suspended."""
+"""Maximum wait for a lock, which other processes hold for microseconds unless suspended."""
 _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 

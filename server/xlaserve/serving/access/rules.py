@@ -33,18 +33,18 @@ class Caller:
     name: str
     allow: frozenset[Operation]
     tokens: frozenset[str] = frozenset()
-    """Digests of its tokens."""
+    """Digests of the caller's tokens."""
     tls: frozenset[str] = frozenset()
-    """Subjects and alternative names of its client certificates."""
+    """Subjects and alternative names of the caller's client certificates."""
     unix_users: frozenset[int] = frozenset()
     subjects: frozenset[str] = frozenset()
-    """Subjects of its signed tokens."""
+    """Subjects of the caller's signed tokens."""
     models: frozenset[str] | None = None
-    """Names and patterns of its permitted models; None for all."""
+    """Names and patterns of the models that the caller may use; None for all."""
     anyone: bool = False
     """Whether the entry applies to everybody."""
     listeners: frozenset[str] = frozenset()
-    """Endpoints that it may use; empty for all."""
+    """Endpoints that the caller may use; empty for all."""
     quota: Quota | None = None
 
     @property

@@ -13,9 +13,9 @@ from xlaserve.serving.call import Call
 
 _SECOND_NS = 1e9
 _LONGEST_NS = 1 << 62
-"""Limit of a burst's duration (146 years), because times are 63-bit words."""
+"""Maximum duration of a burst (146 years), because times are 63-bit words."""
 _MOST_PLACES = 1024
-"""Limit of cached row locations, each of which takes a hash to compute."""
+"""Maximum number of cached row locations, each of which takes a hash to compute."""
 
 
 class SharedQuotas:

@@ -8,7 +8,7 @@ from xlaserve.serving.access.key_set import IssuerKey
 from xlaserve.serving.access.rules import SignedTokens
 
 _MAX_CHARACTERS = 8192
-"""Limit of a token's length."""
+"""Maximum length of a token."""
 _MAX_CACHED = 1024
 """Number of verified tokens whose subjects are cached."""
 _SUBJECT_CHARACTERS = 256

@@ -9,9 +9,9 @@ from xlaserve.serving.inference import InferOutput
 from xlaserve.tensors import BYTES, Tensor, TensorSpec
 
 MOST_ELEMENTS = 1_000_000
-"""Limit of elements in a classified output: about 10 ms on the event loop."""
+"""Maximum number of elements in a classified output: about 10 ms on the event loop."""
 MOST_CLASSES = 16_384
-"""Limit of returned classes over all rows, for the same reason."""
+"""Maximum number of returned classes over all rows, for the same reason."""
 
 
 def check_classes(model: str, spec: TensorSpec) -> None:

@@ -28,9 +28,8 @@ CLIENT_FAULTS: Mapping[int, str] = MappingProxyType(
         400: "a handle of memory that is still allocated",
     }
 )
-"""Driver errors caused by a client's handle, with what was expected. All others are internal
-errors.
-"""
+"""Driver errors caused by a client's handle, with the expectation named in the error. All others
+are internal errors."""
 
 
 class Driver(Protocol):

@@ -17,13 +17,13 @@ from xlaserve.serving.inputs.image_orientation import SIDEWAYS, TURNS, orientati
 from xlaserve.tensors import Buffer, TensorDataError
 
 LONGEST_SIDE = 65_535
-"""Limit of a side in pixels: the maximum of JPEG, which also bounds the weights of a resize."""
+"""Maximum length of a side in pixels: the maximum of JPEG, which also bounds the weights of a
+resize."""
 
 _MOST_PARTS = 1 << 16
 _MOST_SCANS = 100
-"""Limit of scans in a progressive JPEG, which usually has about ten: each costs a pass over the
-image for only a few bytes.
-"""
+"""Maximum number of scans in a progressive JPEG, which usually has about ten: each costs a pass
+over the image for only a few bytes."""
 
 _DRAFT = 3
 """Minimum ratio of a JPEG's reduced decoding size to the target, which keeps the result sharp."""

@@ -67,7 +67,7 @@ class SharedMemoryPolicy:
     """Whether inputs are used in place, without a copy."""
     max_regions: int = 256
     max_bytes: int = 64 << 30
-    """Limit of the bytes of all regions together."""
+    """Maximum size of all regions together."""
     directory: Path = DIRECTORY
 
     @classmethod

@@ -50,7 +50,7 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Split lines into writes: one for a file, whole lines up to PIPE_BUF for a pipe."""
+        """Split lines into single writes: all lines for a file, up to PIPE_BUF for a pipe."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
@@ -133,7 +133,7 @@ def _descriptor(target: str) -> int:
     if target in _STANDARD:
         number = 1 + _STANDARD.index(target)
     if number in (1, 2):
-        # Not where lines of others are read to be logged.
+        # Use the original stream instead of a descriptor whose output is read to be logged.
         number = descriptors()[number - 1]
     try:
         os.fstat(number)

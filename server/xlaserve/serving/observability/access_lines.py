@@ -18,13 +18,13 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.infer_call import ServedVersion
 
 MAX_RECORD_BYTES = 8192
-"""Limit of a line, since clients choose ids and error texts."""
+"""Maximum length of a line, since clients choose ids and error texts."""
 MAX_NAME = 128
 """Ids and names are truncated to this many characters."""
 
 _MAX_ERROR = 512
 _MAX_KNOWN = 1024
-"""Limit of connection and version pairs whose constant members are cached."""
+"""Maximum number of connection and version pairs whose constant members are cached."""
 _MILLISECOND_NS = 1_000_000
 
 StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]
@@ -77,7 +77,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     total_us: int
     bytes_in: int
     bytes_out: int | None = None
-    """None if no answer was written."""
+    """Bytes of the answers; None if no answer was written."""
     id: str = ""
     model: str = ""
     version: str = ""
@@ -85,7 +85,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_us: int | None = None
     execute_us: int | None = None
     batch: int | None = None
-    """Rows of its execution, including other calls."""
+    """Rows of the call's execution, including those of other calls."""
     error: str | None = None
 
 
@@ -231,7 +231,7 @@ class Lines:
 
 
 def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
-    """Encode members without the first name, to be written as the value of that field."""
+    """Encode members for insertion as the value of the first name, which is left out itself."""
     text = json.dumps(dict(zip(names, values, strict=False)), separators=(",", ":"))
     return msgspec.Raw(text.partition(":")[2][:-1].encode())
 

@@ -133,7 +133,7 @@ class AccessLog:
             if waiting >= self._max_pending:
                 self._drop(1)
                 continue
-            # Neither the call nor its answer, because they hold tensors.
+            # Store neither the call nor its answer, because they hold tensors.
             pending.append(
                 ExecutedEntry(
                     record,
@@ -150,7 +150,7 @@ class AccessLog:
             if not waiting:
                 self._await_flush()
             elif waiting == _BATCH - 1:
-                # After this iteration, in which the answers are written.
+                # Run after this iteration of the event loop, in which the answers are written.
                 asyncio.get_running_loop().call_soon(self._make_some, context=outside_call())
 
     def _ended_otherwise(self, calls: Sequence[Call], outcome: Outcome) -> None:

@@ -26,7 +26,8 @@ from xlaserve.serving.observability.events import (
 _log = structlog.get_logger("loading")
 
 _MAX_FAILED = 1000
-"""Limit of models whose failed loads are counted by name, because clients choose the names."""
+"""Maximum number of models whose failed loads are counted by name, because clients choose the
+names."""
 OTHER_MODELS = "other"
 _MESH = "ModelMesh"
 

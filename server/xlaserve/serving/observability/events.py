@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 MAX_NAME = 256
-"""Limit of characters in model and caller names."""
+"""Maximum length of model and caller names, in characters."""
 MAX_TEXT = 1024
-"""Limit of characters in texts."""
+"""Maximum length of texts, in characters."""
 
 
 class EventKind(StrEnum):
@@ -35,7 +35,7 @@ class Cause(StrEnum):
     """Why a change was made."""
 
     NONE = ""
-    """A client requested it."""
+    """A client requested the change."""
     START = "start"
     """Loading at server start."""
     REPOSITORY = "repository"
@@ -43,16 +43,16 @@ class Cause(StrEnum):
     FILES = "files"
     """The server's own files changed, or SIGHUP asked to reread them."""
     OTHER_WORKER = "other worker"
-    """A client requested it from another worker, and this one follows."""
+    """A client requested the change from another worker, and this worker follows."""
 
 
 class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client that requested a change; all empty for the server itself."""
 
     principal: str = ""
-    """Its name in the access rules."""
+    """The client's name in the access rules."""
     peer: str = ""
-    """Its address."""
+    """The client's address."""
     protocol: str = ""
     """gRPC, gRPC-Web, REST, ModelMesh or SageMaker."""
 
@@ -111,7 +111,7 @@ class Kept(msgspec.Struct, frozen=True):
     """Snapshot of the event log."""
 
     began_ns: int
-    """Creation time of the log in nanoseconds since the epoch; numbers start again with it."""
+    """Creation time of the log in nanoseconds since the epoch; each log numbers its events anew."""
     events: Sequence[Event]
     """Oldest first."""
     dropped: int

@@ -15,7 +15,7 @@ KEPT = 50
 """Number of recent failures stored."""
 
 MAX_REASONS = 256
-"""Limit of reasons counted by name; exceeds the number of error classes."""
+"""Maximum number of reasons counted by name; exceeds the number of error classes."""
 
 OTHER = "Other"
 CANCELLED = "Cancelled"
@@ -35,7 +35,7 @@ class FailedCall(msgspec.Struct, frozen=True):
     version: str
     id: str
     text: Annotated[str, msgspec.Meta(description="As its client was told.")]
-    """Empty if the client got no text."""
+    """Error text that the client got; empty if it got none."""
 
 
 def of_anybody(failure: FailedCall) -> FailedCall:

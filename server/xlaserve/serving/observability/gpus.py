@@ -77,7 +77,7 @@ class Gpus:
     """
 
     interval_seconds: float
-    """0 disables polling."""
+    """Polling interval in seconds; 0 disables polling."""
     is_expected: bool = False
     """Whether a missing NVML is logged at info level, because the settings request a GPU."""
     clock: Callable[[], float] = time.monotonic
@@ -117,7 +117,7 @@ class Gpus:
             try:
                 self._read = (self.clock(), list(_readings(nvml)))
                 problem = ""
-            # As above; the next poll may succeed.
+            # The next poll may succeed.
             except Exception as error:
                 if str(error) != problem:
                     problem = str(error)

@@ -12,7 +12,7 @@ from xlaserve.serving.infer_call import Executed, InferCall
 from xlaserve.tensors import Parameter
 
 MAX_PARTS = 256
-"""Limit of nested spans per call, because a model's code may make any number of calls."""
+"""Maximum number of nested spans per call, because a model's code may make any number of calls."""
 
 TRACEPARENT = "traceparent"
 """Request header with the client's span (W3C Trace Context, 3.2)."""
@@ -21,7 +21,7 @@ SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
 """Generation parameters recorded in spans."""
 _MAX_TEXT = 256
 _MAX_STATE = 512
-"""Limit of a forwarded tracestate (W3C Trace Context, 3.3.1.5)."""
+"""Maximum length of a forwarded tracestate (W3C Trace Context, 3.3.1.5)."""
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
     re.ASCII,
@@ -90,9 +90,9 @@ class CallSpan(NamedTuple):
     """Authority (host) of the request."""
     user_agent: str = ""
     scheme: str = ""
-    """Scheme of the listener; that of a proxy is in `peer`."""
+    """Scheme of the listener; `peer` has the scheme that a proxy reports."""
     generates: bool = False
-    """Whether its model generates text."""
+    """Whether the call's model generates text."""
     said: Mapping[str, Parameter] = MappingProxyType({})
     """Generation parameters of the request."""
     count_tokens: Callable[[], Tokens] = _not_counted

@@ -19,7 +19,7 @@ class TraceFile:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        """Limit of the bytes of all files together."""
+        """Maximum size of all files together."""
         self._written = 0
         self._bytes: dict[Path, int] = {}
         """Size of each file that this process has created."""

@@ -47,7 +47,7 @@ _SPANNED = frozenset({Operation.MANAGE, Operation.RUNTIME})
 _LARGEST = 2**31 - 1
 _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
-"""Limit of unwritten traces; further ones are dropped."""
+"""Maximum number of unwritten traces; further ones are dropped."""
 _FLUSH_SECONDS = 0.5
 _CLOSING_SECONDS = 5.0
 _SHOWN_CHARACTERS = 80
@@ -242,7 +242,7 @@ class Tracing:
             parent = trace_parent(call.headers)
             sampled = None if parent is None else parent.sampled
         if sampled is None:
-            # Most calls leave here; `_is_due` inlined.
+            # Fast path of most calls, with `_is_due` inlined.
             left = self._left.get("", 0)
             if left > 1:
                 self._left[""] = left - 1
@@ -297,7 +297,7 @@ class Tracing:
             return
         self._waiting.append(span)
         if self._timer is None:
-            # By then most answers have been written.
+            # Export later, when most answers have been written.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_FLUSH_SECONDS, self._export, context=outside_call())
 

@@ -12,7 +12,7 @@ APART_SECONDS = 10
 """Duration of the isolation after a failure."""
 
 MOST_APART = 256
-"""Limit of isolated clients per model; the oldest is dropped."""
+"""Maximum number of isolated clients per model; the oldest is dropped."""
 
 OTHERS_FIRST = 3
 """Batches of other clients executed between two isolated requests, so that isolated clients get at

@@ -13,7 +13,7 @@ class Backlog:
     pending: int = 0
     """Number of queued executions."""
     oldest_seconds: float = 0.0
-    """Age of the oldest one; 0 if there is none."""
+    """Age of the oldest queued execution; 0 if none is queued."""
 
     @classmethod
     def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":

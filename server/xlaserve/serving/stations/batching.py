@@ -33,7 +33,7 @@ class BatchPolicy:
     """Dynamic batching policy of a queue (ModelDynamicBatching)."""
 
     max_requests: int
-    """Limit of queued requests."""
+    """Maximum number of queued requests."""
     setting: str = "max_requests_per_model"
     """Setting that `max_requests` comes from, named in the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class BatchQueue:
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
-        """Dequeue and return the next batch; return none if it should wait for more requests.
+        """Dequeue and return the next batch; empty if the queue should wait for more requests.
 
         The batch has the oldest request and later ones compatible with it, in order, up to
         `max_rows` rows; a larger request is a batch of its own.
@@ -117,7 +117,7 @@ class BatchQueue:
         for request in chosen:
             if request is waiting[0]:
                 waiting.popleft()
-            else:  # requests of other shapes are between them
+            else:  # requests of other shapes are between these
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
@@ -280,7 +280,7 @@ class RequestQueue(Protocol):
         ...
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Dequeue and return the next batch; return none if it should wait for more requests.
+        """Dequeue and return the next batch; empty if the queue should wait for more requests.
 
         `others_first` skips isolated requests while there are others.
         """

@@ -157,7 +157,7 @@ class _Flight:
         call.wait_at(self)
 
     def awaited(self, call: InferCall) -> Sequence[InferCall]:
-        """Return the relay, which is what the calls wait for."""
+        """Return the relay, for which the calls wait."""
         return (self.relay,)
 
     def is_current(self, resolve: Resolve) -> bool:

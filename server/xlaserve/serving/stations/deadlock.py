@@ -20,7 +20,7 @@ FIRST_SECONDS = 0.05
 MOST_SECONDS = 1.0
 """Delay before the first check of a call, and maximum delay between later ones."""
 MOST_WAITS = 10_000
-"""Limit of calls and dependencies examined by one check, which takes about 50 ms."""
+"""Maximum number of calls and dependencies examined by one check, which takes about 50 ms."""
 
 
 class Executing(Protocol):
@@ -60,9 +60,8 @@ class Waits:
         self._timers: dict[InferCall, asyncio.TimerHandle] = {}
         """Timer of each call's next check."""
         self._going: WeakSet[InferCall] = WeakSet()
-        """Calls found able to proceed since `_going_since`; shared by checks shortly after one
-        another.
-        """
+        """Calls found able to proceed since `_going_since`; shared by checks that closely follow
+        each other."""
         self._going_since = 0.0
 
     def watch(self, call: InferCall, place: Executing | None = None) -> None:

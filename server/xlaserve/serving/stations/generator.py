@@ -181,7 +181,8 @@ class Generation:
             station.model.generate, call.inputs, call.parameters, replica=self.replica
         )
         self.answers: Answers | None = None
-        """None before a thread opens it and after it is closed; belongs to the computing thread."""
+        """Iterator over the answers; None before a thread opens it and after it is closed. Belongs
+        to the computing thread."""
         self._ready = Computed()
         """Computed answers that have not been written."""
         self.ahead = Ahead(call)

@@ -42,7 +42,7 @@ class Execution:
         self.begun = begun
         """Tells whether a thread has begun the execution."""
         self.fail: Fail | None = fail
-        """None after it was called."""
+        """Fails the execution's calls; None after it was called."""
         self.line = line
         """Queue of executions that run one after the other, such as a device thread; None if there
         is none.
@@ -75,7 +75,7 @@ class Watch:
             raise ExecutionStalled(self._model, self._health.seconds)
 
     def begin(self, begun: Callable[[], bool], fail: Fail, line: object = None) -> Execution:
-        """Watch an execution until `over`; if it stalls, `fail` is called instead."""
+        """Watch an execution until `over` is called; if it stalls, `fail` is called instead."""
         execution = Execution(begun, fail, line)
         self.executions[execution] = None
         self._health.look_at(self)
@@ -101,7 +101,7 @@ class Watch:
         if reason is None or instance is None:
             return
         if instance.fault:
-            return  # it was in flight when an earlier execution failed
+            return  # this execution was in flight when an earlier one failed
         now = self._health.now()
         again = now - self._failed_at < 2 * self._pause
         pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause) if again else _FIRST_PAUSE_SECONDS
@@ -123,7 +123,7 @@ class Watch:
             if execution.fail is None:
                 continue
             if self._stalled and not execution.begun():
-                # It waits for the threads that are stalled.
+                # This execution waits for threads that are stalled.
                 self._fail(execution)
             elif execution.begun():
                 began = now if execution.since is None else execution.since + late

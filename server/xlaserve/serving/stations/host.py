@@ -224,7 +224,7 @@ class HostRunner:
             freed()
             ended(result)
 
-        # The limits of its calls, as if they were executed one by one.
+        # The sum of the calls' own limits, of at most `_INLINE_REQUESTS` calls.
         most = 0.0 if limit is None else min(len(requests), _INLINE_REQUESTS) * limit.seconds
         if limit is not None and self._model.expected_seconds(rows) <= most:
             over(self._run_inline(requests, rows, most, limit.overran))

@@ -24,7 +24,7 @@ class _Turn:
     def __init__(self, call: InferCall, relay: Relay, previous: "_Turn | None") -> None:
         self.call = call
         self.relay = relay
-        """The relay executed on its behalf."""
+        """The relay executed on the call's behalf."""
         self.previous = previous
         self.next: _Turn | None = None
         if previous is not None:

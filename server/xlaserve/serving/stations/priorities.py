@@ -19,7 +19,7 @@ class LevelPolicy:
     """The queue policy of one priority level (ModelQueuePolicy)."""
 
     max_requests: int
-    """Limit of queued requests in the level."""
+    """Maximum number of queued requests in the level."""
     setting: str = "max_requests_per_model"
     """Setting that `max_requests` comes from, named in the text of Overloaded."""
     timeout_ns: int = 0
@@ -144,7 +144,7 @@ class PriorityQueue:
             yield from level.delayed
 
     def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
-        """Dequeue and return the next batch; return none if it should wait for more requests.
+        """Dequeue and return the next batch; empty if the queue should wait for more requests.
 
         The batch has the first request of the most urgent level and later ones, of all levels in
         their order, that are compatible with it.
@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove expired requests: return those to be refused, delay the others."""
+        """Remove and return expired requests to be refused; requeue those to be delayed."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)

@@ -9,7 +9,7 @@ from xlaserve.serving.infer_call import AwaitedInfer
 from xlaserve.serving.inference import InferResponse
 
 _WINDOW = 16
-"""Limit of queued answers, after which the model must pause."""
+"""Maximum number of queued answers, after which the model must pause."""
 
 
 class StepAnswers(AwaitedInfer):

@@ -62,7 +62,7 @@ class ExecutionPolicy:
     inline_seconds: float
     """Models that the warm-up measured as quicker than this run on the event loop."""
     max_queued: int = DEFAULT_MAX_QUEUED
-    """Limit of queued requests for models whose configuration sets none."""
+    """Maximum number of queued requests for models whose configuration sets none."""
     batching: bool = True
     compile_seconds: float = DEFAULT_COMPILE_SECONDS
     """Time limit of on-demand compilations."""

@@ -42,7 +42,7 @@ class Slabs:
     def __init__(self, writes: int = -1, reads: int = -1, begun: int = -1) -> None:
         """Map slabs and board from their descriptors, and close the descriptors; -1 for none."""
         self.begun = BegunBoard(begun) if begun >= 0 else None
-        """Shows which requests of the offering side the other side has begun."""
+        """The board on which the other side records the requests that it has begun."""
         try:
             self.writer = SlabWriter(writes) if writes >= 0 else None
             self.reader = SlabReader(reads, writable=False) if reads >= 0 else None

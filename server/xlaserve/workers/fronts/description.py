@@ -49,7 +49,7 @@ class UnknownDescription(Exception):
 
 
 def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
-    """Serialize what front ends need to know of a model; raises UnknownDescription.
+    """Serialize a model's description for front ends; raises UnknownDescription.
 
     Memory and compiled programs are left out, since status readings of all processes are added up.
     Tokenizers are left out because front ends read them from files.

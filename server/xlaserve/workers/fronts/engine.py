@@ -121,7 +121,7 @@ class ConnectedFrontEnd:
     def __init__(self, fronts: "FrontEnds", account: Account) -> None:
         self._fronts = fronts
         self.account = account
-        """Accounts for responses in transit, and for what models hold for the requests."""
+        """Memory account for responses in transit and for model memory held by the requests."""
         self.peer = Peer(account=account)
         self.bridge: Bridge
         self.viewer: Viewer

@@ -91,7 +91,7 @@ class FrontEnd:
         self._calls: dict[int, tuple[InferCall, PassedModel]] = {}
         """Forwarded requests, by number."""
         self._streams: dict[int, Taking] = {}
-        """Those of the forwarded requests that may get several responses."""
+        """Forwarded requests that may get several responses."""
         self._last = 0
         """Number of the last forwarded request."""
         self._table: dict[str, Sequence[Any]] = {}
@@ -220,7 +220,7 @@ class FrontEnd:
                 number, kind, text, facts = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
-                    # Hide model names: the engine does not know what the caller may see.
+                    # Hide model names: the engine does not know which models the caller may see.
                     error = error_of(Failure(kind, text, facts))
                     deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:

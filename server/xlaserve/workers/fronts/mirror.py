@@ -43,7 +43,7 @@ class Viewer:
     def __init__(self, say: Callable[[Record], None]) -> None:
         self.say = say
         self._shown = 0
-        """The last revision that it acknowledged."""
+        """The last revision that the front end acknowledged."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def acknowledge(self, revision: int) -> None:

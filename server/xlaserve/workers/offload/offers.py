@@ -33,8 +33,8 @@ class Offers:
     def __init__(self) -> None:
         self._found: dict[str, dict[Instance, Offer]] = {}
         self._identities: WeakKeyDictionary[Instance, bytes] = WeakKeyDictionary()
-        """Empty for instances that cannot be described. Computed on demand, so that loading
-        thousands of models does not pay for it."""
+        """Identities by instance; empty for instances that cannot be described. Computed on demand,
+        so that loading thousands of models does not pay for it."""
 
     def add(self, instance: Served, offer: Offer) -> None:
         """Offer an instance until it is unloaded; replaces an earlier offer."""

@@ -1,6 +1,6 @@
 """Conversions to and from FLOAT8E8M0, powers of two without a sign."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping

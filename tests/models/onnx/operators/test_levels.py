@@ -1,6 +1,6 @@
 """Products of 8-bit integers are exact: compared with sums in INT64."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Forests of random trees, against onnxruntime."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence

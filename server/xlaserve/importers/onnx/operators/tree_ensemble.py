@@ -218,7 +218,7 @@ _KEPT = frozenset(
 def _prepared(
     node: Node, x: Value, tables: Sequence[Value]
 ) -> tuple[Node, Forest, dict[str, jax.Array]]:
-    """Return a node, its forest and its tables, which may be inputs or still attributes."""
+    """Return a node, its forest and its tables; compute the tables if they are still attributes."""
     if not node.has(_NAMES):
         made, found = with_tables(node, wide=x.dtype == np.float64)
         node.obeyed(_KEPT)

@@ -125,7 +125,7 @@ def _cumulative(function: Callable[..., jax.Array]) -> Operation:
 def _sorted(
     self: jax.Array, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    # Always stable; PyTorch guarantees no order of equal elements otherwise.
+    # Always sort stably: otherwise PyTorch does not specify the order of equal elements.
     axis = axis_of(dim, self.ndim)
     order = jnp.argsort(self, axis, stable=True, descending=descending)
     return jnp.take_along_axis(self, order, axis), order.astype(np.int64)

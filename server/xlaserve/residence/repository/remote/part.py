@@ -107,7 +107,7 @@ class RemotePart:
     def refresh(self, older_than_seconds: float = 0.0) -> None:
         """List the store, unless the last listing is younger than this many seconds; blocks.
 
-        If the store cannot be listed, the known models stay, and `listing` raises.
+        If the store cannot be listed, the known models are kept, and `listing` raises.
         """
         with self._asking:
             asked, now = self._asked_at, self._clock()

@@ -1,1 +1,1 @@
-"""Compiler processes: they compile programs for loads, and the server deserializes these."""
+"""Compiler processes, which compile programs for loads; the server deserializes the results."""

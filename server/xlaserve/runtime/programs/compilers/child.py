@@ -4,7 +4,7 @@ It reads jobs from stdin and writes programs to stdout until stdin is closed or 
 The first job that requests it lowers the process's priority: requests take precedence.
 """
 
-# JAX has type annotations for only a part of its functions.
+# Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import hashlib
@@ -204,7 +204,7 @@ def serve(parent: int, memory_bytes: int) -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         child = Child()
-        # JAX has allocated what it needs by now. The server also watches resident memory.
+        # JAX has allocated its own memory by now. The server also watches resident memory.
         confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
         main(child, sys.stdin.buffer, answers)
 

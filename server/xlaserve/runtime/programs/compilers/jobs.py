@@ -66,16 +66,16 @@ class Trial:
     """Whether the first execution uses zeros, like a warm-up, or the random numbers of an export.
     """
     first_seconds: float = 0.0
-    """Limit of the first execution, in seconds of processor time."""
+    """Processor time limit of the first execution, in seconds."""
     processor_seconds: float = 0.0
-    """Limit of the other executions, in seconds of processor time; 0 for the limit of a job."""
+    """Processor time limit of the other executions, in seconds; 0 for the limit of a job."""
     parameter_bytes: int = 0
     """Number of bytes of parameters that follow the artifact; 0 for random parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job: compile one program for a CPU device, prove, or try rows."""
+    """A job: compile one program for a CPU device, prove row independence, or try rows."""
 
     model: str
     computation: str
@@ -87,7 +87,8 @@ class Job:
     program: Mapping[str, str]
     """The program part of the cache key, field by field (`cache_key.program`)."""
     environment: Mapping[str, str]
-    """Versions, flags and processor of the server; a process with others refuses the job."""
+    """Versions, flags and processor of the server; a process with different ones refuses the
+    job."""
     is_niced: bool = True
     """Whether to lower the process's priority. This is permanent: only root may raise it again."""
     proof: Proof | None = None

@@ -75,11 +75,11 @@ class TrialEndedError(Exception):
     def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
         super().__init__(reason)
         self.doing = doing
-        """The phase of the trial in which it ended."""
+        """The phase of the trial in which the process ended."""
         self.is_limit = ended.is_limit
         """Whether the trial exceeded its time or processor time."""
         self.is_late = ended.is_late
-        """Whether it exceeded its elapsed time."""
+        """Whether the trial exceeded its elapsed time."""
 
 
 class CompilerProcesses:
@@ -402,7 +402,7 @@ class _Task:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
-        """Record that the process ended; tell whether the task is over too, without a retry."""
+        """Record that the process ended; tell whether the task ended with it, without a retry."""
         model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None

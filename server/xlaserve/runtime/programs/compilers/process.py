@@ -50,9 +50,9 @@ class ProcessEndedError(Exception):
         self.said = said
         """The process's output on stderr."""
         self.is_late = is_late
-        """Whether it was killed because its elapsed time was over."""
+        """Whether the process was killed because its elapsed time was over."""
         self.is_limit = is_limit
-        """Whether it exceeded its elapsed time or its processor time."""
+        """Whether the process exceeded its elapsed time or its processor time."""
         self.doing = doing
         """The last phase that the process named, or an empty string."""
 

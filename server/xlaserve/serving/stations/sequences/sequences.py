@@ -17,7 +17,7 @@ _MOST_IDS = (1 << 31) - 1
 """Range of generated ids for iterative sequences: fits every datatype of CORRID."""
 
 MAX_ID_CHARACTERS = 128
-"""Limit of a sequence id's length, as in Triton."""
+"""Maximum length of a sequence id, as in Triton."""
 
 
 class Sequences:
@@ -199,7 +199,7 @@ class Sequences:
         """End expired sequences."""
         self._due_ns = None
         changed = self._table.expire(self._clock.now_ns())
-        # Before the slot is given to another sequence.
+        # Send the requests with END before another sequence gets the slot.
         for sequence, seat in changed.expired:
             self._on_expired(sequence, seat)
         self._follow(changed)

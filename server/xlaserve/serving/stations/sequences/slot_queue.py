@@ -36,7 +36,7 @@ class SlotQueue:
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Dequeue the turns with the shape of the oldest; return none if they should wait.
+        """Dequeue the turns with the shape of the oldest one; empty if they should wait.
 
         They wait up to the batch delay while too few slots are ready (minimum_slot_utilization).
         """

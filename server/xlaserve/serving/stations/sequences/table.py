@@ -35,17 +35,17 @@ class Turn:
     is_start: bool = False
     is_end: bool = False
     is_begun: bool = False
-    """Whether its execution has begun; set by the runner."""
+    """Whether the request's execution has begun; set by the runner."""
     is_settled: bool = False
-    """Whether its outcome was recorded before its batch ended."""
+    """Whether the request's outcome was recorded before its batch ended."""
     seat: Seat | None = None
-    """Its slot, set when it becomes ready."""
+    """The request's slot, set when the request becomes ready."""
     owner: str = ""
     """Owner of the sequence: ids are scoped by caller."""
 
     @property
     def key(self) -> "Key":
-        """Return the key of its sequence."""
+        """Return the key of the request's sequence."""
         return self.owner, self.id
 
 
@@ -183,8 +183,8 @@ class SequenceTable:
             sequence.running = None
             sequence.has_state = not turn.is_end
             if turn.is_end and sequence.waiting and self._backlog:
-                # Its next turn restarts it, so sequences that have waited longer get the slot
-                # first.
+                # The sequence's next turn restarts it, so sequences that have waited longer get the
+                # slot first.
                 changed.ready.extend(self._leave_seat(sequence))
                 self._backlog[sequence] = None
             changed.ready.extend(self._go_on(sequence, now_ns))
