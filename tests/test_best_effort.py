@@ -1,7 +1,9 @@
 """Output streams whose disk is full, or whose reader is gone or does not read."""
 
+import fcntl
 import io
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -115,6 +117,25 @@ def test_what_a_reader_does_not_take_waits_for_it_in_order(queued: tuple[int, Te
 
     assert expected == octets[held:]
     assert b"at once\n" == os.read(reader, 100)
+
+
+def test_a_record_holds_nobody_up_on_a_small_pipe(queued: tuple[int, TextIO]) -> None:
+    """The kernel gives a user of many pipes smaller ones, and two pages do not fit into one."""
+    reader, file = queued
+    fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, 4096)
+    stream = BestEffortStream(file)
+    text = "x" * 6000 + "\n"
+    writing = threading.Thread(target=stream.write, args=(text,), daemon=True)
+    writing.start()
+    writing.join(60)
+
+    assert not writing.is_alive()
+
+    octets = b""
+    while len(octets) < len(text):
+        octets += os.read(reader, 1 << 16)
+
+    assert text.encode() == octets
 
 
 def test_the_queue_is_bounded_and_the_end_too(

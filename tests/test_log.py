@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import structlog
@@ -16,6 +17,7 @@ from support import log_writers
 
 from xlaserve.process import log
 from xlaserve.process.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLimit
+from xlaserve.process.output_reader import OutputLines
 
 
 class Fallible(io.StringIO):
@@ -205,13 +207,18 @@ def test_every_line_of_the_log_is_json_whoever_writes_it(
     assert STATUSES.get(writer, 0) == status
 
 
-def test_long_lines_are_counted() -> None:
-    code = "import os; os.write(2, b'x' * 5000 + b'\\n')"
-    program = f"from xlaserve.process.output import logged_output as o\nwith o('info'): {code}"
+def printed(program: str) -> list[dict[str, object]]:
+    """Return the log records of a program, which must end by itself."""
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
     )
-    (record,) = map(json.loads, ran.stderr.splitlines())
+    return [json.loads(line) for line in ran.stderr.splitlines() if line.startswith(b"{")]
+
+
+def test_long_lines_are_counted() -> None:
+    code = "import os; os.write(2, b'x' * 5000 + b'\\n')"
+    program = f"from xlaserve.process.output import logged_output as o\nwith o('info'): {code}"
+    (record,) = printed(program)
 
     assert ("x" * 4096, 904) == (record["line"], record["cut_bytes"])
 
@@ -219,16 +226,26 @@ def test_long_lines_are_counted() -> None:
 READER = "xlaserve.process.output_reader"
 
 
-def test_a_reader_that_is_killed_is_replaced() -> None:
-    """What is printed meanwhile is not lost, and its end is in the log."""
+ENDS = {"SIGKILL": "SIGKILL", "SIGSTOP": "SIGKILL, because it was stopped"}
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_a_reader_that_is_killed_or_stopped_is_replaced(number: str) -> None:
+    """What is printed meanwhile is not lost, and its end is in the log.
+
+    Each write to a stopped one would take a second, once its socket is full.
+    """
     program = f"""
-import os, time
+import os, signal, time
+from contextlib import suppress
 import psutil
 from xlaserve.process.output import logged_output
 
 def reader():
-    found = [one for one in psutil.Process().children() if {READER!r} in one.cmdline()]
-    return found[0] if found else None
+    for one in psutil.Process().children():
+        with suppress(psutil.Error):  # one that has ended meanwhile
+            if {READER!r} in one.cmdline():
+                return one
 
 def until(holds):
     while not holds():
@@ -237,18 +254,116 @@ def until(holds):
 with logged_output("info"):
     until(reader)
     first = reader()
-    first.kill()
+    first.send_signal(signal.{number})
     os.write(2, b"meanwhile\\n")
     until(lambda: (now := reader()) and now.pid != first.pid)
     os.write(2, b"afterwards\\n")
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
-    )
-    records = [json.loads(line) for line in ran.stderr.splitlines()]
+    records = printed(program)
 
-    assert ["SIGKILL"] == [one["ended"] for one in records if one["event"] == "process ended"]
+    assert [ENDS[number]] == [one["ended"] for one in records if one["event"] == "process ended"]
     assert ["meanwhile", "afterwards"] == [one["line"] for one in records if "line" in one]
+
+
+CANNOT_START = """
+import subprocess, threading
+from xlaserve.process import output
+
+refused, start, readers = threading.Event(), output._started, []
+tries = {tries}
+output._AGAIN_SECONDS = 0.01
+
+def started(*given):
+    global tries
+    tries -= 1
+    if tries < -1:
+        refused.set()  # the failure before has been handled
+    if tries < 0:
+        raise OSError("no process can be started")
+    readers.append(start(*given))
+    return readers[-1]
+
+output._started = started
+with output.logged_output("info"):
+    for one in readers:
+        one.kill()
+        refused.wait()
+    print(subprocess.run(["echo", "a line"]).returncode)
+"""
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+def test_without_a_reader_what_a_child_prints_does_not_end_it(tries: int) -> None:
+    """Neither at the start nor later: SIGPIPE would, if nobody held the socket."""
+    records = printed(CANNOT_START.format(tries=tries))
+    told = [one for one in records if one["event"] == "output of native code not logged"]
+
+    assert ["no process can be started"] == [one["reason"] for one in told]
+    assert "0" in [one.get("line") for one in records]
+
+
+def test_an_unfinished_line_does_not_wait_until_others_are_silent() -> None:
+    """It is shown after some seconds, though another process writes without a pause."""
+    now, shown = [0.0], list[tuple[int, str]]()
+
+    def receive() -> tuple[int, bytes]:
+        now[0] += 1
+        if now[0] == 20:
+            return 0, b""
+        return (1, b"unfinished") if now[0] == 1 else (2, b"a line\n")
+
+    with Path("/dev/zero").open("rb") as readable:
+        lines = OutputLines(lambda pid, line, _: shown.append((pid, line)), lambda: now[0])
+        lines.read(readable.fileno(), receive)
+
+    assert 5 == shown.index((1, "unfinished"))
+    assert 19 == len(shown)
+
+
+def test_the_last_line_is_logged_though_threads_are_left() -> None:
+    """The process then ends without the end of the interpreter."""
+    program = """
+from xlaserve.cli.serve import command
+from xlaserve.settings import Settings
+
+def left(*_, **__):
+    print("the end", end="")
+    return True
+
+command._run = left
+command._serve(Settings.read({}, repository="."), (), opens_page=False)
+raise AssertionError("it goes on")
+"""
+    (record,) = printed(program)
+
+    assert ("printed on stdout", "the end") == (record["event"], record["line"])
+
+
+ALIASES = {
+    name: stream
+    for stream, number in (("stdout", 1), ("stderr", 2))
+    for name in (stream, f"fd:{number}", f"/dev/{stream}", f"/proc/self/fd/{number}")
+}
+
+
+@pytest.mark.parametrize("target", ALIASES)
+def test_an_access_log_on_a_standard_stream_gets_its_records_as_they_are(target: str) -> None:
+    """The path is that of a socket, which cannot be opened, and what comes there is logged."""
+    program = f"""
+from xlaserve.process.output import logged_output
+from xlaserve.serving.observability.access_file import AccessFile
+
+with logged_output("info"):
+    assert AccessFile({target!r}).write(b"a record\\n")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=60
+    )
+
+    assert {"stdout": b"", "stderr": b"", ALIASES[target]: b"a record\n"} == {
+        "stdout": ran.stdout,
+        "stderr": ran.stderr,
+    }
 
 
 def test_a_terminal_shows_lines_as_they_are() -> None:
@@ -260,14 +375,6 @@ def test_a_terminal_shows_lines_as_they_are() -> None:
 
     assert b"plain\r\n" == os.read(ours, 1000)
     os.close(ours)
-
-
-def printed(program: str) -> list[dict[str, object]]:
-    """Return the log records of a program, which must end by itself."""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
-    )
-    return [json.loads(line) for line in ran.stderr.splitlines() if line.startswith(b"{")]
 
 
 def test_a_start_that_fails_says_nothing_about_the_reader() -> None:

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
 from support import identity_models, tiny_embedding
-from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, ROUTES, Asking, Seen, cells
+from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, ROUTES, Asking, Seen, cells, rules
 from support.server import RunningServer, serving
 from tritonclient.grpc import service_pb2 as pb
 
@@ -26,8 +26,7 @@ from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
-from xlaserve.serving.access.tokens import digest_of, new_token
-from xlaserve.serving.call import OPEN, Operation
+from xlaserve.serving.access.tokens import new_token
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf creates the classes of service_pb2 at import, so type checkers do not see them.
@@ -85,20 +84,6 @@ class Place(Asking):
                 assert 200 == (await self.send("POST", f"{path}/register", OPERATOR, body)).status
 
 
-def rules() -> str:
-    some = ["infer", "metadata", "manage", "health"]
-    callers = [
-        {
-            "name": "operator",
-            "token": digest_of(OPERATOR),
-            "allow": [operation.value for operation in Operation if operation not in OPEN],
-        },
-        {"name": "a", "token": digest_of(A), "allow": some, "models": "a-*"},
-        {"name": "b", "token": digest_of(B), "allow": some, "models": "b-*"},
-    ]
-    return json.dumps({"caller": callers})
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="place")
 async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
     folder = tmp_path_factory.mktemp("doors")
@@ -106,7 +91,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     for name in (ONE, "b-one"):
         identity_models.write(models, name, "FP32")
     tiny_embedding.export(models / WORDS, dimensions=[2, 4], pad=7)
-    (folder / "rules.json").write_text(rules())
+    (folder / "rules.json").write_text(rules(OPERATOR, {"a": A, "b": B}))
     running = serving(
         folder,
         models,

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 from support import tools
-from support.conditions import until
+from support.conditions import MOST_SECONDS, until
 from support.http import ask
-from support.object_server import Shelves, serving_objects
+from support.object_server import Handler, Shelves, serving_objects
 from support.server import RunningServer, Serve
 from support.store_failures import FAILURES, STALL_SECONDS
 
@@ -27,6 +27,8 @@ from xlaserve.storage import fetching
 from xlaserve.storage.http_store import HttpStore
 
 MODEL = "simple"
+FAILING, OTHER = (f"root/{MODEL}/1/model.{kind}" for kind in ("stablehlo", "jaxexp"))
+"""Files that only a load reads."""
 STORE = "xlaserve_store_readable"
 QUICK = {
     *[("403", kind) for kind in ("page", "mark", "object")],
@@ -148,6 +150,41 @@ async def test_the_failure_of_a_store_is_no_fault_of_the_model(
         assert [MODEL] == await index(server)
         assert (200, "{}") == await load(server)
         assert 1 == await metric(server, STORE)
+
+
+async def test_a_store_that_fails_a_load_is_away_though_a_later_request_succeeded(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path
+) -> None:
+    """Files are fetched at the same time: another one is confirmed after the failure."""
+    url, shelves = place
+    reading, confirming, failed = (threading.Event() for _ in range(3))
+    async with serve(**settings(url, tmp_path)) as server:
+
+        def answer(handler: Handler) -> None:
+            if handler.name == FAILING:
+                reading.set()
+                assert confirming.wait(MOST_SECONDS)
+                handler.head("", 0, 403)
+                handler.connection.recv(1)  # the server closes the connection
+                failed.set()
+                return
+            content = handler.content(handler.name)
+            assert reading.wait(MOST_SECONDS)
+            if handler.command == "HEAD":
+                confirming.set()
+                assert failed.wait(MOST_SECONDS)
+            else:
+                # Its next HEAD confirms that it has not changed.
+                shelves.failing["HEAD", OTHER] = 1000
+            handler.head(handler.name, len(content))
+            if handler.command == "GET":
+                handler.wfile.write(content)
+
+        shelves.failure = answer
+        shelves.failing |= {("GET", FAILING): 1000, ("GET", OTHER): 1000}
+        status, text = await load(server)
+        assert 503 == status, text
+        assert 0 == await metric(server, STORE)
 
 
 KINDS = {

@@ -18,13 +18,13 @@ import pytest
 import pytest_asyncio
 import trustme
 from support import identity_models, python_models, scripted_language, tiny_embedding
-from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, Asking, Seen, cells
+from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, Asking, Seen, cells, rules
 from support.server import serving
 from support.tls import trusting, write_certificate
 
 from xlaserve.serving.access.objects import RULES, Doors, Found, Rule
-from xlaserve.serving.access.tokens import digest_of, new_token
-from xlaserve.serving.call import OPEN, Operation
+from xlaserve.serving.access.tokens import new_token
+from xlaserve.serving.call import Operation
 from xlaserve.settings.choices import V2Dialect
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -102,25 +102,6 @@ def _write_mix(root: Path, tenant: Tenant) -> None:
     (root / tenant.model("mix") / "config.json").write_text(json.dumps(config))
 
 
-def rules() -> str:
-    callers: list[dict[str, Any]] = [
-        {
-            "name": "operator",
-            "token": digest_of(OPERATOR),
-            "allow": [operation.value for operation in Operation if operation not in OPEN],
-        }
-    ]
-    for tenant in TENANTS:
-        token = {"token": digest_of(tenant.token)}
-        some = ["infer", "metadata", "manage", "health"]
-        models = [f"{tenant.name}-*", "shared"]
-        callers += [
-            {"name": tenant.name, "allow": some, "models": models, **token},
-            {"name": f"{tenant.name}-page", "allow": ["page"], **token},
-        ]
-    return json.dumps({"caller": callers})
-
-
 @dataclass(frozen=True)
 class Place:
     asking: Asking
@@ -159,7 +140,8 @@ async def _place(
     folder = tmp_path_factory.mktemp("tenants")
     models = folder / "models"
     await asyncio.to_thread(write, models)
-    (folder / "rules.json").write_text(rules())
+    tokens = {tenant.name: tenant.token for tenant in TENANTS}
+    (folder / "rules.json").write_text(rules(OPERATOR, tokens, "shared", pages=True))
     settings: dict[str, Any] = dict(FORMS[request.param])
     tls = None
     if settings.pop("tls", False):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import count
@@ -23,7 +23,8 @@ from xlaserve.app.server import Application
 from xlaserve.grpc.methods import ROWS
 from xlaserve.http.routing import Route
 from xlaserve.serving.access.objects import DOORS, Doors, Rule
-from xlaserve.serving.call import Operation
+from xlaserve.serving.access.tokens import digest_of
+from xlaserve.serving.call import OPEN, Operation
 from xlaserve.settings import Settings
 from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
 
@@ -48,6 +49,9 @@ OPERATIONS: dict[str, Operation] = {
 """Every RPC and HTTP route, from the server's own tables."""
 
 
+OF_A_TENANT = ("infer", "metadata", "manage", "health")
+"""Operations of a tenant on its own models."""
+
 NOTHING_BEHIND = {
     # Without CUDA, no CUDA region can exist.
     "/inference.GRPCInferenceService/CudaSharedMemoryRegister": "12",
@@ -60,6 +64,25 @@ NOTHING_BEHIND = {
     "/mmesh.ModelRuntime/modelSize": "5",
 }
 """Status that an authorized caller gets from routes whose backend is missing in tests."""
+
+
+def rules(operator: str, tenants: Mapping[str, str], *more: str, pages: bool = False) -> str:
+    """Return the access rules of an operator, and of tenants by name, with their tokens.
+
+    A tenant uses the models that begin with its name, and `more`; with `pages`, the pages too.
+    """
+    callers: list[dict[str, Any]] = [
+        {
+            "name": "operator",
+            "token": digest_of(operator),
+            "allow": [operation.value for operation in Operation if operation not in OPEN],
+        }
+    ]
+    for name, token in tenants.items():
+        own = {"name": name, "allow": OF_A_TENANT, "models": [f"{name}-*", *more]}
+        page = {"name": f"{name}-page", "allow": ["page"]}
+        callers += [one | {"token": digest_of(token)} for one in (own, *([page] if pages else ()))]
+    return json.dumps({"caller": callers})
 
 
 def protocols(door: str) -> tuple[str, ...]:

@@ -56,3 +56,6 @@ class MemoryStore:
         """Raise ObjectChanged if the object has changed."""
         if str(hash(self.contents.get(found.name))) != found.mark:
             raise ObjectChanged(found.name)
+
+    def failed(self, problem: StoreProblem) -> None:
+        """Do nothing: the store tracks no problems."""

@@ -17,17 +17,28 @@ import gate
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 
+HUNG = "HUNG"
+"""Environment variable that names a file; a step that hangs creates it."""
 DRIVER = """
-import sys
+import os, subprocess, sys, time
 from gate import Gate, Step
 
+class Process(subprocess.Popen):
+    def wait(self, timeout=None):
+        # A limit passes no sooner than the step hangs, however busy the machine is.
+        hung = os.environ.get("HUNG")
+        while hung and timeout and self.poll() is None and not os.path.exists(hung):
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+subprocess.Popen = Process
 steps = [[Step(*step) for step in stage] for stage in {stages}]
 run = Gate({whole})
 passed = run.run(steps)
 print("passed" if passed else "not passed", *run.summary(), sep="\\n", flush=True)
 """
 LEAVING = """
-import subprocess, sys
+import os, subprocess, sys
 child = subprocess.Popen(
     [sys.executable, "-c", "import threading; threading.Event().wait()"], start_new_session=True
 )
@@ -40,6 +51,7 @@ import faulthandler
 faulthandler.enable()
 
 def held_in_here():
+    open(os.environ["HUNG"], "w").close()
     child.wait()
 
 held_in_here()
@@ -51,11 +63,14 @@ def python(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-def run(stages: Sequence[Sequence[tuple[Any, ...]]], whole: float = 1000.0) -> str:
+def run(
+    stages: Sequence[Sequence[tuple[Any, ...]]], whole: float = 1000.0, hung: Path | None = None
+) -> str:
     """Run a gate in its own process, which adopts the processes that its steps leave behind."""
+    variables = {"PYTHONPATH": str(ROOT / "tools")} | ({HUNG: str(hung)} if hung else {})
     ended = subprocess.run(
         [sys.executable, "-c", DRIVER.format(stages=repr(stages), whole=whole)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        env=os.environ | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -112,11 +127,11 @@ def test_stages_run_one_after_the_other() -> None:
     ],
 )
 def test_what_hangs_prints_its_stacks_and_is_ended_with_all_that_it_began(
-    seconds: float, whole: float, reason: str
+    seconds: float, whole: float, reason: str, tmp_path: Path
 ) -> None:
     """Even processes with their own session are ended, and no step starts afterwards."""
     steps = [("hung", python(HANGING), seconds), ("next", python("print('later')"), 100.0)]
-    said = run([steps], whole)
+    said = run([steps], whole, tmp_path / "hung")
 
     assert "in held_in_here" in said
     assert re.search(rf"^hung +\d+ s  {reason}$", said, re.MULTILINE), said
@@ -140,14 +155,15 @@ def test_the_test_in_which_a_run_of_pytest_hangs_is_named(tmp_path: Path) -> Non
         "from support import hanging\npytest_runtest_protocol = hanging.pytest_runtest_protocol\n"
     )
     (tmp_path / "test_some.py").write_text(
-        "import threading\n\n\ndef test_hung():\n    threading.Event().wait()\n"
+        "import os, threading\n\n\ndef test_hung():\n"
+        "    open(os.environ['HUNG'], 'w').close()\n    threading.Event().wait()\n"
     )
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path))
     command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings)
-    said = run([[("pytest", (*command, "--numprocesses", "1"), 60.0)]])
+    said = run([[("pytest", (*command, "--numprocesses", "1"), 1.0)]], hung=tmp_path / "hung")
 
     assert re.search(r"^gate: process \d+: .*, in test_some.py::test_hung$", said, re.MULTILINE)
-    assert re.search(r"test_some.py\W+line 5 in test_hung", said), said
+    assert re.search(r"test_some.py\W+line 6 in test_hung", said), said
 
 
 def test_every_environment_of_the_gate_has_a_limit_and_the_whole_ends_before_its_host() -> None:

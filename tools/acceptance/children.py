@@ -6,12 +6,11 @@
 import json
 import os
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -24,10 +23,12 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from acceptance.figures import Outcome
-from acceptance.stage import MOST_SECONDS, Bystanders, Stage, asked, served, until
+from acceptance.stage import MOST_SECONDS, Stage, Turns, asked, halves, served, until
 from acceptance.subjects import export_plus
 
 REPLACED_SECONDS = 15.0
+_REPLACED, _ENDED = "replaced within", "what waited ended within"
+_LIMITS = {_REPLACED: REPLACED_SECONDS, _ENDED: MOST_SECONDS}
 DRAIN_SECONDS = 6
 _ENDING_SECONDS = 5.0
 """Seconds a server may take to exit, in addition to its grace period."""
@@ -180,14 +181,11 @@ def end_each(
     `timed` enables the time limits; a busy machine may take longer to start a process.
     """
     outcome = Outcome()
-    seen = {(name, number): _Seen() for name in kinds for number in signals}
-    for has_watchdog in (False, True):
-        turns = count // 2 + (count % 2 if not has_watchdog else 0)
-        if turns:
-            place = folder / ("watched" if has_watchdog else "alone")
-            _served(place, seen, turns, outcome, has_watchdog=has_watchdog, timed=timed)
+    seen = {(name, number): Turns() for name in kinds for number in signals}
+    for place, turns, has_watchdog in halves(folder, count):
+        _served(place, seen, turns, outcome, has_watchdog=has_watchdog, timed=timed)
     for (name, number), one in seen.items():
-        _judge(f"{name}, {number}", one, count, outcome, timed=timed)
+        one.judge(f"{name}, {number}", count, _LIMITS, outcome, timed=timed)
     return outcome
 
 
@@ -205,17 +203,9 @@ def write_subjects(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(limits, 60), "compile_processes": 1}
 
 
-@dataclass
-class _Seen:
-    others: Bystanders = field(default_factory=Bystanders)
-    replaced: list[float] = field(default_factory=list)
-    ended: list[float] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
 def _served(
     folder: Path,
-    seen: Mapping[tuple[str, str], _Seen],
+    seen: Mapping[tuple[str, str], Turns],
     turns: int,
     outcome: Outcome,
     *,
@@ -240,7 +230,7 @@ def _served(
         outcome.none("files left, beside models", sorted(_files(models) ^ files))
 
 
-def _turn(stage: Stage, kind: Kind, number: int, turn: int, seen: _Seen) -> None:
+def _turn(stage: Stage, kind: Kind, number: int, turn: int, seen: Turns) -> None:
     said: list[str] = []
     work = partial(_worked, stage, kind, turn, said)
     before = _times(stage, kind)
@@ -258,9 +248,9 @@ def _turn(stage: Stage, kind: Kind, number: int, turn: int, seen: _Seen) -> None
                 # the whole session.
                 os.kill(os.getsid(victim.pid), signal.SIGKILL)
             until(lambda: bool(_times(stage, kind).keys() - known) or not working.is_alive())
-            seen.replaced.append(time.monotonic() - began)
+            seen.note(_REPLACED, time.monotonic() - began)
             working.join(MOST_SECONDS)
-            seen.ended.append(time.monotonic() - began)
+            seen.note(_ENDED, time.monotonic() - began)
             expected = _LOST if kind.among is _session else kind.ends
             if working.is_alive() or not (
                 said[0] == expected or (expected and expected in said[0])
@@ -384,23 +374,6 @@ def _held(stage: Stage) -> Sequence[str]:
 
 def _files(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if "__pycache__" not in path.parts}
-
-
-def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool) -> None:
-    outcome.at_least(f"{name}: sent", len(seen.ended), count)
-    outcome.none(f"{name}: not as expected", seen.problems)
-    outcome.none(f"{name}: failed of {seen.others.asked} requests to others", seen.others.failed)
-    for what, seconds, most in (
-        ("replaced within", seen.replaced, REPLACED_SECONDS),
-        ("what waited ended within", seen.ended, MOST_SECONDS),
-    ):
-        if seconds:
-            outcome.note(f"{name}: {what}, median", f"{statistics.median(seconds):.2f} s")
-            longest = round(max(seconds), 2)
-            if timed:
-                outcome.at_most(f"{name}: {what}", longest, most, " s")
-            else:
-                outcome.note(f"{name}: {what}", f"{longest} s")
 
 
 def _make_slow(path: Path) -> None:

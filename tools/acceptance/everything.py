@@ -242,7 +242,7 @@ def _judge_booked(
     """Compare each model's reservation at the end with the size that the log reports for it.
 
     Programs for further batch sizes are compiled after a load, so a model may reserve more until
-    its record `model complete`.
+    its record `background compilation finished`.
     """
     sizes: dict[str, list[int]] = {}
     complete = set[str]()

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from types import MappingProxyType
 import psutil
 from support import python_models, several
 
+from acceptance.figures import Outcome
 from acceptance.subjects import Launch
 
 MOST_SECONDS = 90.0
@@ -127,6 +129,48 @@ class Bystanders:
 
     asked: int = 0
     failed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Turns:
+    """What the turns of one kind of process have shown."""
+
+    others: Bystanders = field(default_factory=Bystanders)
+    problems: list[str] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Durations of each turn, by what they measure."""
+
+    def note(self, what: str, seconds: float) -> None:
+        """Add a duration."""
+        self.seconds.setdefault(what, []).append(seconds)
+
+    def judge(
+        self, name: str, count: int, limits: Mapping[str, float], outcome: Outcome, *, timed: bool
+    ) -> None:
+        """Add the figures; `limits` has the longest duration of each measure, and ends with that
+        at the end of each turn.
+        """
+        *_, last = limits
+        outcome.at_least(f"{name}: turns", len(self.seconds.get(last, ())), count)
+        outcome.none(f"{name}: not as expected", self.problems)
+        outcome.none(
+            f"{name}: failed of {self.others.asked} requests to others", self.others.failed
+        )
+        for what, seconds in self.seconds.items():
+            outcome.note(f"{name}: {what}, median", f"{statistics.median(seconds):.2f} s")
+            longest = round(max(seconds), 2)
+            if timed:
+                outcome.at_most(f"{name}: {what}", longest, limits[what], " s")
+            else:
+                outcome.note(f"{name}: {what}", f"{longest} s")
+
+
+def halves(folder: Path, count: int) -> Iterator[tuple[Path, int, bool]]:
+    """Yield a folder, a number of turns, and whether a watchdog watches: half of them each."""
+    for name, has_watchdog in (("alone", False), ("watched", True)):
+        turns = count // 2 + (count % 2 if not has_watchdog else 0)
+        if turns:
+            yield folder / name, turns, has_watchdog
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -11,10 +10,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from acceptance.figures import Outcome
-from acceptance.stage import Bystanders, Stage, asked, served, until
+from acceptance.stage import Stage, Turns, asked, halves, served, until
 
 UNREADY_SECONDS = 3.0
 REPLACED_SECONDS = 15.0
+_UNREADY, _REPLACED = "not ready within", "replaced within"
+_LIMITS = {_UNREADY: UNREADY_SECONDS, _REPLACED: REPLACED_SECONDS}
 _TURN_SECONDS = 16.0
 """Interval between crashes: five within a minute would end the server."""
 
@@ -104,14 +105,10 @@ def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = T
     `timed` enables the time limits; a busy machine may take longer to start a process.
     """
     wanted = {name: kind for name, kind in KINDS.items() if not kinds or name in kinds.split(",")}
-    outcome, seen = Outcome(), {name: _Seen() for name in wanted}
+    outcome, seen = Outcome(), {name: Turns() for name in wanted}
     for layout in dict.fromkeys(kind.layout for kind in wanted.values()):
         of_layout = [name for name, kind in wanted.items() if kind.layout == layout]
-        for has_watchdog in (False, True):
-            turns = count // 2 + (count % 2 if not has_watchdog else 0)
-            if not turns:
-                continue
-            place = folder / f"{layout.replace(' ', '-')}-{has_watchdog}"
+        for place, turns, has_watchdog in halves(folder / layout.replace(" ", "-"), count):
             with _serving(place, layout, has_watchdog=has_watchdog) as stage:
                 for _ in range(turns):
                     due = time.monotonic() + _TURN_SECONDS
@@ -119,35 +116,11 @@ def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = T
                         _turn(stage, layout, wanted[name], seen[name])
                     time.sleep(max(0.0, due - time.monotonic()))
     for name, one in seen.items():
-        _judge(name, one, count, outcome, timed=timed)
+        one.judge(name, count, _LIMITS, outcome, timed=timed)
     return outcome
 
 
-@dataclass
-class _Seen:
-    unready: list[float] = field(default_factory=list)
-    replaced: list[float] = field(default_factory=list)
-    others: Bystanders = field(default_factory=Bystanders)
-    problems: list[str] = field(default_factory=list)
-
-
-def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool) -> None:
-    outcome.at_least(f"{name}: stopped", len(seen.replaced), count)
-    outcome.none(f"{name}: not as expected", seen.problems)
-    outcome.none(f"{name}: failed of {seen.others.asked} requests to others", seen.others.failed)
-    for what, seconds, most in (
-        ("not ready within", seen.unready, UNREADY_SECONDS),
-        ("replaced within", seen.replaced, REPLACED_SECONDS),
-    ):
-        if seconds:
-            outcome.note(f"{name}: {what}, median", f"{statistics.median(seconds):.2f} s")
-        if seconds and timed:
-            outcome.at_most(f"{name}: {what}", round(max(seconds), 2), most, " s")
-        elif seconds:
-            outcome.note(f"{name}: {what}", f"{max(seconds):.2f} s")
-
-
-def _turn(stage: Stage, layout: str, kind: Kind, seen: _Seen) -> None:
+def _turn(stage: Stage, layout: str, kind: Kind, seen: Turns) -> None:
     stage.connect_all(_LAYOUTS[layout][0])
     stopped = kind.stop(stage)
     # A stopped parent accepts no connections, so new ones have to wait.
@@ -158,10 +131,10 @@ def _turn(stage: Stage, layout: str, kind: Kind, seen: _Seen) -> None:
             if stopped.unready:
                 looking = stage.looking
                 until(lambda: not stage.says(looking, stopped.unready))
-                seen.unready.append(time.monotonic() - stopped.began)
+                seen.note(_UNREADY, time.monotonic() - stopped.began)
             again = time.monotonic() if stopped.is_kept else stopped.began
             stopped.wait()
-            seen.replaced.append(time.monotonic() - again)
+            seen.note(_REPLACED, time.monotonic() - again)
         except (OSError, HTTPException) as error:
             seen.problems.append(f"{type(error).__name__}: {error}")
         finally:

@@ -42,7 +42,7 @@ class HostJob:
         """Key for fair scheduling: jobs with equal keys share one queue."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
-        self._completion: Callable[[Any], None] = completion
+        self._completion: Callable[[Any], None] | None = completion
         self._result: object = None
 
     def cancel(self) -> bool:
@@ -69,9 +69,12 @@ class HostJob:
 
     def complete(self, failure: BaseException | None = None) -> None:
         """Call the completion callback with the result or error."""
-        # Drop the job's reference to the result: a thread may keep the job a moment longer.
+        # Drop the job's references: a thread may keep the job a moment longer, and the callback
+        # refers to the model.
         result, self._result = self._result, None
-        self._completion(failure or result)
+        completion, self._completion = self._completion, None
+        assert completion is not None
+        completion(failure or result)
 
 
 class HostThreads:

@@ -116,9 +116,9 @@ def _started(source: socket.socket, stderr: int) -> "subprocess.Popen[bytes]":
 def _keep_reading(
     reader: "subprocess.Popen[bytes]", source: socket.socket, originals: Mapping[int, int]
 ) -> None:
-    """Restart the reader process whenever it fails."""
-    while status := reader.wait():
-        last_words.tell("output reader", last_words.how(status), "")
+    """Start the process again whenever it ends or is stopped (SIGSTOP)."""
+    while ended := _ended(reader):
+        last_words.tell("output reader", ended, "")
         is_logged = True
         while True:
             time.sleep(_AGAIN_SECONDS)
@@ -132,3 +132,17 @@ def _keep_reading(
                 is_logged = False
     # A reader exits with 0 at the end of the stream: print any further output unlogged.
     _give_back(originals)
+
+
+def _ended(reader: "subprocess.Popen[bytes]") -> str:
+    """Wait for the end of a process, and return how it ended; empty for exit status 0.
+
+    A stopped process is killed: each write would wait until its send timeout.
+    """
+    found = os.waitid(os.P_PID, reader.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    is_stopped = found is not None and found.si_code == os.CLD_STOPPED
+    if is_stopped:
+        reader.kill()
+    status = reader.wait()
+    how = last_words.how(status) if status else ""
+    return f"{how}, because it was stopped" if how and is_stopped else how

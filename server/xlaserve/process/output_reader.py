@@ -7,11 +7,13 @@ ends once no process can write to the socket, so it gets the last lines of a ser
 """
 
 import json
+import math
 import os
 import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -30,12 +32,15 @@ _MOST_PARTS = 256
 """Maximum number of unfinished lines held, one per process."""
 _PART_MS = 1000
 """Milliseconds of silence after which unfinished lines are logged."""
+_PART_SECONDS = 5.0
+"""Age in seconds at which an unfinished line is logged even if other processes keep writing."""
 
 
 class _Line:
     """A line that one process has not finished."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
+        self.began = began
         self.data = bytearray()
         self.cut_bytes = 0
 
@@ -48,10 +53,14 @@ class _Line:
 class OutputLines:
     """Joins output into lines per process; logs lines that are complete or have waited too long."""
 
-    def __init__(self, show: Callable[[int, str, int], None]) -> None:
+    def __init__(
+        self, show: Callable[[int, str, int], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`show` is called with a line's process id, its text, and the number of bytes cut off."""
         self._show_line = show
+        self._clock = clock
         self._parts: dict[int, _Line] = {}
+        """Unfinished lines by process, the oldest first."""
 
     def read(self, descriptor: int, receive: Callable[[], tuple[int, bytes]]) -> None:
         """Read until no process can write to the descriptor; `receive` returns pid and bytes."""
@@ -68,19 +77,22 @@ class OutputLines:
         self._flush()
 
     def _take(self, pid: int, data: bytes) -> None:
+        now = self._clock()
         *ended, rest = data.split(b"\n")
         for one in ended:
-            line = self._parts.pop(pid, None) or _Line()
+            line = self._parts.pop(pid, None) or _Line(now)
             line.add(one)
             self._show(pid, line)
         if rest:
-            self._parts.setdefault(pid, _Line()).add(rest)
-        if len(self._parts) > _MOST_PARTS:
-            self._flush()
+            self._parts.setdefault(pid, _Line(now)).add(rest)
+        self._flush(now - _PART_SECONDS if len(self._parts) <= _MOST_PARTS else now)
 
-    def _flush(self) -> None:
-        parts, self._parts = self._parts, {}
-        for pid, line in parts.items():
+    def _flush(self, until: float = math.inf) -> None:
+        """Show the unfinished lines that began before a time."""
+        for pid, line in list(self._parts.items()):
+            if line.began > until:
+                break
+            del self._parts[pid]
             self._show(pid, line)
 
     def _show(self, pid: int, line: _Line) -> None:

@@ -73,6 +73,11 @@ class Attempts:
         else:
             self.problem = ""
 
+    def failed(self, problem: StoreProblem) -> None:
+        """Record why several concurrent requests failed; some of them may have succeeded since."""
+        if problem.is_away:
+            self.problem = str(problem)
+
     def close(self) -> None:
         """Stop retrying."""
         self._closed.set()

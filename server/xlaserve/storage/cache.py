@@ -18,7 +18,7 @@ from xlaserve.errors import InvalidModel, InvalidSettings
 from xlaserve.errors.panics import answering
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.storage.fetching import FetchControl, FetchCounts, fetch_file
-from xlaserve.storage.objects import FetchCancelled, Store
+from xlaserve.storage.objects import FetchCancelled, Store, StoreProblem
 from xlaserve.storage.units import Unit, Wanted
 
 SETTING = "remote_cache_directory"
@@ -232,12 +232,14 @@ class ModelCache:
                 fetch = partial(fetch_file, store, found, target, control)
                 running[self._begin(fetch)] = found.name
             self._wait(running, wanted, control)
-        except BaseException:
+        except BaseException as error:
             control.cancel()
             # The unit must stay locked as long as a download writes to it.
             writing = [future for future in running if not future.cancel()]
             if wait(writing, _END_SECONDS).not_done:
                 unit.remove()
+            if isinstance(error, StoreProblem):
+                store.failed(error)
             raise
         return {name: future.result() for future, name in running.items()}
 

@@ -148,6 +148,10 @@ class FsspecStore:
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
 
+    def failed(self, problem: StoreProblem) -> None:
+        """Record why a load failed."""
+        self._attempts.failed(problem)
+
     def find(self, name: str) -> RemoteObject | None:
         """Return an object, or None if it is missing; raises StoreProblem."""
         self._forget_listings()

@@ -64,9 +64,7 @@ class HttpStore:
         try:
             return self._list(below)
         except StoreProblem as problem:
-            if problem.is_away:
-                # Concurrent requests that succeeded after the failed one have cleared it.
-                self._attempts.problem = str(problem)
+            self.failed(problem)
             raise
 
     def _list(self, below: str) -> list[RemoteObject]:
@@ -139,6 +137,10 @@ class HttpStore:
         now = self._look(found.name)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
+
+    def failed(self, problem: StoreProblem) -> None:
+        """Record why a load or a listing failed."""
+        self._attempts.failed(problem)
 
     def find(self, name: str) -> RemoteObject | None:
         """Return an object, or None if it is missing; raises StoreProblem."""

@@ -92,6 +92,10 @@ class Store(Protocol):
         """Check that an object is unchanged since it was listed; raises ObjectChanged."""
         ...
 
+    def failed(self, problem: StoreProblem) -> None:
+        """Record why a load or a listing failed, though others of its requests succeeded later."""
+        ...
+
 
 class ObjectStore(Store, Protocol):
     """A store whose objects can be read by name, without a listing."""

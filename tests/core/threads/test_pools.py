@@ -112,8 +112,12 @@ async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(
 async def test_a_thread_of_the_host_holds_nothing_of_what_it_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The executed program must not outlive the unload of its model."""
+    """Neither the program nor the model that the completion refers to may outlive its unload."""
     threads, program, may_end, heard = HostThreads(1), Program(), threading.Event(), list[object]()
+
+    def ended(result: object, program: object = program) -> None:
+        heard.append(result)
+
     loop = asyncio.get_running_loop()
     call_soon = loop.call_soon_threadsafe
 
@@ -123,10 +127,10 @@ async def test_a_thread_of_the_host_holds_nothing_of_what_it_called(
         return handle
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", told)
-    threads.start(program.execute, heard.append)
+    threads.start(program.execute, ended)
     left = weakref.ref(program)
     program.may_begin.set()
-    del program
+    del program, ended
     await until(lambda: heard != [])
     held = left() is not None
     may_end.set()
@@ -209,8 +213,12 @@ async def test_a_thread_of_a_device_holds_nothing_of_what_it_called(lingering: L
     wait_for_it = program.execute
     left = weakref.ref(program)
     program.may_begin.set()
-    threads.start([wait_for_it].pop, lambda: None, heard.append)
-    del program, wait_for_it
+
+    def ended(result: object, program: object = program) -> None:
+        heard.append(result)
+
+    threads.start([wait_for_it].pop, lambda: None, ended)
+    del program, wait_for_it, ended
     await until(lambda: heard != [])
 
     assert [None] == heard

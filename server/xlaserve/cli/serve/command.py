@@ -19,7 +19,7 @@ from xlaserve.cli.serve.help import CONFIG_HELP, OPEN_HELP, POSITIONAL, WITHOUT_
 from xlaserve.cli.serve.settings_file import merged
 from xlaserve.errors import XlaserveError
 from xlaserve.process import own_code, signals
-from xlaserve.process.best_effort import best_effort, finish
+from xlaserve.process.best_effort import best_effort
 from xlaserve.process.output import logged_output
 from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
@@ -88,9 +88,15 @@ def _serve(settings: Settings, without_effect: Sequence[str], *, opens_page: boo
         # Several processes have no terminal display, only the log.
         level = "warning" if in_terminal and settings.processes == 1 else "info"
     with logged_output(level):
-        _serve_logged(
+        left = _serve_logged(
             settings, level, without_effect, in_terminal=in_terminal, opens_page=opens_page
         )
+    if left:
+        # The interpreter would wait for threads that never end, or shut down while they run.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)
 
 
 def _serve_logged(
@@ -100,7 +106,8 @@ def _serve_logged(
     *,
     in_terminal: bool,
     opens_page: bool,
-) -> None:
+) -> bool:
+    """Serve until stopped; tell whether threads are left that never end."""
     own_code.keep()
     signals.ignore()
     # A crash dump bypasses the queue of the log.
@@ -110,15 +117,15 @@ def _serve_logged(
             "tritonserver flags without effect", flags=list(without_effect)
         )
     try:
-        if settings.processes > 1:
-            _run_several(replace(settings, log_level=level))
-        else:
-            _run(settings, in_terminal=in_terminal, opens_page=opens_page)
+        if settings.processes == 1:
+            return _run(settings, in_terminal=in_terminal, opens_page=opens_page)
+        _run_several(replace(settings, log_level=level))
     except* XlaserveError as group:
         raise group.exceptions[0] from None
     except* OSError:
         structlog.get_logger("serve").exception("the server failed")
         raise
+    return False
 
 
 def _run_several(settings: Settings) -> None:
@@ -130,7 +137,7 @@ def _run_several(settings: Settings) -> None:
     uvloop.run(run(without_repositories_away(settings, systemd), systemd))
 
 
-def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
+def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> bool:
     # Import these only here, since they would slow down the other commands.
     from xlaserve.app.display import Display, NoDisplay
     from xlaserve.app.replacing import without_repositories_away
@@ -147,11 +154,4 @@ def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
             display = stack.enter_context(TerminalDisplay(console))
         if opens_page:
             display = page.PageOpener(display, is_tls=page.is_tls(settings))
-        left = uvloop.run(run(settings, display, systemd))
-    if left:
-        # The interpreter would wait for threads that never end, or shut down while they run.
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-            finish(stream)
-        os._exit(0)
+        return uvloop.run(run(settings, display, systemd))

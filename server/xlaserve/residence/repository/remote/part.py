@@ -336,6 +336,9 @@ class _Below:
     def confirm(self, found: RemoteObject) -> None:
         self._store.confirm(self._of(found))
 
+    def failed(self, problem: StoreProblem) -> None:
+        self._store.failed(problem)
+
     def _of(self, found: RemoteObject) -> RemoteObject:
         return replace(found, name=f"{self._prefix}{found.name}")
 
