@@ -229,6 +229,34 @@ READER = "xlaserve.process.output_reader"
 ENDS = {"SIGKILL": "SIGKILL", "SIGSTOP": "SIGKILL, because it was stopped"}
 
 
+def test_a_stopped_reader_ends_after_its_server() -> None:
+    """The kernel resumes it, so that it logs what it has not read, and ends."""
+    program = f"""
+import fcntl, os, signal, struct, termios, time
+import psutil
+from xlaserve.process.output import logged_output
+
+def unread():
+    return struct.unpack("i", fcntl.ioctl(2, termios.TIOCOUTQ, bytes(4)))[0]
+
+with logged_output("info"):
+    os.write(2, b"read\\n")
+    while unread():
+        time.sleep(0.01)
+    found = [one for one in psutil.Process().children() if {READER!r} in one.cmdline()]
+    found[0].suspend()
+    os.write(2, f"the reader is {{found[0].pid}}\\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=60, check=False
+    )
+
+    assert -signal.SIGKILL == run.returncode
+    first, last = (json.loads(line)["line"] for line in run.stderr.decode().splitlines())
+    assert ("read", "the reader is ") == (first, last.rstrip("0123456789"))
+
+
 @pytest.mark.parametrize("number", ENDS)
 def test_a_reader_that_is_killed_or_stopped_is_replaced(number: str) -> None:
     """What is printed meanwhile is not lost, and its end is in the log.

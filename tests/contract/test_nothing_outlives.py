@@ -48,7 +48,9 @@ NO_CHILDREN = {
     "app/successor.py: Successor.start": "it is the next server",
     "local/process.py: ServerProcess.__init__": "it is a server, which ends when its stdin does",
     "process/children.py: start_deaf": "it starts those above that have a row",
-    "process/output.py: _started": "it ends when nobody is left who could print",
+    "process/output.py: _started": (
+        "it ends when nobody is left who could print: test_a_stopped_reader_ends_after_its_server"
+    ),
     "process/endings.py: end_session_with_this": (
         "it looks for the end of its session, and ends then"
     ),

@@ -31,6 +31,15 @@ def end_with_parent(parent: int = 0) -> None:
         os._exit(_FAILED)
 
 
+def continue_with_parent() -> None:
+    """Ask the kernel to resume this process (SIGCONT) when the thread that started it ends.
+
+    For a process that ends by itself after its parent, even if it was stopped.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def end_session_with_this() -> None:
     """Arrange for this process's session to be killed once the process has ended.
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from xlaserve.process.best_effort import BestEffortStream
+from xlaserve.process.endings import continue_with_parent
 
 _CREDENTIALS = struct.Struct("iii")
 """The credentials of a writer: its process, user and group ids."""
@@ -132,6 +133,7 @@ def received(source: socket.socket) -> tuple[int, bytes]:
 
 def main() -> None:
     """Read output from the socket on stdin, and write log records to stderr."""
+    continue_with_parent()
     log = BestEffortStream(sys.stderr)
     with socket.socket(fileno=os.dup(0)) as source:
         OutputLines(Records(log).write).read(source.fileno(), partial(received, source))
