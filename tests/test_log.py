@@ -247,7 +247,7 @@ with logged_output("info"):
     )
     records = [json.loads(line) for line in ran.stderr.splitlines()]
 
-    assert ["SIGKILL"] == [one["ended"] for one in records if one["event"] == "process ended"]
+    assert ["SIGKILL"] == [one["reason"] for one in records if one["event"] == "process ended"]
     assert ["meanwhile", "afterwards"] == [one["line"] for one in records if "line" in one]
 
 

@@ -255,7 +255,7 @@ async def test_an_unknown_model_is_said(example_models: Path, serve: Serve, prot
     [
         ((), "input 'x' is FP32[-1,4,-1]: give its open dimensions sizes with --shape"),
         (("--shape", "x=1,5,2"), "input 'x': expected FP32[-1,4,-1], got --shape 1,5,2"),
-        (("--shape", "z=1"), "--shape 'z', but its inputs: 'x'"),
+        (("--shape", "z=1"), "--shape: no input 'z', its inputs are 'x'"),
     ],
 )
 async def test_open_dimensions_are_asked_for(

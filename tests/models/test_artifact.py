@@ -108,15 +108,14 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
             {"inputs": (TensorSpec("x", FP32, (-1, 5)),)},
             [ENTRY],
             "cpu",
-            "input 'x': expected float32[-1,4] as the artifact has it, got FP32[-1,5] from "
-            "model.json",
+            "input 'x': expected float32[-1,4] as in the artifact, got FP32[-1,5] from model.json",
         ),
         (
             {},
             {"outputs": (TensorSpec("y", DATATYPES["FP16"], (-1, 2)),)},
             [ENTRY],
             "cpu",
-            "output 'y': expected float32[-1,2] as the artifact has it, got FP16[-1,2] from",
+            "output 'y': expected float32[-1,2] as in the artifact, got FP16[-1,2] from",
         ),
         (
             {"batch": "3"},

@@ -41,7 +41,7 @@ def diff(
     before: Side,
     after: Side,
     model: Annotated[
-        str, typer.Option("--model", help="Compare only this model of two repositories.")
+        str, typer.Option("--model", help="Compare only this model in the two repositories.")
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per difference.")
@@ -86,7 +86,7 @@ def _local(side: Path, model: str, stack: ExitStack) -> Path:
     here = copy.settings.repository
     path = here / name / version if version else here
     if not path.exists():
-        raise InvalidRequest(f"expected a version at {url}, got nothing")
+        raise InvalidRequest(f"no version found at {url}")
     return path
 
 

@@ -115,7 +115,7 @@ def _name(where: str, value: Any) -> str:
 
 def _true(where: str, value: Any) -> bool:
     if value is not True:
-        raise _Wrong(where, "true, or the key removed", value)
+        raise _Wrong(where, "true (otherwise leave the key out)", value)
     return True
 
 

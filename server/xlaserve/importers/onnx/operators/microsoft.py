@@ -236,7 +236,9 @@ def _rotary(node: Node, x: Value, positions: Value, cos: Value, sin: Value) -> V
         heads = heads or array.shape[2] // (2 * cos.shape[-1])
         array = split_heads(array, heads)
     if size and size != 2 * cos.shape[-1]:
-        raise InvalidModel(f"expected {size // 2} angles, got {cos.shape[-1]}")
+        raise InvalidModel(
+            f"cos_cache, sin_cache: expected rows of {size // 2} angles, got {cos.shape[-1]}"
+        )
     where = on_device(positions)
     if where.ndim == 1:
         where = where[None, :] + jnp.arange(array.shape[2], dtype=where.dtype)[None, :]
