@@ -88,7 +88,7 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
         ({}, {"inputs": _manifest().inputs * 2}, [ENTRY], "cpu", "1 parameters and 2 inputs"),
         ({}, {"outputs": _manifest().outputs * 2}, [ENTRY], "cpu", "not return the 2 outputs"),
         ({"fn": _returning_a_dict}, {}, [ENTRY], "cpu", "does not return the 1 outputs"),
-        ({}, {}, [], "cpu", "parameter 'w' is not in both params.safetensors and model.json"),
+        ({}, {}, [], "cpu", "parameter 'w' is in only one of params.safetensors and model.json"),
         (
             {},
             {},

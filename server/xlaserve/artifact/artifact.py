@@ -385,7 +385,7 @@ def _check_parameters(
     if set(entries) != set(described.parameters):
         odd = min(set(entries) ^ set(described.parameters))
         raise InvalidModel(
-            f"parameter '{odd}' is not in both {manifest.WEIGHTS} and {manifest.FILE_NAME}"
+            f"parameter '{odd}' is in only one of {manifest.WEIGHTS} and {manifest.FILE_NAME}"
         )
     for name, aval in zip(described.parameters, avals, strict=True):
         entry = entries[name]

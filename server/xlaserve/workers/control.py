@@ -130,7 +130,7 @@ class Control:
             except WorkerGone:
                 return
             except Exception:
-                _log.exception("change failed", kind=kind, subject=ask.change.subject)
+                _log.exception("change to workers failed", kind=kind, subject=ask.change.subject)
             finally:
                 del self._asked[origin, ask.number]
                 # Report after an exception too, since the worker waits for it.

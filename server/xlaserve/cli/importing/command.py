@@ -47,7 +47,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         list[str] | None,
         typer.Option(
             "--shape",
-            help="INPUT=-1,3,224,224 replaces the model's shape, names allowed; may be repeated.",
+            help="INPUT=-1,3,224,224: replaces the input's shape; may be repeated.",
         ),
     ] = None,
     const: Annotated[

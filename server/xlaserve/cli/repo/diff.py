@@ -31,8 +31,8 @@ _SHOWN_DIGITS = 8
 Side = Annotated[
     Path,
     typer.Argument(
-        help="REPOSITORY, REPOSITORY/MODEL, REPOSITORY/MODEL/VERSION or a file; a URL of a "
-        "repository or of a version."
+        help="REPOSITORY, REPOSITORY/MODEL, REPOSITORY/MODEL/VERSION or a file, or the URL of a "
+        "repository or version."
     ),
 ]
 

@@ -162,7 +162,10 @@ def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
         if size == x.shape[axis]:
             continue
         if not is_concrete([size, x.shape[axis]]):
-            raise InvalidModel(f"its axis {axis} is open and cannot become {size}")
+            raise InvalidModel(
+                f"its axis {axis} is open and cannot be cropped or padded to {size}: set a size"
+                " with --dim"
+            )
         # If the difference is odd, the extra element is padded or cropped at the end.
         more = abs(size - x.shape[axis]) // 2
         low = more if size > x.shape[axis] else -more
