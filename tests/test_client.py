@@ -394,7 +394,7 @@ async def test_a_stream_that_is_none_is_a_failed_call(sent: bytes) -> None:
     application.router.add_get("/v2/models/m", describe)
     application.router.add_post("/v2/models/m/generate_stream", answer)
     async with TestServer(application) as strange, AsyncClient(str(strange.make_url("/"))) as asked:
-        with pytest.raises(CallFailed, match="no stream of answers"):
+        with pytest.raises(CallFailed, match="expected a stream of events"):
             await anext(asked.stream("m", {"n": np.array([1])}))
 
 

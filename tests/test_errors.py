@@ -139,7 +139,7 @@ TEXTS = [
     ),
     (
         MissingOutputs("m", ["y", "z"], ["x"]),
-        "model 'm': expected output 'y', 'z' of its code, got 'x'",
+        "model 'm': expected its code to return output 'y', 'z', got 'x'",
     ),
     (
         Deadlock("m", ["a", "m"]),
@@ -148,8 +148,8 @@ TEXTS = [
     ),
     (
         ChangesItself("m", "inner", is_load=False),
-        "model 'm': deadlock: to unload 'inner' its code would wait for itself: have a client"
-        " unload it",
+        "model 'm': deadlock: its code cannot unload 'inner', because it would wait for itself:"
+        " have a client unload it",
     ),
     (
         ProcessLost("m", "it ended with exit status 3"),
@@ -162,7 +162,10 @@ TEXTS = [
         "model 'm': its process was lost before it began this request, it ended with exit "
         "status 3; it is being restarted, try again",
     ),
-    (MissingOutputs("m", ["y"], []), "model 'm': expected output 'y' of its code, got none"),
+    (
+        MissingOutputs("m", ["y"], []),
+        "model 'm': expected its code to return output 'y', got none",
+    ),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
     (ModelNotFound("m", "3"), "Request for unknown model: 'm' version 3 is not found"),
     (
@@ -427,7 +430,7 @@ TEXTS = [
     (ShuttingDown(), "the server is shutting down, try again"),
     (
         WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
-        "the answer would be incomplete: worker 1: no answer within 2 s; "
+        "some processes of the server did not answer: worker 1: no answer within 2 s; "
         "worker 3: it ended, try again",
     ),
     (
@@ -451,15 +454,16 @@ TEXTS = [
     ),
     (
         StillStarting("m", "", "the model repository has not been read yet"),
-        "model 'm' may still come: the model repository has not been read yet, try again",
+        "model 'm' is not available yet: the model repository has not been read yet, try again",
     ),
     (
         StillStarting("m", "3", "models are being loaded for the first time"),
-        "model 'm' version 3 may still come: models are being loaded for the first time, try again",
+        "model 'm' version 3 is not available yet: models are being loaded for the first time, "
+        "try again",
     ),
     (
         StillStarting("", "", "models are being loaded for the first time"),
-        "a model without a name may still come: models are being loaded for the first time, "
+        "a model without a name is not available yet: models are being loaded for the first time, "
         "try again",
     ),
     (

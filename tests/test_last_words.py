@@ -75,8 +75,10 @@ def test_the_log_has_the_last_words_of_a_process(
         told = end_one(tmp_path, monkeypatch)
     ends = [line for line in log if line["event"] == "process ended"]
 
-    assert [(name, "no library of that name")] == [(one["process"], one["said"]) for one in ends]
-    assert "exit status 7" in ends[0]["ended"]
+    assert [(name, "no library of that name")] == [
+        (one["process"], one["last_output"]) for one in ends
+    ]
+    assert "exit status 7" in ends[0]["reason"]
     assert "no library of that name" in told
     assert "exit status 7" in told
 
@@ -118,5 +120,5 @@ def test_of_much_that_was_said_the_end_is_kept() -> None:
     with capture_logs() as log:
         last_words.tell("x", "y", b"a" * 100_000 + b"\nValueError: here\n\xff", "m")
 
-    assert last_words.MAX_BYTES == len(log[0]["said"])
-    assert log[0]["said"].endswith("ValueError: here\n\ufffd")
+    assert last_words.MAX_BYTES == len(log[0]["last_output"])
+    assert log[0]["last_output"].endswith("ValueError: here\n\ufffd")

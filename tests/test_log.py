@@ -289,7 +289,7 @@ with logged_output("info"):
 """
     records = printed(program)
 
-    assert [ENDS[number]] == [one["ended"] for one in records if one["event"] == "process ended"]
+    assert [ENDS[number]] == [one["reason"] for one in records if one["event"] == "process ended"]
     assert ["meanwhile", "afterwards"] == [one["line"] for one in records if "line" in one]
 
 

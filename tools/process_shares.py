@@ -125,7 +125,7 @@ def start(models: Path, roles: str, processes: int) -> Server:
     for line in process.stderr:
         for name, number in re.findall(r'"(grpc|http)": ?"127.0.0.1:(\d+)"', line):
             ports[name] = int(number)
-        if found := re.search(r'"of": ?(\d+), ?"pid": ?(\d+).*worker started', line):
+        if found := re.search(r'"worker": ?(\d+), ?"pid": ?(\d+).*worker started', line):
             workers[int(found[1])] = int(found[2])
         if "workers ready" in line:
             break

@@ -122,7 +122,7 @@ async def test_what_is_not_an_answer_is_counted_by_its_status(answer: Answer, st
             frame(frames.GOAWAY, 0, 0, NUMBER.pack(1) + NUMBER.pack(11)),
             "connection ended by the server, code 11",
         ),
-        (b"\xff" * 64, "not HTTP/2: a frame of 16777215 bytes"),
+        (b"\xff" * 64, "not HTTP/2: expected frames of at most 1048576 bytes, got 16777215"),
         (frame(frames.HEADERS, END_HEADERS, 1, b"\xff" * 8), "not HTTP/2: "),
     ],
 )

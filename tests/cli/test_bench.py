@@ -217,15 +217,18 @@ async def test_a_unix_socket_is_measured(
         (("--url", "http://:1"), "expected http://host:port"),
         (("--tls-insecure",), "expected grpcs:// or https:// with options for TLS"),
         (("--json-tensors",), "over gRPC tensors travel raw"),
-        (("--duration", "5h"), "--duration: expected 500ms, 5s or up to 10m, got '5h'"),
+        (
+            ("--duration", "5h"),
+            "--duration: expected a duration such as 500ms or 5s, at most 10m, got '5h'",
+        ),
         (("--duration", "0s"), "--duration: expected"),
         (("--concurrency", "1,x"), "--concurrency: expected numbers like 1,4,16, got '1,x'"),
         (("--concurrency", "5000"), "expected at most 4096 requests in flight, got 5000"),
         (("--concurrency", "5", "--connections", "2"), "5 cannot be spread evenly over 2"),
         (
             ("--concurrency", "1", "--connections", "1", "--streams", "1"),
-            "--concurrency: leave it out with both --connections and --streams, whose product it"
-            " is",
+            "--concurrency: leave it out: --connections times --streams is the number of requests"
+            " in flight",
         ),
         (
             ("--url", "http://127.0.0.1:1", "--streams", "2"),
@@ -255,7 +258,7 @@ async def test_an_unknown_model_is_said(example_models: Path, serve: Serve, prot
     [
         ((), "input 'x' is FP32[-1,4,-1]: give its open dimensions sizes with --shape"),
         (("--shape", "x=1,5,2"), "input 'x': expected FP32[-1,4,-1], got --shape 1,5,2"),
-        (("--shape", "z=1"), "--shape 'z', but its inputs: 'x'"),
+        (("--shape", "z=1"), "--shape: no input 'z', its inputs are 'x'"),
     ],
 )
 async def test_open_dimensions_are_asked_for(
@@ -358,7 +361,7 @@ async def test_a_refusal_of_the_first_request_ends_it_all() -> None:
 
 async def test_metadata_that_is_none_is_said() -> None:
     async with http_server(lambda line: reply("200 OK", b"hello")) as url:
-        with pytest.raises(XlaserveError, match="no V2 metadata: hello"):
+        with pytest.raises(XlaserveError, match="expected V2 metadata, got hello"):
             await measure("m", "--url", url)
 
 

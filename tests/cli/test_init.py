@@ -153,15 +153,18 @@ def test_a_client_has_an_array_of_every_datatype(name: str, tmp_path: Path) -> N
         (["{file}:none"], "functions.py has no 'none'"),
         (["{file}:constant"], "is a int, expected"),
         (["{file}:twice"], "twice takes x, y: expected an Exportable, or a function without arg"),
-        (["{file}:twice", "--input", "x=FP32[1]"], "takes x, y, and --input says x: missing"),
+        (["{file}:twice", "--input", "x=FP32[1]"], "takes x, y, but --input gives x: missing"),
         (["{file}:twice", "--input", "x=FP32"], "--input: expected NAME=DATATYPE[SIZES]"),
         (["{file}:twice", "--input", "x=FP32[a]"], "--input: expected NAME=DATATYPE[SIZES]"),
         (
             ["{file}:constant", "--input", "x=FP32[1]"],
-            "is a int, and --input is for functions",
+            "is a int, but --input is only for functions",
         ),
         (["{file}:broken", "--input", "x=FP32[1]"], "functions.py:9, in broken: `raise ValueErr"),
-        (["{file}:pair", "--input", "x=FP32[1]", "--", "--dim"], "'--dim' is an option of imports"),
+        (
+            ["{file}:pair", "--input", "x=FP32[1]", "--", "--dim"],
+            "'--dim' is an option for imports",
+        ),
         (["nowhere.onnx"], "no such file 'nowhere.onnx'"),
         (["{folder}"], "is a directory without config.json"),
         ([str(PROGRAM), "--input", "x=FP32[1]"], "--input is only for functions"),
@@ -217,7 +220,9 @@ def test_models_are_found_in_packages(tmp_path: Path, monkeypatch: pytest.Monkey
         packaged.find("single").name,
         packaged.find("single/net.onnx").file,
     )
-    with pytest.raises(InvalidRequest, match=r"has no ddddocr/common_det.onnx, ddddocr==1.6.1 has"):
+    with pytest.raises(
+        InvalidRequest, match=r"contains no ddddocr/common_det.onnx: pip install ddddocr==1.6.1"
+    ):
         packaged.find("ddddocr-det")
     with pytest.raises(InvalidRequest, match=r"one of single/net.onnx, got 'none.onnx'"):
         packaged.find("single/none.onnx")

@@ -33,7 +33,10 @@ async def test_the_page_of_the_server_is_opened(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--http-endpoint", "none"), "setting http_endpoint: expected an endpoint, which --open"),
+        (
+            ("--http-endpoint", "none"),
+            "setting http_endpoint: expected an HTTP endpoint with --open",
+        ),
         (("--processes", "2"), "setting processes: expected 1 with --open, got '2'"),
     ],
 )

@@ -207,4 +207,4 @@ def test_versions_in_a_store_are_compared_with_those_of_the_disk(
     assert {"identity"} == fetched
     assert (1, {("identity", "version", "2"): ("-", "")}) == all_versions
     assert 2 == missing.exit_code
-    assert "identity/9, got nothing" in missing.stderr
+    assert f"no version found at {url}/identity/9" in missing.stderr.replace("\n", "")

@@ -229,12 +229,12 @@ async def test_an_answer_with_parameters_is_not_kept(asked: Client) -> None:
 @pytest.mark.parametrize(
     ("case", "problem"),
     [
-        ("list", "its code: expected as parameter 'a' a boolean, a 64-bit integer, a"),
+        ("list", "its code: expected parameter 'a' to be a boolean, a 64-bit integer"),
         ("nan", "a finite number or a string, got nan"),
         ("large", "a 64-bit integer, a finite number or a string, got 18446744073709551616"),
         ("half", "a finite number or a string, got '\\ud800'"),
-        ("name", "expected as name of a parameter a string, not one of binary_data_size"),
-        ("size", "output 'y' of its code: expected as name of a parameter"),
+        ("name", "expected parameter names to be strings other than binary_data_size"),
+        ("size", "output 'y' of its code: expected parameter names"),
         ("output", "expected parameters of its outputs (y), got those of 'z'"),
     ],
 )

@@ -162,7 +162,7 @@ LABELS: Mapping[str, tuple[Callable[[Path], object], str | list[str]]] = {
     ),
     "more lines than may be": (
         lambda at: at.write_bytes(b"\n" * (1 << 18)),
-        "at most 262144 label lines per model, 262144 of them here, got 262145",
+        "at most 262144 lines in the label file (262144 per model), got 262145",
     ),
     "a FIFO": (os.mkfifo, "labels.txt is not a regular file"),
     "a device": (
@@ -260,6 +260,6 @@ async def test_labels_are_limited_in_number(
     (root / "a" / "1" / "labels.txt").write_text("one\r\ntwo\r\n")
 
     assert (
-        "expected at most 2 label lines per model, 2 of them here, got 3"
+        "expected at most 2 lines in the label file (2 per model), got 3"
         in await client.refused("a", config=config)
     )

@@ -125,7 +125,7 @@ async def test_what_a_known_form_names_in_shared_memory_is_read_and_found_anew(
     assert [[number] * VALUES for number in range(TIMES)] == seen
     assert len({*too_short}) == len({*nowhere}) == 1
     assert "offset and size within its 16 bytes" in too_short[0]
-    assert "a region that is registered" in nowhere[0]
+    assert "a registered region" in nowhere[0]
 
 
 async def test_an_answer_is_not_kept_by_a_message_whose_inputs_are_elsewhere(

@@ -169,7 +169,7 @@ class Story:
 
         assert "is only for clients on this machine" in behind
         if self.region is None:
-            assert "a region that is registered, got none with this name" in text
+            assert "a registered region, got none with this name" in text
         elif self.truncated or self.region[2] < OUTPUT_AT + SIZE:
             small = "offset and size within its" if self.region[2] < OUTPUT_AT + SIZE else "-"
             assert small in text or (self.truncated and "truncated" in text)

@@ -152,7 +152,7 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
     )
 
     assert answer.status == 400
-    assert f"expected at most {most} {what} in the JSON together, got " in error
+    assert f"expected at most {most} {what} in the JSON, got " in error
 
 
 async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:
@@ -202,7 +202,7 @@ async def test_plain_lists_of_very_many_elements_are_refused(
 
     assert answer.status == 400
     assert what in answer.error
-    assert " in the JSON together, got " in answer.error
+    assert " in the JSON, got " in answer.error
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ async def test_code_loads_and_unloads_other_models(start: Any, root: Path, where
     assert (5, 1, False) == (first, second, still)
     assert "none_such" in refused[0]
     assert "expected 'config' or 'file:<version>/<name>'" in refused[1]
-    assert "model 'user': deadlock: to unload 'user' its code would wait for itself" in refused[2]
+    assert (
+        "model 'user': deadlock: its code cannot unload 'user', because it would wait for itself"
+        in refused[2]
+    )
 
 
 async def test_loads_that_wait_for_each_other_are_refused(start: Any, root: Path) -> None:
@@ -112,7 +115,7 @@ async def test_loads_that_wait_for_each_other_are_refused(start: Any, root: Path
     async with start(load="none_such", load_threads=1) as client:
         text = await client.refused("a")
 
-    assert "model 'c': deadlock: to load 'a' its code would wait for itself" in text
+    assert "model 'c': deadlock: its code cannot load 'a', because it would wait for itself" in text
 
 
 async def test_code_may_not_what_clients_may_not(start: Any, root: Path) -> None:

@@ -49,10 +49,10 @@ CONTRADICTING = {
         " 'c'"
     ),
     TENSORS.replace('"b" data_type: TYPE_FP32', '"b" data_type: TYPE_INT32'): (
-        "input 'b': expected FP32[-1,3] as the artifact has it, got INT32[-1,3]"
+        "input 'b': expected FP32[-1,3] as in the artifact, got INT32[-1,3]"
     ),
     TENSORS.replace('"y" data_type: TYPE_FP32 dims: [ 3 ]', '"y" data_type: TYPE_FP32 dims: 4'): (
-        "output 'y': expected FP32[-1,3] as the artifact has it, got FP32[-1,4]"
+        "output 'y': expected FP32[-1,3] as in the artifact, got FP32[-1,4]"
     ),
     TENSORS.replace('"c"', '"d"'): "input 'd' is not in the artifact, which has 'a', 'b', 'c'",
     'platform: "tensorrt_plan"': "unknown platform 'tensorrt_plan' in the configuration",

@@ -143,5 +143,5 @@ async def test_what_is_no_edge_is_refused(empty: tuple[Path, Any, Any]) -> None:
 
         assert problem in str(caught.value.message())
     put(root, "m", adding(), CONFIG.replace("STRING", "INT32"))
-    with pytest.raises(InferenceServerException, match="'a': expected BYTES as the model has it"):
+    with pytest.raises(InferenceServerException, match="'a': expected BYTES as in the model"):
         await client.load_model("m")

@@ -385,7 +385,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [{**TOOL, "description": "d" * (1 << 15)}], "tool_choice": "none"},
         "input",
-        "at most 32768 octets of JSON with instructions, tools and text",
+        "at most 32768 bytes of JSON for the input, instructions, tools and text",
     ),
     (
         {"text": {"format": {"type": "json_schema", "name": "of", "schema": {"type": "nothing"}}}},

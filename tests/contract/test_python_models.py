@@ -111,7 +111,7 @@ FAULTS = {
     ),
     "missing": (
         "return {'z': x}",
-        "INTERNAL: model 'missing': expected output 'y' of its code, got 'z'",
+        "INTERNAL: model 'missing': expected its code to return output 'y', got 'z'",
     ),
     "dtype": (
         "return {'y': x.astype(np.int64)}",

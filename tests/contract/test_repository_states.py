@@ -214,7 +214,7 @@ def stream_status(status: str, data: bytes, door: str) -> Seen | None:
         return None
     text = pb.ModelStreamInferResponse.FromString(data).error_message
     kinds = {
-        "may still come": "UNAVAILABLE",
+        "is not available yet": "UNAVAILABLE",
         "is not ready": "UNAVAILABLE",
         "Request for unknown model": "NOT_FOUND",
     }

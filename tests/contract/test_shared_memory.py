@@ -252,7 +252,7 @@ async def test_what_is_not_within_the_region_is_refused(client: Stock, memory: M
     """The error names the model, and the tensor or region."""
     await register(client, memory, size=64)
     faults = [
-        ((SIZE, 0, "nobody"), "shared memory region 'nobody': expected a region that is register"),
+        ((SIZE, 0, "nobody"), "shared memory region 'nobody': expected a registered region"),
         ((SIZE, 56, "r"), "within its 64 bytes, got 16 bytes at 56"),
         ((SIZE, 2**62, "r"), "within its 64 bytes"),
         ((SIZE + 4, 0, "r"), "input 'x': expected a shared_memory_byte_size of 16 bytes"),

@@ -310,7 +310,7 @@ FAULTS = {
     ),
     "lacks": (
         "return [pb_utils.InferenceResponse([pb_utils.Tensor('z', np.ones(1))])]",
-        "INTERNAL: model 'lacks': expected output 'y' of its code, got 'z'",
+        "INTERNAL: model 'lacks': expected its code to return output 'y', got 'z'",
     ),
     "floats": (
         "return [y(np.ones(1))]",

@@ -88,7 +88,7 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
         ({}, {"inputs": _manifest().inputs * 2}, [ENTRY], "cpu", "1 parameters and 2 inputs"),
         ({}, {"outputs": _manifest().outputs * 2}, [ENTRY], "cpu", "not return the 2 outputs"),
         ({"fn": _returning_a_dict}, {}, [ENTRY], "cpu", "does not return the 1 outputs"),
-        ({}, {}, [], "cpu", "parameter 'w' is not in both params.safetensors and model.json"),
+        ({}, {}, [], "cpu", "parameter 'w' is in only one of params.safetensors and model.json"),
         (
             {},
             {},
@@ -108,15 +108,14 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
             {"inputs": (TensorSpec("x", FP32, (-1, 5)),)},
             [ENTRY],
             "cpu",
-            "input 'x': expected float32[-1,4] as the artifact has it, got FP32[-1,5] from "
-            "model.json",
+            "input 'x': expected float32[-1,4] as in the artifact, got FP32[-1,5] from model.json",
         ),
         (
             {},
             {"outputs": (TensorSpec("y", DATATYPES["FP16"], (-1, 2)),)},
             [ENTRY],
             "cpu",
-            "output 'y': expected float32[-1,2] as the artifact has it, got FP16[-1,2] from",
+            "output 'y': expected float32[-1,2] as in the artifact, got FP16[-1,2] from",
         ),
         (
             {"batch": "3"},

@@ -60,7 +60,7 @@ def test_specs_within_a_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ("float32", "input 'x': expected a datatype and a shape, as ('FP32', [-1, 784])"),
+        ("float32", "input 'x': expected a datatype and a shape, such as ('FP32', [-1, 784])"),
         (("FP32",), "or a jax.ShapeDtypeStruct, got ('FP32',)"),
         (3, "or a jax.ShapeDtypeStruct, got 3"),
         (("FP33", [1]), "input 'x': unknown datatype 'FP33', expected one of BOOL"),

@@ -18,8 +18,8 @@ from xlaserve.local.exported import ExportedFunction, exportable
 from xlaserve.tensors import TensorSpec, datatype_named
 
 PARAMS = {"w": np.ones((3, 2), np.float32)}
-PAIR = "input 'x': expected a datatype and a shape, as ('FP32', [-1, 784])"
-NAMES = "inputs: expected a dict by name, as {'x': ('FP32', [-1, 784])}"
+PAIR = "input 'x': expected a datatype and a shape, such as ('FP32', [-1, 784])"
+NAMES = "inputs: expected a dict by name, such as {'x': ('FP32', [-1, 784])}"
 
 
 def predict(params: Any, x: Any) -> Any:

@@ -227,7 +227,7 @@ def test_configuration_that_disagrees_is_refused_before_compiling(
 ) -> None:
     config = ModelConfig(inputs=(ConfigTensor("x", DATATYPES["FP32"], (5,)),))
 
-    with pytest.raises(InvalidModel, match=r"input 'x': expected FP32\[-1,4\] as the artifact"):
+    with pytest.raises(InvalidModel, match=r"input 'x': expected FP32\[-1,4\] as in the artifact"):
         load(affine_directory, config)
     assert [] == compilations
 

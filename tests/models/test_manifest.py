@@ -162,8 +162,8 @@ def _rename_file(document: dict[str, Any]) -> None:
         (_set(inputs=[]), "it has no inputs"),
         (_set(outputs=[]), "it has no outputs"),
         (_set_input(name="a b"), "input 'a b' is duplicated"),
-        (_set_input(name=""), "one input has a name of 0 characters"),
-        (_set_input(name="n" * 1025), "one input has a name of 1025 characters"),
+        (_set_input(name=""), "one input: expected a name of 1 to 1024 characters, got 0"),
+        (_set_input(name="n" * 1025), "a name of 1 to 1024 characters, got 1025"),
         (_set_input(datatype="FP31"), "input 'z' has an unknown datatype 'FP31'"),
         (_set_input(shape=[-1, -2]), "input 'z' has an invalid shape"),
         (_set_input(shape=[-1, 1 << 31]), "input 'z' has an invalid shape"),
@@ -260,9 +260,12 @@ def test_reading_gives_what_was_written_of_rows(
     ("sizes", "expected"),
     [
         ({"h100": [1, 2, 3]}, "Expected `object`, got `array`"),
-        ({"h100": _sizes(parameters_bytes=23, programs_bytes=0)}, "sizes for 'h100' are none"),
-        ({"h100": _sizes(scratch_bytes=-1)}, "sizes for 'h100' are none of 24"),
-        ({"h100": _sizes(scratch_bytes=(1 << 50) + 1)}, "sizes for 'h100' are none of 24"),
+        ({"h100": _sizes(parameters_bytes=23, programs_bytes=0)}, "sizes for 'h100' are too small"),
+        ({"h100": _sizes(scratch_bytes=-1)}, "sizes for 'h100' are too small for 24 bytes"),
+        (
+            {"h100": _sizes(scratch_bytes=(1 << 50) + 1)},
+            "sizes for 'h100' are too small for 24 bytes",
+        ),
         ({"": _sizes()}, "it has sizes for a target with an invalid name"),
         ({"h" * 33: _sizes()}, "it has sizes for a target with an invalid name"),
         ({"a\nb": _sizes()}, "it has sizes for a target with an invalid name"),
@@ -285,10 +288,13 @@ def test_sizes_that_no_model_has_are_refused(
         ({"independence": "certain"}, "Invalid enum value 'certain'"),
         ({}, "missing required field `independence`"),
         ({"independence": "mixed", "surprise": 1}, "unknown field `surprise`"),
-        ({"independence": "mixed", "reason": "a\nb"}, "a text of its verdict is not a single line"),
+        (
+            {"independence": "mixed", "reason": "a\nb"},
+            "its verdict contains a text that is too long",
+        ),
         (
             {"independence": "mixed", "output": "y" * 1025},
-            "a text of its verdict is not a single line",
+            "its verdict contains a text that is too long",
         ),
     ],
 )

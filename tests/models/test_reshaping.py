@@ -69,7 +69,9 @@ def test_open_sizes_stand_for_those_of_the_artifact(version: Path) -> None:
 
 
 def test_a_reshape_that_the_artifact_does_not_have_is_refused(version: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"input 'x': expected FP32\[-1,2,3\] as the artifact"):
+    with pytest.raises(
+        InvalidModel, match=r"input 'x': expected FP32\[-1,2,3\] as in the artifact"
+    ):
         load(version, max_batch_size=4, input=[tensor("x", [6], [3, 2])])
     with pytest.raises(InvalidModel, match="reshape is not possible without a max_batch_size"):
         load(version, input=[tensor("x", [-1, 6], [-1, 2, 3])])

@@ -135,7 +135,7 @@ def test_a_wrong_proof_is_refused_at_load_which_goes_on(
 
     errors = [line for line in logs if line["log_level"] == "error"]
     assert [(LOUD, "m")] == [(line["event"], line["model"]) for line in errors]
-    assert "report this" in errors[0]["what_to_do"]
+    assert "report this" in errors[0]["to_do"]
     assert 0 == model.batch_limit
     assert "a trial contradicts the proof" in model.info.notice
     assert model.info.verdict is not None

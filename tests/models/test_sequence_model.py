@@ -413,8 +413,11 @@ def test_an_execution_that_fails_behind_its_dispatch_loses_the_states_once(
             {"more": 'parameters { key: "batch_sizes" value { string_value: "1,4" } }', "wrong": 1},
             "'missing' is not in the model, it has 'x', 'START'",
         ),
-        ({"wrong": 2}, r"control 'x' is input INT32\[-1,1\] of the model, expected INT64\[-1,1\]"),
-        ({"wrong": 3}, r"state 'h' is input .*, expected INT64\[-1,2\]"),
+        (
+            {"wrong": 2},
+            r"control 'x': expected the model's input to be INT64\[-1,1\], got INT32\[-1,1\]",
+        ),
+        ({"wrong": 3}, r"state 'h': expected the model's input to be INT64\[-1,2\], got"),
     ],
 )
 def test_what_does_not_fit_the_model_fails_its_load(

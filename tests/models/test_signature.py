@@ -58,25 +58,25 @@ def test_order_of_the_configuration_does_not_matter() -> None:
         (
             BATCHED,
             ModelConfig(max_batch_size=8, inputs=_input((5,))),
-            "input 'x': expected FP32[-1,4] as the artifact has it, "
+            "input 'x': expected FP32[-1,4] as in the artifact, "
             "got FP32[-1,5] from the configuration",
         ),
         (
             BATCHED,
             ModelConfig(max_batch_size=8, inputs=_input((-1, 4))),
-            "input 'x': expected FP32[-1,4] as the artifact has it, "
+            "input 'x': expected FP32[-1,4] as in the artifact, "
             "got FP32[-1,-1,4] from the configuration",
         ),
         (
             BATCHED,
             ModelConfig(inputs=_input((4,), datatype="FP64")),
-            "input 'x': expected FP32[-1,4] as the artifact has it, "
+            "input 'x': expected FP32[-1,4] as in the artifact, "
             "got FP64[-1,4] from the configuration",
         ),
         (
             BATCHED,
             ModelConfig(max_batch_size=8, outputs=_input((3,), "y")),
-            "output 'y': expected FP32[-1,2] as the artifact has it, "
+            "output 'y': expected FP32[-1,2] as in the artifact, "
             "got FP32[-1,3] from the configuration",
         ),
         (
@@ -120,8 +120,7 @@ def test_order_of_the_configuration_does_not_matter() -> None:
         (
             FIXED,
             ModelConfig(inputs=_input((4,))),
-            "input 'x': expected FP32[3,4] as the artifact has it, "
-            "got FP32[4] from the configuration",
+            "input 'x': expected FP32[3,4] as in the artifact, got FP32[4] from the configuration",
         ),
     ],
 )

@@ -436,7 +436,7 @@ def test_configuration_that_says_the_same_is_accepted(affine: Path, load: Load) 
         ),
         (
             ConfigTensor("input_0", FP32, (5,)),
-            "input 'input_0': expected FP32[-1,4] as the artifact has it, "
+            "input 'input_0': expected FP32[-1,4] as in the artifact, "
             "got FP32[-1,5] from the configuration",
         ),
     ],

@@ -91,7 +91,7 @@ def test_a_directory_without_an_artifact_is_not_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "seconds", "text"),
     [
-        ("import os; os.kill(os.getpid(), 11)", SECONDS, r"ends the process.*\(SIGSEGV\)"),
+        ("import os; os.kill(os.getpid(), 11)", SECONDS, r"crashed the process.*\(SIGSEGV\)"),
         ("import time; time.sleep(100)", 0.1, r"did not end in 0.1 seconds \(trial_seconds\)"),
         ("raise SystemExit(7)", SECONDS, "exit status 7"),
     ],

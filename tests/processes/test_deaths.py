@@ -44,6 +44,6 @@ async def test_a_worker_that_dies_five_times_ends_the_server(
         await supervisor.serve()
 
     deaths = [one["deaths"] for one in log if one["event"] == "worker died"]
-    started = [one["of"] for one in log if one["event"] == "worker started"]
+    started = [one["worker"] for one in log if one["event"] == "worker started"]
     assert [1, 2, 3, 4, 5] == deaths
     assert (1, 5) == (started.count(0), started.count(1))

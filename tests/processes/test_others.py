@@ -56,7 +56,7 @@ async def test_workers_that_say_nothing_or_nonsense_are_named() -> None:
     assert ["0", "2"] == list(asked.missing)
     assert "no answer within 2 s" == asked.missing["0"]
     assert asked.missing["2"].startswith("its answer cannot be read: ")
-    assert [0, 2] == [record["of"] for record in logs]
+    assert [0, 2] == [record["peer"] for record in logs]
 
 
 async def test_what_crosses_is_what_json_can_hold() -> None:

@@ -127,7 +127,7 @@ async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
 
     assert other == answered
     assert victim not in of_new
-    assert [0] == [record["of"] for record in died]
+    assert [0] == [record["worker"] for record in died]
     assert died[0]["reason"].startswith(reason)
 
 

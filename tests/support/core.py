@@ -128,7 +128,7 @@ class World:
     ) -> None:
         self.tried.append(directory)
         if "deadly" in (directory / "amount.json").read_text():
-            raise InvalidModel("amount.json ends the process that reads it")
+            raise InvalidModel("amount.json crashed the process that loaded it on trial")
 
     def load(self, directory: Path, context: LoadContext) -> FakeModel:
         self.loads.append(f"{context.model}/{context.version}")

@@ -43,7 +43,7 @@ async def several(models: Path, *flags: str, processes: int = 2) -> AsyncIterato
 def workers(server: ServerProcess) -> dict[int, int]:
     """Return the latest process id of each worker by worker number."""
     started = [record for record in server.log if record.get("event") == "worker started"]
-    return {record["of"]: record["pid"] for record in started}
+    return {record["worker"]: record["pid"] for record in started}
 
 
 async def replaced(server: ServerProcess, number: int, victim: int) -> None:

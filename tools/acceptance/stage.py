@@ -41,7 +41,7 @@ class Stage:
             with suppress(ValueError):
                 record = json.loads(line)
                 if record.get("event") == "worker started":
-                    found.append((record["of"], record["pid"]))
+                    found.append((record["worker"], record["pid"]))
         return found
 
     def worker(self, number: int) -> int:

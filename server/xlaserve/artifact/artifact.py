@@ -288,8 +288,8 @@ def _check_signature(exported: Exported, module: _Module) -> None:
         expected = [_tensor_type(aval) for aval in avals]
         if found != expected:
             raise InvalidModel(
-                f"{STABLEHLO} {kind} {_few(found)}, expected {_few(expected)} as "
-                f"{manifest.FILE_NAME} has it"
+                f"{STABLEHLO} {kind} {_few(found)}, expected {_few(expected)} as in "
+                f"{manifest.FILE_NAME}"
             )
 
 
@@ -385,7 +385,7 @@ def _check_parameters(
     if set(entries) != set(described.parameters):
         odd = min(set(entries) ^ set(described.parameters))
         raise InvalidModel(
-            f"parameter '{odd}' is not in both {manifest.WEIGHTS} and {manifest.FILE_NAME}"
+            f"parameter '{odd}' is in only one of {manifest.WEIGHTS} and {manifest.FILE_NAME}"
         )
     for name, aval in zip(described.parameters, avals, strict=True):
         entry = entries[name]
@@ -408,8 +408,8 @@ def _check_tensors(
         shape = _shape(f"{kind} '{spec.name}'", aval.shape, batch, sized=sized)
         if (spec.datatype.dtype, spec.shape) != (aval.dtype, shape):
             raise InvalidModel(
-                f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as the "
-                f"artifact has it, got {spec} from {manifest.FILE_NAME}"
+                f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as in the "
+                f"artifact, got {spec} from {manifest.FILE_NAME}"
             )
 
 

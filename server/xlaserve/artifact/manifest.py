@@ -298,7 +298,7 @@ def _verdict(verdict: _Verdict | None) -> Verdict | None:
     found = Verdict(**msgspec.structs.asdict(verdict))
     for text in (found.output, found.operation, found.reason, found.location):
         if len(text) > MAX_NAME_LENGTH or not text.isprintable():
-            raise _invalid("a text of its verdict is not a single line")
+            raise _invalid("its verdict contains a text that is too long or not printable")
     return found
 
 
@@ -328,7 +328,9 @@ def _unique(kind: str, names: Iterable[str]) -> tuple[str, ...]:
     seen: dict[str, None] = {}
     for name in names:
         if not 0 < len(name) <= MAX_NAME_LENGTH:
-            raise _invalid(f"one {kind} has a name of {len(name)} characters")
+            raise _invalid(
+                f"one {kind}: expected a name of 1 to {MAX_NAME_LENGTH} characters, got {len(name)}"
+            )
         if name in seen:
             raise _invalid(f"{kind} '{name}' is duplicated")
         seen[name] = None

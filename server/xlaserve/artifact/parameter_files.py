@@ -87,7 +87,7 @@ def _checked(
     array = arrays.get(key)
     if array is None:
         raise InvalidModel(
-            f"parameter '{name}': expected {wanted}, {source} has no such path, it has "
+            f"parameter '{name}' ({wanted}) is missing from {source}, which has "
             f"{_few(sorted(arrays))}"
         )
     # numpy stores dtypes that it does not know, such as bfloat16, as unnamed bytes (`V2`).

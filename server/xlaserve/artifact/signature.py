@@ -126,7 +126,7 @@ def _check_tensor(
     if tensor.datatype is spec.datatype and any(_same(shape, spec.shape) for shape in shapes):
         return
     raise InvalidModel(
-        f"{kind} '{tensor.name}': expected {spec} as the artifact has it, "
+        f"{kind} '{tensor.name}': expected {spec} as in the artifact, "
         f"got {describe(tensor.datatype, shapes[0])} from the configuration"
     )
 

@@ -65,7 +65,8 @@ def check(recorded: Recorded, parameters_bytes: int) -> None:
             sizes.parameters_bytes + sizes.programs_bytes < parameters_bytes
         ):
             raise InvalidModel(
-                f"its sizes for '{target}' are none of {parameters_bytes} parameters"
+                f"its sizes for '{target}' are too small for {parameters_bytes} bytes of"
+                " parameters, or above the limit"
             )
 
 

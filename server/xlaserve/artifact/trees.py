@@ -92,7 +92,9 @@ def check_names(kind: str, names: Sequence[str]) -> None:
         raise InvalidModel(f"expected at least one {kind}, got a tree without arrays")
     for name in names:
         if not 0 < len(name) <= MAX_NAME_LENGTH:
-            raise InvalidModel(f"one {kind} has a name of {len(name)} characters")
+            raise InvalidModel(
+                f"one {kind}: expected a name of 1 to {MAX_NAME_LENGTH} characters, got {len(name)}"
+            )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidModel(f"two {kind}s have the name '{twice}'; rename a key of their tree")

@@ -204,7 +204,9 @@ def _read_header(
     length = files.read_exactly(file, _LENGTH_BYTES, name)
     text_bytes = int.from_bytes(length, "little")
     if text_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-        raise InvalidModel(f"{name} has a header of {text_bytes} bytes in a file of {size}")
+        raise InvalidModel(
+            f"{name} is not a safetensors file: it has {size} bytes, its header {text_bytes}"
+        )
     text = files.read_exactly(file, text_bytes, name)
     update(length)
     update(text)
@@ -243,7 +245,9 @@ def _entries(header: dict[str, _Entry], data_bytes: int, name: str) -> tuple[Wei
 
 def _checked(key: str, entry: _Entry, name: str) -> WeightEntry:
     if not 0 < len(key) <= MAX_NAME_LENGTH:
-        raise InvalidModel(f"{name} has a tensor with a name of {len(key)} characters")
+        raise InvalidModel(
+            f"{name}: expected tensor names of 1 to {MAX_NAME_LENGTH} characters, got {len(key)}"
+        )
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise InvalidModel(f"{name}: '{key}' has the unknown dtype '{entry.dtype[:32]}'")

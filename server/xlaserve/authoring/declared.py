@@ -61,7 +61,7 @@ def _described(name: str, said: Any) -> Described:
     is_pair = not isinstance(pair, str) and isinstance(pair, Sequence) and len(pair) == 2
     if not is_pair or not _is_shape(pair[1]):
         raise InvalidModel(
-            f"input '{name}': expected a datatype and a shape, as {_EXAMPLE}, "
+            f"input '{name}': expected a datatype and a shape, such as {_EXAMPLE}, "
             f"or a jax.ShapeDtypeStruct, got {pair!r}"
         )
     datatype, shape = pair
@@ -86,7 +86,7 @@ def _check_specs(inputs: object) -> None:
     for one in specs:
         if not isinstance(one, TensorSpec):
             raise InvalidModel(
-                f"inputs: expected a dict by name, as {{'x': {_EXAMPLE}}}, got {one!r}"
+                f"inputs: expected a dict by name, such as {{'x': {_EXAMPLE}}}, got {one!r}"
             )
 
 

@@ -176,7 +176,7 @@ class GrpcConnection(asyncio.Protocol):
             if not self.ready.done() and kind != frames.SETTINGS:
                 raise ValueError("the first frame is not SETTINGS")
             if size > _MAX_INPUT:
-                raise ValueError(f"a frame of {size} bytes")
+                raise ValueError(f"expected frames of at most {_MAX_INPUT} bytes, got {size}")
             start = position + HEADER_BYTES
             if start + size > len(data):
                 break

@@ -30,7 +30,9 @@ def make_inputs(
     unknown = sorted(shapes.keys() - {spec.name for spec in specs})
     if unknown:
         names = ", ".join(f"'{spec.name}'" for spec in specs)
-        raise BenchmarkRefused(f"model '{model}': --shape '{unknown[0]}', but its inputs: {names}")
+        raise BenchmarkRefused(
+            f"model '{model}': --shape: no input '{unknown[0]}', its inputs are {names}"
+        )
     random = np.random.default_rng(_SEED)
     return [
         (spec, _elements(spec, _shape(model, spec, shapes.get(spec.name), batch), random))

@@ -90,7 +90,7 @@ class RestConnection(asyncio.Protocol):
         if self._left == _CHUNKED:
             return self._read_chunks()
         if self._left < 0:
-            raise ValueError("data after the answer")
+            raise ValueError("unexpected data after the answer")
         return not self._left
 
     def _read_head(self) -> bool:
@@ -101,7 +101,7 @@ class RestConnection(asyncio.Protocol):
             return False
         status, _, fields = bytes(self._input[:end]).lower().partition(b"\r\n")
         if not status.startswith(b"http/1."):
-            raise ValueError(f"an answer that begins with {status[:16]!r}")
+            raise ValueError(f"expected an HTTP/1.x status line, got {status[:16]!r}")
         self._status = int(status[9:12])
         headers = dict(_field(line) for line in fields.split(b"\r\n"))
         self._in_body = True
@@ -125,7 +125,7 @@ class RestConnection(asyncio.Protocol):
             if not size:
                 return True
         if len(data) > _MAX_CHUNK_LINE:
-            raise ValueError("a chunk without a size")
+            raise ValueError("expected the size of a chunk, got an overlong line")
         return False
 
     def _answered(self) -> None:

@@ -19,7 +19,8 @@ _REPOSITORY = "repository"
 
 File: TypeAlias = Annotated[Path, typer.Argument(help="The TOML file.")]
 MaybeFile: TypeAlias = Annotated[
-    Path | None, typer.Argument(help="A TOML file; only the environment by default.")
+    Path | None,
+    typer.Argument(help="A TOML file; by default, only environment variables are read."),
 ]
 
 

@@ -124,7 +124,7 @@ class RestClient:
             labelled = [row["name"] for row in outputs if LABELS in (row.get("parameters") or {})]
             return ModelTensors(_specs(said["inputs"]), _specs(outputs), frozenset(labelled))
         except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
-            raise CallFailed(self._url, f"no V2 metadata: {_shown(body)}") from error
+            raise CallFailed(self._url, f"expected V2 metadata, got {_shown(body)}") from error
 
     async def infer(
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
@@ -142,7 +142,8 @@ class RestClient:
         try:
             return _result(data, length, seconds)
         except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
-            raise CallFailed(self._url, f"no V2 inference ({error}): {_shown(data)}") from error
+            got = f"{_shown(data)} ({error})"
+            raise CallFailed(self._url, f"expected a V2 response, got {got}") from error
 
     async def stream(
         self, request: InferRequest, timeout: float
@@ -172,7 +173,7 @@ class RestClient:
                             raise CallFailed(self._url, said["error"], "UNKNOWN")
                         yield read_event(said, tensors, time.perf_counter() - started)
             except (ValueError, TypeError) as error:
-                raise CallFailed(self._url, f"no stream of answers: {error}") from error
+                raise CallFailed(self._url, f"expected a stream of events: {error}") from error
 
     async def describe(self, model: str, version: str = "") -> Json:
         """Return the metadata of a model (V2 protocol, Model Metadata)."""
@@ -185,7 +186,7 @@ class RestClient:
             fields = ("name", "version", "state", "reason")
             return [IndexEntry(*(str(row.get(each) or "") for each in fields)) for row in rows]
         except (AttributeError, TypeError) as error:
-            raise CallFailed(self._url, "the index is no list of models") from error
+            raise CallFailed(self._url, "expected the index to be a list of models") from error
 
     async def configuration(self, model: str, version: str = "") -> Json:
         """Return the configuration of a model (model configuration extension)."""
@@ -196,7 +197,7 @@ class RestClient:
         path = model_path(model, version) if model else "/v2/models"
         rows = (await self._object("GET", f"{path}/stats")).get("model_stats")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise CallFailed(self._url, "the statistics are no list of models")
+            raise CallFailed(self._url, "expected the statistics to be a list of models")
         return rows
 
     async def load(self, model: str, config: str = "") -> None:
@@ -218,7 +219,7 @@ class RestClient:
     async def _object(self, method: str, path: str) -> Json:
         found = await self._read(method, path)
         if not isinstance(found, dict):
-            raise CallFailed(self._url, f"{path}: no JSON object came")
+            raise CallFailed(self._url, f"{path}: expected a JSON object")
         return found
 
     async def _read(

@@ -40,12 +40,12 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any],
             if data:
                 said = json.loads(data)
                 if not isinstance(said, dict):
-                    raise ValueError("an event is no object")
+                    raise ValueError("an event is not a JSON object")
                 yield said
         if len(held) > MOST_EVENT_BYTES:
-            raise ValueError(f"an event of more than {MOST_EVENT_BYTES} bytes")
+            raise ValueError(f"an event has more than {MOST_EVENT_BYTES} bytes")
     if held.strip():
-        raise ValueError("the stream broke off within an event")
+        raise ValueError("the stream ended within an event")
 
 
 def read_event(said: Mapping[str, Any], tensors: ModelTensors, seconds: float) -> InferenceResult:

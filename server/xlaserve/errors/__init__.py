@@ -80,7 +80,7 @@ class StillStarting(ModelNotReady):
     def __init__(self, model: str, version: str, because: str) -> None:
         named = f"model '{model}'" if model else "a model without a name"
         asked = f"{named} version {version}" if version else named
-        XlaserveError.__init__(self, f"{asked} may still come: {because}, try again")
+        XlaserveError.__init__(self, f"{asked} is not available yet: {because}, try again")
 
 
 class LoadFailed(XlaserveError):
@@ -493,7 +493,7 @@ class WorkersSilent(XlaserveError):
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
-        super().__init__(f"the answer would be incomplete: {said}, try again")
+        super().__init__(f"some processes of the server did not answer: {said}, try again")
 
 
 class ProcessSilent(XlaserveError):

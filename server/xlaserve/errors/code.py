@@ -26,7 +26,7 @@ class MissingOutputs(ModelFailed):
     def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
         names = ", ".join(f"'{name}'" for name in missing)
         found = ", ".join(f"'{name}'" for name in got) or "none"
-        super().__init__(model, f"expected output {names} of its code, got {found}")
+        super().__init__(model, f"expected its code to return output {names}, got {found}")
 
 
 class Deadlock(ModelFailed):
@@ -47,8 +47,8 @@ class ChangesItself(ModelFailed):
         what = "load" if is_load else "unload"
         super().__init__(
             model,
-            f"deadlock: to {what} '{changed}' its code would wait for itself: have a client"
-            f" {what} it",
+            f"deadlock: its code cannot {what} '{changed}', because it would wait for itself: have"
+            f" a client {what} it",
         )
 
 

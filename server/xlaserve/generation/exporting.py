@@ -246,7 +246,7 @@ def _array(small: Any, large: Any) -> Array:
         ]
         if not found and sizes[0] != sizes[1]:
             raise InvalidModel(
-                f"init_cache: expected axes of slots, of positions, or of fixed size, got one of "
+                f"init_cache: expected the size of each axis to be slots, positions or fixed, got "
                 f"{sizes[0]} and {sizes[1]} for {_SIZES[0]} and {_SIZES[1]} slots and positions"
             )
         shape.append(found[0] if found else sizes[0])

@@ -152,7 +152,7 @@ def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
     if len(value) > _MOST_STOP:
         # Limited because parsing delays other requests.
         expected = f"at most {MOST_STOPS} strings of {MOST_CHARACTERS} characters"
-        raise InvalidParameter(STOP, expected, f"{len(value)} characters of them")
+        raise InvalidParameter(STOP, expected, f"{len(value)} characters")
     try:
         found = json.loads(value) if value.startswith("[") else value
     except (ValueError, RecursionError):

@@ -52,7 +52,8 @@ def refuse_binary(request: InferRequest) -> None:
         *((output.parameters, BINARY_DATA) for output in request.outputs),
     ):
         if parameters.get(name) is True:
-            raise InvalidParameter(name, f"false where {EVENT_STREAM_TYPE} is accepted", "true")
+            expected = f"false, since {EVENT_STREAM_TYPE} cannot contain binary data"
+            raise InvalidParameter(name, expected, "true")
 
 
 class _Answer(NamedTuple):

@@ -203,7 +203,7 @@ def _string(field: Field, value: Json) -> str:
     if not isinstance(value, str):
         raise BadConfig.mismatch(ARTICLES[field.kind], _got(value))
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadConfig.mismatch("a string", f"an unpaired surrogate in {_got(value)}")
+        raise BadConfig.mismatch("a string", f"half of a surrogate pair in {_got(value)}")
     return value
 
 

@@ -153,7 +153,7 @@ class Acceptor:
                 with connection:
                     await self._last_word(connection, NO_APPLICATION_PROTOCOL, until)
                 raise ConnectionAbortedError(
-                    f"the client offers other protocols than {context.agreed} (ALPN)"
+                    f"the client does not offer the protocol {context.agreed} (ALPN)"
                 )
         # Event loops close the socket after a failed handshake without sending the alert, so keep
         # a duplicate to send it.

@@ -80,9 +80,11 @@ def compare(before: Path, after: Path, *, only: str = "") -> Comparison:
     """
     level, other = level_of(before), level_of(after)
     if level is not other:
-        raise InvalidRequest(f"expected two of the same kind, got {level} and {other}")
+        raise InvalidRequest(
+            f"expected two repositories, two models or two versions, got {level} and {other}"
+        )
     if only and level is not Level.REPOSITORY:
-        raise InvalidRequest(f"model '{only}': expected two repositories, got two of {level}")
+        raise InvalidRequest(f"model '{only}': expected two repositories, got {level} and {other}")
     notes: dict[str, None] = {}
     differences = tuple(_COMPARE[level](before, after, only, notes))
     return Comparison(level, differences, tuple(notes))

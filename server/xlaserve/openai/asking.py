@@ -107,7 +107,8 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
     body = bodies.read_chat(text, max_depth=max_depth)
     most, other = body.max_completion_tokens, body.max_tokens
     if most is not None and other is not None and most != other:
-        raise InvalidField("max_tokens", f"{most} (max_completion_tokens), or no value", str(other))
+        expected = f"no value, or {most} as max_completion_tokens"
+        raise InvalidField("max_tokens", expected, str(other))
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs", "no value without logprobs", str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if body.logprobs else None

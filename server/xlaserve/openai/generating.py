@@ -169,7 +169,7 @@ class Generations:
         if size > most:
             raise InvalidField(
                 asked.prompt_field,
-                f"at most {most} characters, {_CHARACTERS_OF_TOKEN} for each position of the model",
+                f"at most {most} characters ({_CHARACTERS_OF_TOKEN} per token of the context)",
                 str(size),
                 code=CONTEXT_LENGTH,
             )
@@ -177,8 +177,8 @@ class Generations:
             # The error names the fields that can be this long; other fields have limits.
             raise InvalidField(
                 asked.prompt_field,
-                f"at most {most} octets of JSON with instructions, tools and text, which the "
-                f"response repeats, {_CHARACTERS_OF_TOKEN} for each position of the model",
+                f"at most {most} bytes of JSON for the input, instructions, tools and text, which "
+                f"the response repeats ({_CHARACTERS_OF_TOKEN} per token of the context)",
                 str(asked.echoed_bytes),
                 code=CONTEXT_LENGTH,
             )
@@ -212,7 +212,7 @@ def _tokens(prompt: Prompt, asked: Asked, info: GenerationInfo) -> NDArray[np.in
     if not 1 <= len(prompt) <= info.max_length:
         raise InvalidField(
             field,
-            f"1 to {info.max_length} tokens (the model's positions)",
+            f"1 to {info.max_length} tokens (the model's context length)",
             f"{len(prompt)}",
             code=CONTEXT_LENGTH if len(prompt) else None,
         )

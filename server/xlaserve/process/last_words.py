@@ -29,7 +29,7 @@ def last_line(said: bytes | str | None) -> str:
 def tell(process: str, ended: str, said: bytes | str | None, model: str = "") -> None:
     """Log the unexpected end of a process, with the last part of its stderr."""
     about = {"model": model} if model else {}
-    _log.warning("process ended", process=process, ended=ended, said=_text(said), **about)
+    _log.warning("process ended", process=process, reason=ended, last_output=_text(said), **about)
 
 
 def _text(said: bytes | str | None) -> str:

@@ -83,13 +83,14 @@ class OutputCheck:
     def _value(self, output: str, name: object, value: object) -> Parameter:
         plain = value.item() if isinstance(value, np.generic) else value
         if not isinstance(name, str) or not _is_text(name) or name in _RESERVED:
-            expected = f"a string, not one of {', '.join(sorted(_RESERVED))}"
-            raise WrongOutput(self._model, output, f"as name of a parameter {expected}", repr(name))
+            expected = f"parameter names to be strings other than {', '.join(sorted(_RESERVED))}"
+            raise WrongOutput(self._model, output, expected, repr(name))
         if not _can_be_told(plain):
             raise WrongOutput(
                 self._model,
                 output,
-                f"as parameter '{name}' a boolean, a 64-bit integer, a finite number or a string",
+                f"parameter '{name}' to be a boolean, a 64-bit integer, a finite number or a"
+                " string",
                 repr(value)[:_SHOWN_CHARACTERS],
             )
         return cast(Parameter, plain)

@@ -56,8 +56,8 @@ class Cancelling:
                 version="",
                 reason="the load was cancelled",
                 asked_by=_named(asker),
-                by=why.by,
-                next=_ANSWERS if serves else why.next,
+                cancelled_by=why.by,
+                consequence=_ANSWERS if serves else why.next,
             )
             raise
 

@@ -209,7 +209,7 @@ class RepositoryFollower:
                 await self._each(changes.gone, self._unload_gone)
         except Exception:
             # Loaded models continue to serve, and the next poll tries again.
-            self._log.exception("repository not followed")
+            self._log.exception("repository changes not applied")
         finally:
             if was != (self.server_ready, self.is_ready_here, self.is_started):
                 self._registry.notify()

@@ -353,7 +353,9 @@ class VersionLoader:
                 leaving = to_evict(self._registry, missing, sparing=reservation.model)
             if leaving:
                 for version in leaving:
-                    self._log.info("model evicted", model=version.model, room_for=reservation.model)
+                    self._log.info(
+                        "model evicted", model=version.model, for_model=reservation.model
+                    )
                 await self.unload(leaving, evicted_for=reservation.model)
             elif reservation.exceeds(sizes) or not await self._changed(until - loop.time()):
                 break
@@ -397,7 +399,7 @@ class VersionLoader:
                 leaving = next_to_evict(self._registry, sparing=sparing) if self._evict else []
                 if not leaving:
                     raise
-            self._log.info("model evicted", model=leaving[0].model, room_for=sparing)
+            self._log.info("model evicted", model=leaving[0].model, for_model=sparing)
             await self.unload(leaving, evicted_for=sparing)
 
     async def _run_loader(

@@ -122,7 +122,7 @@ class Reloads:
             row.looking.cancel()
             raise
         if not row.looking.done():
-            _log.warning("slow to read, others proceed", what=row.name)
+            _log.warning("reload slow, other files reloaded first", what=row.name)
 
     async def _look(self, row: _Row, *, asked: bool) -> None:
         # Taken before the files are read: a change during the read is seen by the next check.

@@ -104,7 +104,7 @@ class Operation:
         """Return an attribute in MLIR's text form."""
         found = self.attributes.get(name, "")
         if isinstance(found, Pair):
-            raise NoRule("uses the batch size in a way that has no rule")
+            raise NoRule("uses the batch size in an unsupported way")
         return str(found)
 
     def location(self) -> str:

@@ -182,7 +182,7 @@ class _Scan:
                 isinstance(operands[0], Constant) and operands[0].is_static
             )
             if name != "stablehlo.dynamic_broadcast_in_dim" or not is_constant:
-                raise Unfollowed("needs the value of a computed size")
+                raise Unfollowed("depends on the value of a computed size")
             return [_LIKE]
         data = [one for number, one in enumerate(operands) if number not in spared]
         if name == "stablehlo.dynamic_slice" and _is_size(data[0]):
@@ -219,10 +219,10 @@ class _Scan:
         if any(one is _MEASURED for one in operands):
             others = any(one is _DATA or one is _LIKE for one in operands)
             if operation.name not in _OF_SHAPES or others:
-                raise Unfollowed("needs the value of a computed size")
+                raise Unfollowed("depends on the value of a computed size")
             return _MEASURED
         if not _is_elementwise(operation) or any(map(_is_size, operands)):
-            raise Unfollowed("needs the value of a computed size")
+            raise Unfollowed("depends on the value of a computed size")
         return _DATA if any(one is _DATA for one in operands) else _LIKE
 
     def _nested(
@@ -248,7 +248,7 @@ class _Scan:
                 self._sizes[result] = self._sizes.get(("returned", number), ())
             return list(returned)
         if any(map(_is_of_computed, operands)):
-            raise Unfollowed("needs the value of a computed size")
+            raise Unfollowed("depends on the value of a computed size")
         branches = list(operation.regions)
         if name in {"stablehlo.case", "stablehlo.if"}:
             branches = self._branches(operation, operands, branches)
@@ -260,7 +260,7 @@ class _Scan:
             if len(region.blocks)
         ]
         if any(_is_of_computed(one) for returned in found for one in returned):
-            raise Unfollowed("needs the value of a computed size")
+            raise Unfollowed("depends on the value of a computed size")
         is_one = name in {"stablehlo.case", "stablehlo.if"} and len(found) == 1
         return found[0] if is_one else [_DATA] * len(operation.results)
 

@@ -22,7 +22,7 @@ class Size(NamedTuple):
     def fixed(self) -> int:
         """Return a size that is the same at every batch size; raises NoRule for others."""
         if self.per_row:
-            raise NoRule("uses the batch size in a way that has no rule")
+            raise NoRule("uses the batch size in an unsupported way")
         return self.offset
 
     @property

@@ -153,13 +153,13 @@ _current: ContextVar[object] = ContextVar("python_request", default=None)
 
 
 begin_computing = _current.set
-"""Make the calls that follow part of a request; returns a token for `end_computing`."""
+"""Treat subsequent calls as part of a request; returns a token for `end_computing`."""
 end_computing = _current.reset
 
 
 @contextmanager
 def computing(request: object) -> Iterator[None]:
-    """Make calls to other models within the block part of this request."""
+    """Treat calls to other models inside the `with` block as part of this request."""
     token = begin_computing(request)
     try:
         yield

@@ -61,7 +61,7 @@ class Metric:
     def observe(self, value: float) -> None:
         """Add an observation to a histogram."""
         if self.kind != "histogram":
-            raise MetricError(f"a {self.kind} observes nothing")
+            raise MetricError(f"a {self.kind} has no observations: use a histogram")
         place = sum(bound < value for bound in self.bounds)
         with self._lock:
             self._counts[place] += 1

@@ -101,7 +101,7 @@ def try_loading(
     if trial.returncode < 0:
         name = last_words.how(trial.returncode)
         what = "artifact" if source is None else f"file {source.path.name}"
-        raise InvalidModel(f"the {what} ends the process that reads it ({name})")
+        raise InvalidModel(f"the {what} crashed the process that loaded it on trial ({name})")
     if trial.returncode:
         raise InvalidModel(
             f"a trial load failed with exit status {trial.returncode}"

@@ -185,7 +185,7 @@ class NamedParameters:
                 "request parameters without effect",
                 model=request.model_name,
                 parameters=list(new),
-                others_are_named=len(self._named) < MAX_NAMED,
+                more_will_be_logged=len(self._named) < MAX_NAMED,
             )
 
     def _without_effect(self, request: InferRequest) -> Iterator[str]:

@@ -174,13 +174,13 @@ class HttpStore:
                 page += piece
                 if len(page) > _MAX_PAGE_BYTES:
                     raise StoreProblem(
-                        f"the page of '{directory}' has more than {_MAX_PAGE_BYTES} bytes",
+                        f"the listing of '{directory}' has more than {_MAX_PAGE_BYTES} bytes",
                         is_transient=False,
                     )
             # http.client ends a body that is cut as one that is whole: models would be missing.
             if answer.length is not None and len(page) < answer.length:
                 raise StoreProblem(
-                    f"the page of '{directory}' ended at byte {len(page)} of {answer.length}"
+                    f"the listing of '{directory}' ended at byte {len(page)} of {answer.length}"
                 )
         links = _Links()
         links.feed(page.decode(errors="replace"))

@@ -50,7 +50,9 @@ class Channel(Generic[Incoming]):
         """
         data = self._encoder.encode(message)
         if len(data) > LIMIT_MESSAGE_BYTES:
-            raise ChannelError(f"a message of {len(data)} bytes, at most {LIMIT_MESSAGE_BYTES}")
+            raise ChannelError(
+                f"a message of {len(data)} bytes exceeds the limit of {LIMIT_MESSAGE_BYTES}"
+            )
         transport = self._writer.transport
         if transport.is_closing():
             raise ChannelError("the other end closed the channel")
@@ -64,7 +66,9 @@ class Channel(Generic[Incoming]):
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > LIMIT_MESSAGE_BYTES:
-                raise ChannelError(f"a message of {length} bytes")
+                raise ChannelError(
+                    f"a message of {length} bytes exceeds the limit of {LIMIT_MESSAGE_BYTES}"
+                )
             return self._decoder.decode(await self._reader.readexactly(length))
         except asyncio.IncompleteReadError as error:
             raise ChannelError("the other end closed the channel") from error

@@ -130,7 +130,7 @@ class Control:
             except WorkerGone:
                 return
             except Exception:
-                _log.exception("change failed", kind=kind, subject=ask.change.subject)
+                _log.exception("change to workers failed", kind=kind, subject=ask.change.subject)
             finally:
                 del self._asked[origin, ask.number]
                 # Report after an exception too, since the worker waits for it.
@@ -218,7 +218,7 @@ class Control:
         for worker, failure in {} if asked.is_given_up else failed.items():
             _log.error(
                 "change failed in one worker only",
-                of=worker.role.worker,
+                worker=worker.role.worker,
                 kind=change.kind,
                 subject=change.subject,
                 error=failure.text,
@@ -372,7 +372,7 @@ class Control:
                 await remaking.make(known)
         await remaking.settle()
         for one in remaking.failed:
-            said = {"of": worker.role.worker, "subject": one.change.subject}
+            said = {"worker": worker.role.worker, "subject": one.change.subject}
             _log.error("worker lacks changes of other workers", **said, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
@@ -389,7 +389,7 @@ class Control:
                 reply = await worker.expect(Question(number, LOADED), ("reply", number))
         except (TimeoutError, WorkerGone) as error:
             _log.error(
-                "loaded models of a worker unknown", of=worker.role.worker, reason=str(error)
+                "loaded models of a worker unknown", worker=worker.role.worker, reason=str(error)
             )
             return
         for name in reply.said or ():
@@ -402,7 +402,7 @@ class Control:
             for other, failure in _failures(dids).items():
                 _log.error(
                     "model files differ between a worker and a restarted one",
-                    of=other.role.worker,
+                    worker=other.role.worker,
                     subject=name,
                     error=failure.text,
                 )

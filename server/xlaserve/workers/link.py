@@ -298,7 +298,7 @@ class Link:
         except asyncio.CancelledError:
             return failure_of(LoadCancelled(text.subject))
         except BaseException as error:
-            _log.exception("change failed", kind=text.kind, subject=text.subject)
+            _log.exception("change to this worker failed", kind=text.kind, subject=text.subject)
             return failure_of(error)
         return None
 

@@ -40,7 +40,9 @@ class OtherWorkers:
                     problem = f"its answer cannot be read: {error}"
             if problem:
                 missing[worker] = problem
-                _log.warning("no answer", of=answer.worker, question=question, reason=problem)
+                _log.warning(
+                    "worker did not answer", peer=answer.worker, question=question, reason=problem
+                )
         found = {worker: answer for worker, answer in answers.items() if answer is not None}
         return Asked(found, missing)
 
@@ -56,4 +58,4 @@ class OtherWorkers:
 def _plain(value: object) -> object:
     if isinstance(value, MappingProxyType):
         return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} crosses no process")
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent to another process")

@@ -206,7 +206,7 @@ class Supervisor:
             deaths.append(now)
             while now - deaths[0] > _DEATHS_SECONDS:
                 deaths.popleft()
-            _log.error("worker died", of=role.worker, reason=reason, deaths=len(deaths))
+            _log.error("worker died", worker=role.worker, reason=reason, deaths=len(deaths))
             self._note(EventKind.WORKER_DIED, role, reason)
             if not self.was_ready or len(deaths) == _MOST_DEATHS:
                 raise WorkerDied(role.worker, reason, len(deaths))
@@ -219,7 +219,7 @@ class Supervisor:
         except (OSError, ChannelError) as error:
             return str(error)
         self._workers[role.worker] = worker
-        _log.info("worker started", of=role.worker, pid=worker.process.pid)
+        _log.info("worker started", worker=role.worker, pid=worker.process.pid)
         self._note(EventKind.WORKER_STARTED, role)
         if self._stopping:
             worker.tell(Stop())
@@ -370,7 +370,7 @@ class Supervisor:
 
     def _say_silent(self, worker: WorkerProcess, is_silent: bool, seconds: float) -> None:
         worker.is_silent = is_silent
-        said = {"of": worker.role.worker, "pid": worker.process.pid}
+        said = {"worker": worker.role.worker, "pid": worker.process.pid}
         if is_silent:
             _log.error("worker unresponsive", **said, replaced_after_seconds=seconds)
             self._hand_again(worker)

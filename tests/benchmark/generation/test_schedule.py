@@ -98,7 +98,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"prompt": 1, "answer": 2}\n\n{"prompt": 1}', "line 3: expected .*answer"),
         ('{"prompt": 1, "answer": 2, "x": 3}', "line 1: .*unknown field `x`"),
         ('{"prompt": 1.5, "answer": 2}', "line 1: .*Expected `int`, got `float`"),
-        ('{"prompt": 0, "answer": 2}', "line 1: expected at least one token of each, got 0 and 2"),
+        (
+            '{"prompt": 0, "answer": 2}',
+            "line 1: expected at least one token in the prompt and in the answer, got 0 and 2",
+        ),
         ("1\n" * 100_001, "got 100001"),
         (" " * ((1 << 24) + 1), "has more than 16777216 bytes"),
     ],

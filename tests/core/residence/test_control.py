@@ -413,7 +413,7 @@ async def test_a_cancelled_load_is_a_line_that_names_who_and_what_next(
 
     (line,) = (one for one in log if one["event"] == "model not loaded")
     assert ("info", "the load was cancelled") == (line["log_level"], line["reason"])
-    assert (True, True) == (by in line["by"], then in line["next"]), line
+    assert (True, True) == (by in line["cancelled_by"], then in line["consequence"]), line
     assert "the server" == line["asked_by"]
     assert {} == core.control.failed_loads
 
@@ -436,7 +436,7 @@ async def test_a_cancelled_reload_says_that_the_old_version_answers(
             await load
 
     (line,) = (one for one in log if one["event"] == "model not loaded")
-    assert "the previously loaded version continues to answer" == line["next"]
+    assert "the previously loaded version continues to answer" == line["consequence"]
     assert ("1", 1.0) == await answer(core, "m")
 
 
@@ -609,7 +609,7 @@ async def test_files_that_a_client_sent_are_tried_before_they_are_loaded(
 
     assert [] == world.tried
 
-    with pytest.raises(LoadFailed, match="ends the process that reads it"):
+    with pytest.raises(LoadFailed, match="crashed the process that loaded it on trial"):
         await core.control.load("m", override("deadly"))
 
     assert (["m/1"], 1) == (world.loads, len(world.tried))

@@ -128,7 +128,7 @@ def test_a_client_cannot_fill_the_log_or_the_memory() -> None:
             named.note(ask(**own))
 
     assert MAX_NAMED == len(lines)
-    assert [True] * (MAX_NAMED - 1) + [False] == [line["others_are_named"] for line in lines]
+    assert [True] * (MAX_NAMED - 1) + [False] == [line["more_will_be_logged"] for line in lines]
     assert sum(len(str(line)) for line in lines) < 10_000
     assert sum(map(len, named._named)) < 10_000
     assert named.are_ordinary({"another": 1})

@@ -174,7 +174,7 @@ def test_a_process_with_other_lines_or_versions_proves_nothing(
     model = loaded(directory, Elsewhere(change))
 
     assert model.info.verdict == loaded(directory, None).info.verdict
-    assert 1 == capsys.readouterr().out.count("proved in the server")
+    assert 1 == capsys.readouterr().out.count("rows analyzed in the server process")
 
 
 @pytest.mark.parametrize(

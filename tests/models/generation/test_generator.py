@@ -321,7 +321,10 @@ def test_a_parameter_that_none_can_have_is_refused(
     [
         ({"slots": "0"}, "parameter 'slots': expected 1 to 1024, got '0'"),
         ({"length": "65"}, "parameter 'length': expected 2 to 64, got '65'"),
-        ({"windows": "16,65"}, "parameter 'windows': expected up to 8 numbers of 1 to 64"),
+        (
+            {"windows": "16,65"},
+            "parameter 'windows': expected up to 8 comma-separated numbers from 1 to 64",
+        ),
         ({"windows": "x"}, "parameter 'windows'"),
         ({"chunk": "17"}, "parameter 'chunk': expected 1 to 16, got '17'"),
         ({"prefix_cache": "yes"}, "parameter 'prefix_cache': expected true or false, got 'yes'"),
@@ -434,7 +437,7 @@ def _changed(directory: Path, tmp_path: Path, **fields: Any) -> Path:
         ({"donated": {}}, "it donates arguments other than the cache and the counts"),
         ({"files": {}}, "it does not list the files of a generator"),
         ({"odd": 1}, "not valid"),
-        ({"parameters": ["odd"]}, "parameter 'embedding' is not in both"),
+        ({"parameters": ["odd"]}, "parameter 'embedding' is in only one of"),
     ],
 )
 def test_a_changed_description_is_refused(

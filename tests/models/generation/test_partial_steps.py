@@ -318,7 +318,7 @@ def test_sizes_that_pay_are_the_default(
 
 @pytest.mark.parametrize("written", ["0", "7", "1,x", "", ",".join("1" * 9)])
 def test_sizes_that_no_step_can_have_are_refused(directory: Path, written: str) -> None:
-    expected = "parameter 'step_sizes': expected up to 8 numbers of 1 to 6 with commas"
+    expected = "parameter 'step_sizes': expected up to 8 comma-separated numbers from 1 to 6"
     with pytest.raises(InvalidModel, match=expected):
         load(directory, **{**CONFIG, "step_sizes": written})
 

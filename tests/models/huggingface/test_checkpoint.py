@@ -125,7 +125,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, place: str, te
 
 def test_an_index_that_names_what_no_shard_has_is_refused(tmp_path: Path) -> None:
     index(tmp_path, {**shards(tmp_path, tensors_of("mistral")), "x": "0.safetensors"})
-    with pytest.raises(InvalidModel, match="'x': .* says 0.safetensors, which lacks it"):
+    with pytest.raises(InvalidModel, match="'x' is missing from 0.safetensors, where .* has it"):
         checkpoint.read(tmp_path, configuration.read(DATA / "mistral"))
 
 

@@ -231,7 +231,7 @@ REFUSED = [
     (
         "phi3",
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}},
-        "partial_rotary_factor 1.5 of head_dim 16",
+        "partial_rotary_factor: expected to rotate an even number of the 16 elements",
     ),
     ("llama", yarn(original_max_position_embeddings=None), "original_max_position_embeddings of"),
     ("llama", yarn(beta_slow=32), "beta_slow 32.0 is not below beta_fast 32.0"),

@@ -133,7 +133,10 @@ def test_a_condition_with_a_value_for_each_row_is_refused() -> None:
     inputs = {**X, "c": (BOOL, ["N"])}
     made = model([_if(_scaled("Relu", 2.0), _scaled("Neg", 3.0))], inputs, ["y"])
 
-    with pytest.raises(InvalidModel, match=r"its condition has the shape \[b\], expected one"):
+    with pytest.raises(
+        InvalidModel,
+        match=r"its condition: expected one element for all rows of a batch, got the shape \[b\]",
+    ):
         exported(made, "b", {"x": "b, 4", "c": "b"})
 
 
@@ -566,7 +569,8 @@ def test_optionals_are_resolved_while_a_graph_is_converted() -> None:
         ),
         (
             [node("SequenceConstruct", ["x"], ["s"]), node("SequenceAt", ["s", "one"], ["y"])],
-            "SequenceAt 'the_y' (opset 17): position 1 is not in a sequence, expected 0 to 0",
+            "SequenceAt 'the_y' (opset 17): position 1 is out of range for a sequence, "
+            "expected 0 to 0",
         ),
         ([node("SequenceAt", ["x", "one"], ["y"])], "its first input is not a sequence"),
     ],

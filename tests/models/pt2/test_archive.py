@@ -50,7 +50,7 @@ def _ints(*values: int) -> list[Json]:
     [
         (lambda tree: _payload(tree).update(use_pickle=True), "'0.weight' is a pickle"),
         (lambda tree: _payload(tree).update(tensor_meta=None), "'0.weight' is a pickle"),
-        (lambda tree: _payload(tree).update(path_name="../x"), "expected a name of a file"),
+        (lambda tree: _payload(tree).update(path_name="../x"), "expected a plain file name"),
         (lambda tree: _payload(tree).update(path_name="weight_9"), "it has no entry"),
         (lambda tree: tree["config"].pop("0.weight"), "'0.weight' is missing from"),
         (_meta("storage_offset", {"as_int": 1}), "needs 260 bytes, got 256"),
@@ -73,7 +73,7 @@ def _ints(*values: int) -> list[Json]:
             lambda tree: _payload(tree)["tensor_meta"].update(
                 sizes=_ints(0, 2**62), strides=_ints(1, 1)
             ),
-            "has no elements and the shape",
+            "has no elements, but sizes above",
         ),
         (lambda tree: _payload(tree).update(color="red"), "unknown field `color`"),
     ],

@@ -96,7 +96,7 @@ def _entry_in_directory() -> bytes:
         (lambda: zipped({"m//a": b""}), "the zip file has an entry outside its root: '"),
         (_two_of_a_name, "two entries 'm/a'"),
         (_overlapping, "overlaps another one"),
-        (_entry_in_directory, "within the directory"),
+        (_entry_in_directory, "after the central directory began"),
         (_bomb, "cannot be 1073741824 uncompressed"),
         (lambda: patched(ONE, _CENTRAL, 24, "<L", 9), "5 bytes that cannot be 9"),
         (lambda: patched(ONE, _CENTRAL, 8, "<H", 1), "is encrypted"),
@@ -127,7 +127,7 @@ def test_what_is_ambiguous_is_refused(make: Callable[[], bytes], text: str) -> N
     ("data", "text"),
     [
         (ONE.replace(b"alpha", b"alphb"), "CRC-32"),
-        (_inflates_to_more(), "does not have the 500 bytes"),
+        (_inflates_to_more(), "does not have its recorded 500 bytes"),
     ],
 )
 def test_an_entry_that_lies_is_refused_when_it_is_read(data: bytes, text: str) -> None:
@@ -191,7 +191,10 @@ def test_sizes_of_64_bits_are_read() -> None:
             "the two end records of the zip file differ",
         ),
         (patched(wide(), b"PK\x06\x07", 8, "<Q", 2**63), "64-bit"),
-        (patched(wide(), b"PK\x06\x06", 4, "<Q", 43), "between its directory and its end"),
+        (
+            patched(wide(), b"PK\x06\x06", 4, "<Q", 43),
+            "between its central directory and end record",
+        ),
         (patched(wide(), b"PK\x01\x02", 30, "<H", 8), "damaged|64-bit"),
     ],
 )

@@ -74,7 +74,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         ZERO
         + '%y = "stablehlo.reduce"(%x, %z) ({ ^bb0(%l: tensor<f32>, %r: tensor<f32>): %s = stablehlo.reshape %l : (tensor<f32>) -> tensor<f32> stablehlo.return %s : tensor<f32> }) {dimensions = array<i64: 1>} : (tensor<Bx4xf32>, tensor<f32>) -> tensor<Bxf32>',
         "%y : tensor<Bxf32>", X,
-        "contains stablehlo.reshape, which has no rule there",
+        "contains stablehlo.reshape, which is not supported in its region",
     ),
     "a reduction with a value of rows": (
         TOTAL
@@ -99,7 +99,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + f'%w = "stablehlo.reduce_window"(%i, %z) {SUM} {{window_dimensions = array<i64: 3, 1>, padding = dense<[[1, 1], [0, 0]]> : tensor<2x2xi64>}} : (tensor<Bx4xf32>, tensor<f32>) -> {SAME}\n'
         f"%y = stablehlo.add %x, %w : {SAME}",
         Y, X,
-        "moves windows over a dimension of the batch size",
+        "moves windows over a dimension whose size is the batch size",
     ),
     "padding by rows": (
         "%s = stablehlo.slice %x [0:1, 0:1] : (tensor<Bx4xf32>) -> tensor<1x1xf32>\n"
@@ -127,7 +127,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.slice %i [0:2B:2, 0:4] : (tensor<2Bx4xf32>) -> tensor<Bx4xf32>\n"
         f"%y = stablehlo.add %x, %s : {SAME}",
         Y, X,
-        "takes strided elements of a dimension of the batch size",
+        "takes strided elements of a dimension whose size is the batch size",
     ),
     "bits of several rows": (
         TURNED
@@ -161,7 +161,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s, %v = stablehlo.rng_bit_generator %w, algorithm = DEFAULT : (tensor<Bxui64>) -> (tensor<Bxui64>, tensor<Bx4xui32>)\n"
         f"%y = stablehlo.convert %v : (tensor<Bx4xui32>) -> {SAME}",
         Y, X,
-        "draws random bits with a state for each row",
+        "draws random bits from a state that differs between rows",
     ),
     "a transform along rows": (
         TURNED
@@ -180,13 +180,13 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         Y, X,
         "uses the batch size for its 'fft_length', which has no rule",
     ),
-    "multiplies by a matrix of the batch size": (
+    "multiplies by a matrix whose size is the batch size": (
         "%i = stablehlo.iota dim = 0 : tensor<BxBxf32>\n"
         "%c = stablehlo.cholesky %i, lower = true : tensor<BxBxf32>\n"
         "%s = stablehlo.slice %c [0:1, 0:4] : (tensor<BxBxf32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X,
-        "multiplies by a matrix of the batch size",
+        "multiplies by a matrix whose size is the batch size",
     ),
     "statistics of features that are rows": (
         "%t = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n"
@@ -266,7 +266,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + convolution("%i, %k", "[0, b, f]x[i, o, 0]->[0, b, f]", f"({LAYERS}, tensor<4x4x1xf32>) -> {LAYERS}").replace("%y", "%w")
         + f"\n%y = stablehlo.add %x, %w : {LAYERS}",
         f"%y : {LAYERS}", IMAGE,
-        "moves a kernel over a dimension of the batch size",
+        "moves a kernel over a dimension whose size is the batch size",
     ),
     "a convolution of features that are rows": (
         "%k = stablehlo.constant dense<1.0> : tensor<4xBx1xf32>\n"
@@ -287,7 +287,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%d = stablehlo.broadcast_in_dim %x, dims = [0, 1, 2] : (tensor<Bx4x4xf32>) -> tensor<Bx4x4x4xf32>\n"
         "%y = stablehlo.add %c, %d : tensor<Bx4x4x4xf32>",
         "%y : tensor<Bx4x4x4xf32>", IMAGE,
-        "sums over as many features as rows",
+        "sums over a feature dimension whose size is the batch size",
     ),
     "a slice that is put nowhere": (
         "%e = stablehlo.constant dense<0.0> : tensor<Bx0xf32>\n%i = stablehlo.constant dense<0> : tensor<i32>\n"
@@ -308,7 +308,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.dynamic_slice %i, %p, %o, sizes = [1, 4] : (tensor<Bx4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X + ", %p: tensor<i32>",
-        "indexes a dimension of the batch size",
+        "indexes a dimension whose size is the batch size",
     ),
     "a slice that replaces some of as much as rows": (
         "%i = stablehlo.iota dim = 1 : tensor<Bx4xf32>\n%u = stablehlo.constant dense<9.0> : tensor<1x4xf32>\n%o = stablehlo.constant dense<0> : tensor<i32>\n"
@@ -316,7 +316,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%s = stablehlo.slice %w [0:1, 0:4] : (tensor<Bx4xf32>) -> tensor<1x4xf32>\n"
         "%y = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
         Y, X + ", %p: tensor<i32>",
-        "indexes a dimension of the batch size",
+        "indexes a dimension whose size is the batch size",
     ),
     "an input of no elements": (
         "%y = stablehlo.negate %x : tensor<Bx0xf32>", "%y : tensor<Bx0xf32>", "%x: tensor<Bx0xf32>", "",
@@ -347,7 +347,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         + triangular("%a, %t", "(tensor<Bx4x4xf32>, tensor<Bx4xBxf32>) -> tensor<Bx4xBxf32>")
         + "%y = stablehlo.negate %v : tensor<Bx4xBxf32>",
         "%y : tensor<Bx4xBxf32>", X,
-        "solves systems of the batch size",
+        "solves systems whose size is the batch size",
     ),
     "a constant of another size in another batch": (
         f"%y = stablehlo.custom_call @Sharding(%x) : ({SAME}) -> {SAME}\n%k = stablehlo.constant dense<0.5> : tensor<0xf32>",

@@ -347,7 +347,7 @@ async def test_a_front_end_that_cannot_reach_the_new_engine_is_replaced(server: 
             if said == [200] * len(said):
                 break
             await asyncio.sleep(0.05)
-    found = {record["of"] for record in server.process.log if record["event"] == "worker died"}
+    found = {record["worker"] for record in server.process.log if record["event"] == "worker died"}
 
     assert found >= set(victims)
 

@@ -73,7 +73,7 @@ class Running:
     @property
     def engines(self) -> list[int]:
         """Return the processes that became the engine, in order."""
-        return self.pids("worker started", of=0)
+        return self.pids("worker started", worker=0)
 
     @property
     def spares(self) -> list[int]:

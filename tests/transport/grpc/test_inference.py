@@ -225,7 +225,7 @@ FAULTS: list[tuple[pb.ModelInferRequest, str]] = [
     (of_shape((3,), typed("FP32", [1.0] * 4)), "expected 3 elements for FP32[3], got 4 elements"),
     (of_shape((3,), typed("FP32", [1.0] * 2)), "expected 3 elements for FP32[3], got 2 elements"),
     (of_shape((1,), typed("BYTES", [b"a", b"b"])), "expected 1 elements for BYTES[1], got 2"),
-    (typed("FP16", [1.0], "fp32_contents"), "raw_input_contents, the only form of FP16"),
+    (typed("FP16", [1.0], "fp32_contents"), "raw_input_contents, the only encoding of FP16"),
     (raw("BOOL", b"\0\1\2"), "expected BOOL bytes of 0 or 1"),
     (raw("BYTES", b"\5\0\0\0abc", (1,)), "expected 5 bytes of element 0, got 3 bytes"),
     (raw("BYTES", b"\1\0\0\0ab", (1,)), "expected 1 element"),

@@ -185,7 +185,9 @@ def test_what_json_cannot_carry_names_the_output_and_the_way(
     with pytest.raises(InvalidTensor) as caught:
         write(Y, output)
 
-    message = f"model 'm', output 'y': expected a request for binary_data, the only form of {what}"
+    message = (
+        f"model 'm', output 'y': expected a request for binary_data, the only encoding of {what}"
+    )
     assert str(caught.value).startswith(message)
     assert to_bytes(output.datatype, data) == taken_apart(write(output, default=True))[1]
 

@@ -225,7 +225,7 @@ def test_half_precision_is_only_binary(datatype: Datatype) -> None:
     """As over gRPC (V2 protocol, Tensor Data Types)."""
     message = refusal(datatype, (1,), b"[1.0]")
 
-    assert f"binary data (binary_data_size), the only form of {datatype}" in message
+    assert f"binary data (binary_data_size), the only encoding of {datatype}" in message
 
 
 def test_integers_are_elements_of_float_tensors() -> None:
@@ -396,7 +396,7 @@ def test_numbers_that_are_not_finite_are_literals_of_python(datatype: Datatype, 
 
 @pytest.mark.parametrize("datatype", BINARY_ONLY, ids=str)
 def test_half_precision_is_not_written(datatype: Datatype) -> None:
-    with pytest.raises(TensorDataError, match=f"binary_data, the only form of {datatype}"):
+    with pytest.raises(TensorDataError, match=f"binary_data, the only encoding of {datatype}"):
         write_elements(datatype, np.zeros(2, datatype.dtype))
 
 

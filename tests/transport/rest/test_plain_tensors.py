@@ -187,7 +187,7 @@ REFUSED: Sequence[tuple[str, str, str, str]] = (
     ("FP32", JSON, "[[1, 2]", "expected a list in JSON, or one as 'instances'"),
     ("FP32", JSON, '{"data": 1}', "expected a list in JSON, or one as 'instances'"),
     ("FP32", JSON, "[" * 10_000, "nested too deeply"),
-    ("FP32", JSON, "[" * 100_000, "expected at most 20000 arrays in the JSON together, got 100000"),
+    ("FP32", JSON, "[" * 100_000, "expected at most 20000 arrays in the JSON, got 100000"),
     ("INT8", JSON, "[[1, 128]]", "expected INT8 between -128 and 127, got 128"),
     ("INT8", JSON, "[[1, 1.5]]", "expected elements of INT8, got float"),
     ("FP32", CSV, "1,2\n3", "rows of FP32 in CSV, got the number of columns changed from 2 to 1"),

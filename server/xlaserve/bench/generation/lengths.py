@@ -85,7 +85,8 @@ def _line(path: Path, number: int, line: bytes) -> Lengths:
         raise BenchmarkRefused(f"{where}: {expected}: {error}") from error
     if min(found.prompt, found.answer) < 1:
         got = f"{found.prompt} and {found.answer}"
-        raise BenchmarkRefused(f"{where}: expected at least one token of each, got {got}")
+        expected = "at least one token in the prompt and in the answer"
+        raise BenchmarkRefused(f"{where}: expected {expected}, got {got}")
     return Lengths(found.prompt, found.answer)
 
 

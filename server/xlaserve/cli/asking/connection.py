@@ -48,7 +48,11 @@ TlsCertificate: TypeAlias = Annotated[
 ]
 TlsKey: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--tls-key", help="PEM file of its key, if separate.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--tls-key",
+        help="PEM file of the certificate's key; by default in the same file.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 TlsInsecure: TypeAlias = Annotated[
     bool,

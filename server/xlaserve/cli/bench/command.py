@@ -67,7 +67,10 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     ] = "1s",
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", help="NAME=1,16 for open dimensions; may be repeated."),
+        typer.Option(
+            "--shape",
+            help="NAME=1,16: the shape of an input with open dimensions; may be repeated.",
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Size of an open first dimension.")] = 1,
     binary: Annotated[
@@ -151,8 +154,8 @@ def _steps(
     if streams is not None and connections is not None:
         if concurrency is not None:
             raise BenchmarkRefused(
-                "--concurrency: leave it out with both --connections and"
-                " --streams, whose product it is"
+                "--concurrency: leave it out: --connections times --streams is the number of"
+                " requests in flight"
             )
         return [_checked(Step(connections, streams))]
     return [_spread(count, streams, connections) for count in _counts(concurrency)]
@@ -191,7 +194,9 @@ def _seconds(flag: str, text: str) -> float:
     found = _DURATION.fullmatch(text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
     if not 0 <= seconds <= _MAX_SECONDS or (flag == "--duration" and not seconds):
-        raise BenchmarkRefused(f"{flag}: expected 500ms, 5s or up to 10m, got '{text}'")
+        raise BenchmarkRefused(
+            f"{flag}: expected a duration such as 500ms or 5s, at most 10m, got '{text}'"
+        )
     return seconds
 
 

@@ -47,14 +47,14 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         list[str] | None,
         typer.Option(
             "--shape",
-            help="INPUT=-1,3,224,224 replaces the model's shape, names allowed; may be repeated.",
+            help="INPUT=-1,3,224,224: replaces the input's shape; may be repeated.",
         ),
     ] = None,
     const: Annotated[
         list[str] | None,
         typer.Option(
             "--const",
-            help="INPUT=NUMBER or its numbers: makes the input a constant; may be repeated.",
+            help="INPUT=NUMBER or INPUT=N,N,...: makes the input a constant; may be repeated.",
         ),
     ] = None,
     batch_axis: Annotated[
@@ -80,13 +80,13 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         Path | None, typer.Option(help="A file with one class name per line.")
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(help="Factor for the pixel values of images: 0.00392157.")
+        str | None, typer.Option(help="Factor for the pixel values of images, such as 0.00392157.")
     ] = None,
     mean: Annotated[
-        str | None, typer.Option(help="Mean to subtract after scaling: 0.485,0.456,0.406.")
+        str | None, typer.Option(help="Mean to subtract after scaling, such as 0.485,0.456,0.406.")
     ] = None,
     std: Annotated[
-        str | None, typer.Option(help="Standard deviation to divide by: 0.229,0.224,0.225.")
+        str | None, typer.Option(help="Standard deviation to divide by, such as 0.229,0.224,0.225.")
     ] = None,
     resize: Annotated[
         str | None, typer.Option(help="How images are resized: stretch, pad, crop or crop:256.")
@@ -205,7 +205,9 @@ def _import_encoder(
 
     for name in dimensions:
         if name != TOKENS:
-            raise InvalidRequest(f"--dim: expected {TOKENS}, which an encoder has, got '{name}'")
+            raise InvalidRequest(
+                f"--dim: expected '{TOKENS}', the only open dimension of an encoder, got '{name}'"
+            )
     device.start("cpu")
     made = import_encoder(source, directory, version, max_batch_size, dimensions.get(TOKENS))
     form = made.form

@@ -39,7 +39,8 @@ def find(name: str) -> PackagedFile:
     file = _located(installed, known.path)
     if file is None:
         raise InvalidRequest(
-            f"pkg:{name}: {package} {installed.version} has no {known.path}, {known.package} has"
+            f"pkg:{name}: {package} {installed.version} contains no {known.path}: "
+            f"pip install {known.package}"
         )
     other = f"{package} {installed.version} is installed, {version} was tried"
     notice = "" if installed.version == version else other

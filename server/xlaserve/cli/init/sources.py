@@ -158,7 +158,8 @@ def _export(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Writ
     def _write(directory: Path, options: Sequence[str]) -> Path:
         if options:
             raise InvalidRequest(
-                f"'{options[0]}' is an option of imports, '{reference}' is exported: leave it out"
+                f"'{options[0]}' is an option for imports, but '{reference}' is exported: leave it"
+                " out"
             )
         from xlaserve.authoring.export import load_exportable
 
@@ -189,14 +190,14 @@ def _plain(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Any:
         raise InvalidModel(str(error)) from error
     if not callable(function):
         raise InvalidModel(
-            f"{reference} is a {type(function).__name__}, and --input is for functions"
+            f"{reference} is a {type(function).__name__}, but --input is only for functions"
         )
     taken = list(inspect.signature(function).parameters)
     try:
         inspect.signature(function).bind(*inputs)
     except TypeError as error:
         raise InvalidModel(
-            f"{reference} takes {', '.join(taken) or 'nothing'}, and --input says "
+            f"{reference} takes {', '.join(taken) or 'nothing'}, but --input gives "
             f"{', '.join(inputs)}: {error}"
         ) from error
 

@@ -63,7 +63,7 @@ def warm(
         ),
     ] = HERE,
     count: Annotated[
-        int, typer.Option(help="Devices of the server: 1, 2, 4 or 8; not for cpu and here.")
+        int, typer.Option(help="Number of devices: 1, 2, 4 or 8; always 1 for cpu and here.")
     ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per version.")

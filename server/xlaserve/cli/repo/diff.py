@@ -31,8 +31,8 @@ _SHOWN_DIGITS = 8
 Side = Annotated[
     Path,
     typer.Argument(
-        help="REPOSITORY, REPOSITORY/MODEL, REPOSITORY/MODEL/VERSION or a file; a URL of a "
-        "repository or of a version."
+        help="REPOSITORY, REPOSITORY/MODEL, REPOSITORY/MODEL/VERSION or a file, or the URL of a "
+        "repository or version."
     ),
 ]
 
@@ -41,7 +41,7 @@ def diff(
     before: Side,
     after: Side,
     model: Annotated[
-        str, typer.Option("--model", help="Compare only this model of two repositories.")
+        str, typer.Option("--model", help="Compare only this model in the two repositories.")
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per difference.")
@@ -86,7 +86,7 @@ def _local(side: Path, model: str, stack: ExitStack) -> Path:
     here = copy.settings.repository
     path = here / name / version if version else here
     if not path.exists():
-        raise InvalidRequest(f"expected a version at {url}, got nothing")
+        raise InvalidRequest(f"no version found at {url}")
     return path
 
 

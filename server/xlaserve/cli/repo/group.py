@@ -28,7 +28,7 @@ def repo() -> typer.Typer:
 
 def migrate(
     path: Annotated[
-        Path, typer.Argument(help="A repository, a model, a version, or a file *.jaxexp.")
+        Path, typer.Argument(help="A repository, a model, a version, or a *.jaxexp file.")
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and write nothing.")

@@ -17,10 +17,10 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 def check(settings: Settings) -> None:
     """Raise InvalidSettings if no status page is served."""
     if settings.http_endpoint == NO_ENDPOINT:
-        raise InvalidSettings("http_endpoint", "an endpoint, which --open needs", NO_ENDPOINT)
+        raise InvalidSettings("http_endpoint", "an HTTP endpoint with --open", NO_ENDPOINT)
     if settings.http_endpoint.startswith("unix:"):
         got = settings.http_endpoint
-        raise InvalidSettings("http_endpoint", "an address that a browser opens, for --open", got)
+        raise InvalidSettings("http_endpoint", "a TCP address with --open", got)
     if settings.processes > 1:
         raise InvalidSettings("processes", "1 with --open", str(settings.processes))
 

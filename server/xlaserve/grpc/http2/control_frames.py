@@ -86,12 +86,16 @@ class ControlFrames:
         for number, value in SETTING.iter_unpack(payload):
             if number == Setting.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:  # RFC 9113 6.5.2
-                    raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value}")
+                    raise ConnectionFailure(
+                        ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} is too large"
+                    )
                 window = value
                 widest = max(widest, value)
             elif number == Setting.MAX_FRAME_SIZE:
                 if not SMALLEST_MAX_FRAME <= value <= LARGEST_MAX_FRAME:  # RFC 9113 6.5.2
-                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
+                    raise ConnectionFailure(
+                        ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range"
+                    )
                 self._sender.max_frame = value
             elif number == Setting.ENABLE_PUSH and value > 1:  # RFC 9113 6.5.2
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")

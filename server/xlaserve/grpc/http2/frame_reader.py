@@ -194,7 +194,8 @@ class FrameReader:
             stop = start + length
             if length > max_frame:  # RFC 9113 4.2
                 raise ConnectionFailure(
-                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {max_frame}"
+                    ErrorCode.FRAME_SIZE_ERROR,
+                    f"expected frames of at most {max_frame} bytes, got {length}",
                 )
             if not control.settled and (kind != SETTINGS or flags & ACK):  # RFC 9113 3.4
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
@@ -276,7 +277,7 @@ class FrameReader:
     def _preface(self, end: int) -> int:
         length = min(end, len(PREFACE))
         if self._buffer.octets[:length] != PREFACE[:length]:  # RFC 9113 3.4
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "not the preface of HTTP/2")
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "expected the HTTP/2 preface")
         if length < len(PREFACE):
             return 0
         self._greeted = True
@@ -294,7 +295,7 @@ class FrameReader:
         longest = self._max_block if kind in {HEADERS, CONTINUATION} else _MAX_CONTROL_BYTES
         if length > min(longest, RECEIVE_BYTES // 2):  # RFC 9113 10.5, 10.5.1
             raise ConnectionFailure(
-                ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame of type {kind}"
+                ErrorCode.ENHANCE_YOUR_CALM, f"a frame of type {kind} is too long: {length} bytes"
             )
         return False
 

@@ -47,7 +47,7 @@ class Name:
         """Token of the fields with this name and a valid value; None if the token depends on the
         value."""
         self._known: BoundedCache[bytes, Field] = _NONE_KNOWN
-        """Cached fields by value, if the value determines the token; shared by all connections."""
+        """Cache of fields by value, shared by all connections; used only if `token` is None."""
         if octets in DECIDING:
             self.token = None
             self._known = BoundedCache(_KNOWN_VALUES)

@@ -92,7 +92,9 @@ class HeaderFrames:
     def headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Handle a HEADERS frame (RFC 9113 6.2)."""
         if not stream_id & 1:  # RFC 9113 5.1.1 (even ids), 6.2 (0 is the connection)
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
+            raise ConnectionFailure(
+                ErrorCode.PROTOCOL_ERROR, f"expected HEADERS on an odd stream id, got {stream_id}"
+            )
         if flags & (PADDED | HAS_PRIORITY):
             payload, on_itself = _unwrapped(flags, stream_id, payload)
             flags |= _ON_ITSELF * on_itself

@@ -172,7 +172,8 @@ class Decoder:
         if size == 0x1F:
             size, position = integer(block, position, 0x1F)
         if size > TABLE_BYTES:
-            raise MalformedBlock(f"a table of {size} bytes, at most {TABLE_BYTES}")  # RFC 7541 6.3
+            # RFC 7541 6.3
+            raise MalformedBlock(f"expected a table size up to {TABLE_BYTES} bytes, got {size}")
         self.table.resize(size)
         return position
 

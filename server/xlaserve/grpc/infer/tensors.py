@@ -141,7 +141,7 @@ def _from_contents(
     datatype: Datatype, shape: Sequence[int], contents: pb.InferTensorContents | None
 ) -> Tensor:
     if datatype.contents is None:
-        raise TensorDataError(f"raw_input_contents, the only form of {datatype}", "none")
+        raise TensorDataError(f"raw_input_contents, the only encoding of {datatype}", "none")
     wrong = [name for name in _filled(contents) if name != datatype.contents]
     if wrong:
         raise TensorDataError(f"{datatype.contents} for {datatype}", ", ".join(wrong))

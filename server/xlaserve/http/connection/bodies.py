@@ -154,8 +154,8 @@ class BodyReader:
             if not overran:
                 raise
             raise InvalidBody(
-                f"expected at most {around} bytes of sizes, extensions and trailers around "
-                f"{self._limits.max_bytes} bytes in chunks (max_http_chunks), got more"
+                f"expected at most {around} bytes of chunk sizes, chunk extensions and trailers "
+                "(max_http_chunks), got more"
             ) from None
         finally:
             held.unbound_wire()

@@ -29,21 +29,21 @@ class EventsOfPage(msgspec.Struct):
     """The matching events, newest first."""
 
     log: Annotated[
-        str, msgspec.Meta(description="The log that numbers are of; another after a restart.")
+        str, msgspec.Meta(description="Identifier of the event log; a restart changes it.")
     ]
     last: Annotated[
-        int, msgspec.Meta(description="The number of the newest event that the caller may see.")
+        int, msgspec.Meta(description="Number of the newest event that the caller may see.")
     ]
-    first: Annotated[int, msgspec.Meta(description="The number of the oldest that is kept.")]
+    first: Annotated[int, msgspec.Meta(description="Number of the oldest event in the log.")]
     dropped: Annotated[
         int,
-        msgspec.Meta(description="Older events that are kept no longer; 0 where it is limited."),
+        msgspec.Meta(description="Number of older events that were dropped; 0 if `limited`."),
     ]
     limited: Annotated[
-        bool, msgspec.Meta(description="Whether events are left out that the caller may not see.")
+        bool, msgspec.Meta(description="Whether the caller may see only some of the events.")
     ]
     matching: Annotated[
-        int, msgspec.Meta(description="Events that match; `events` may hold fewer.")
+        int, msgspec.Meta(description="Number of matching events; `events` may contain fewer.")
     ]
     events: list[Event]
 

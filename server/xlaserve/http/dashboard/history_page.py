@@ -43,7 +43,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
 class Moment(msgspec.Struct):
     """Counts at one moment, as the status page reads them."""
 
-    at_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
+    at_seconds: Annotated[float, msgspec.Meta(description="Seconds since the server started.")]
     success: int
     buckets: Buckets
     models: list[Counts]
@@ -59,52 +59,59 @@ class ModelInterval(msgspec.Struct):
     p50_ns: float | None
     p99_ns: float | None
     size_bytes: int | None
-    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory by device.")]
+    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory in bytes, by device.")]
 
 
 class Interval(msgspec.Struct):
     """Activity between two consecutive samples of the last hour."""
 
-    at_seconds: Annotated[float, msgspec.Meta(description="Its end, since the start.")]
-    seconds: float
-    requests_per_second: Annotated[float, msgspec.Meta(description="Answered inferences.")]
-    failures: Annotated[
-        Mapping[str, int], msgspec.Meta(description="Failures of all operations by reason.")
+    at_seconds: Annotated[
+        float,
+        msgspec.Meta(description="End of the interval, in seconds since the server started."),
     ]
-    p50_ns: Annotated[float | None, msgspec.Meta(description="null without requests.")]
+    seconds: float
+    requests_per_second: Annotated[
+        float, msgspec.Meta(description="Completed inference requests per second.")
+    ]
+    failures: Annotated[
+        Mapping[str, int], msgspec.Meta(description="Number of failed operations, by reason.")
+    ]
+    p50_ns: Annotated[float | None, msgspec.Meta(description="null if there were no requests.")]
     p99_ns: float | None
     used_bytes: int
-    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory by device.")]
+    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory in bytes, by device.")]
     models: Annotated[
-        list[ModelInterval], msgspec.Meta(description="Those with the most requests.")
+        list[ModelInterval], msgspec.Meta(description="The models with the most requests.")
     ]
     lag_mean_seconds: Annotated[
-        float | None, msgspec.Meta(description="How late the event loop was, on average.")
+        float | None, msgspec.Meta(description="Mean delay of the event loop, in seconds.")
     ]
     lag_p99_seconds: float | None
     pending: Annotated[
-        int, msgspec.Meta(description="Executions that waited to begin, at its end.")
+        int, msgspec.Meta(description="Queued executions at the end of the interval.")
     ]
     oldest_seconds: Annotated[
-        float, msgspec.Meta(description="Seconds that the oldest of them had waited.")
+        float, msgspec.Meta(description="Age of the oldest queued execution, in seconds.")
     ]
 
 
 class HourOfServer(msgspec.Struct):
     """The server's activity in the last hour."""
 
-    now_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
+    now_seconds: Annotated[float, msgspec.Meta(description="Seconds since the server started.")]
     bounds_ns: Buckets
     recent: Annotated[
-        list[Moment], msgspec.Meta(description="The last two minutes, by the second.")
+        list[Moment], msgspec.Meta(description="The last two minutes, one entry per second.")
     ]
-    hour: Annotated[list[Interval], msgspec.Meta(description="The oldest first.")]
+    hour: Annotated[
+        list[Interval], msgspec.Meta(description="Intervals of the last hour, oldest first.")
+    ]
     errors: Annotated[
-        Sequence[FailedCall], msgspec.Meta(description="The last 50, the newest first.")
+        Sequence[FailedCall], msgspec.Meta(description="The last 50 failed requests, newest first.")
     ]
     missing: Annotated[
         Mapping[str, str],
-        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+        msgspec.Meta(description="Server processes whose data is missing, each with the reason."),
     ]
 
 

@@ -34,7 +34,9 @@ class Permissions(msgspec.Struct):
 
     infer: bool
     metadata: bool
-    manage: Annotated[bool, msgspec.Meta(description="And whether clients may load at all.")]
+    manage: Annotated[
+        bool, msgspec.Meta(description="Whether the client may load and unload the model.")
+    ]
 
 
 class VersionOfPage(msgspec.Struct):
@@ -48,15 +50,17 @@ class VersionOfPage(msgspec.Struct):
     unloads: int
     load_seconds: float
     origin: Annotated[
-        Origin | None, msgspec.Meta(description="Who asked for the last load, and when.")
+        Origin | None, msgspec.Meta(description="Who requested the last load, and when.")
     ]
     loaded: LoadedReading | None
     statistics: ModelStatistics
-    failures: Annotated[Mapping[str, int], msgspec.Meta(description="Requests by reason.")]
-    bucket_executions: Annotated[
-        Mapping[str, int], msgspec.Meta(description="Executions by the rows of their bucket.")
+    failures: Annotated[
+        Mapping[str, int], msgspec.Meta(description="Number of failed requests, by reason.")
     ]
-    executed_rows: Annotated[int, msgspec.Meta(description="Rows computed, with padding.")]
+    bucket_executions: Annotated[
+        Mapping[str, int], msgspec.Meta(description="Number of executions, by batch size.")
+    ]
+    executed_rows: Annotated[int, msgspec.Meta(description="Rows computed, including padding.")]
     padding_rows: int
 
 
@@ -65,21 +69,26 @@ class ModelOfPage(msgspec.Struct):
 
     name: str
     may: Permissions
-    in_progress: Annotated[int, msgspec.Meta(description="Requests of all versions.")]
+    in_progress: Annotated[
+        int, msgspec.Meta(description="Requests in progress, over all versions.")
+    ]
     dependents: Annotated[
-        list[str], msgspec.Meta(description="Loaded ensembles that do not answer without it.")
+        list[str], msgspec.Meta(description="Loaded ensembles that use this model.")
     ]
     reason: Annotated[
-        str, msgspec.Meta(description="Why it is not loaded, where it has no versions.")
+        str, msgspec.Meta(description="Why the model is not loaded, if it has no versions.")
     ]
     versions: list[VersionOfPage]
     errors: Annotated[
-        Sequence[FailedCall], msgspec.Meta(description="Of the last 50 of the server.")
+        Sequence[FailedCall],
+        msgspec.Meta(description="This model's failures among the server's last 50."),
     ]
-    grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
+    grpc_endpoint: Annotated[
+        str, msgspec.Meta(description="The gRPC endpoint in the settings: `port:8001`.")
+    ]
     missing: Annotated[
         Mapping[str, str],
-        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+        msgspec.Meta(description="Server processes whose data is missing, each with the reason."),
     ]
 
 

@@ -55,7 +55,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class Error(msgspec.Struct):
     """The body of an error."""
 
-    error: Annotated[str, msgspec.Meta(description="A sentence for people.")]
+    error: Annotated[str, msgspec.Meta(description="The error message.")]
 
 
 def describe(routes: Iterable[Route], *, version: str) -> Object:

@@ -49,10 +49,13 @@ class Server(msgspec.Struct):
     uptime_seconds: float
     ready: bool
     controllable: Annotated[
-        bool, msgspec.Meta(description="Whether the client that asks may load and unload.")
+        bool, msgspec.Meta(description="Whether the client may load and unload models.")
     ]
     platform: Annotated[
-        str, msgspec.Meta(description="ModelMesh or SageMaker, where it decides what is loaded.")
+        str,
+        msgspec.Meta(
+            description="The platform that loads the models, ModelMesh or SageMaker; may be empty."
+        ),
     ]
 
 
@@ -60,7 +63,7 @@ class Memory(msgspec.Struct):
     """Memory available to models, and its use."""
 
     used_bytes: int
-    total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
+    total_bytes: Annotated[int | None, msgspec.Meta(description="null while unknown.")]
 
 
 class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,7 +73,9 @@ class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
     fail: int = 0
     buckets: Annotated[
         tuple[int, ...],
-        msgspec.Meta(description="Successful ones between the bounds, and above the last."),
+        msgspec.Meta(
+            description="Successful requests per latency bucket; `bounds_ns` has the bounds."
+        ),
     ] = ()
 
 
@@ -88,7 +93,7 @@ class ModelRow(msgspec.Struct, omit_defaults=True):
     pending: int = 0
     requests: Requests = _NO_REQUESTS
     fixed: Annotated[
-        bool, msgspec.Meta(description="Whether the client may neither load nor unload it.")
+        bool, msgspec.Meta(description="Whether the client may not load or unload the model.")
     ] = False
 
 
@@ -99,16 +104,18 @@ class Status(msgspec.Struct):
     memory: Memory
     requests: Requests
     bounds_ns: Annotated[
-        tuple[int, ...], msgspec.Meta(description="Longest duration of each bucket but the last.")
+        tuple[int, ...],
+        msgspec.Meta(description="Upper bounds of the latency buckets; the last has none."),
     ]
     ready_models: int
     model_count: int
     matching: Annotated[
-        int, msgspec.Meta(description="Rows that match the search; `models` may hold fewer.")
+        int,
+        msgspec.Meta(description="Number of rows matching the search; `models` may have fewer."),
     ]
     missing: Annotated[
         Mapping[str, str],
-        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+        msgspec.Meta(description="Server processes whose data is missing, each with the reason."),
     ]
     models: list[ModelRow]
 

@@ -60,7 +60,7 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
     """
     if datatype.contents is None:
         raise TensorDataError(
-            f"binary data (binary_data_size), the only form of {datatype}", "data in JSON"
+            f"binary data (binary_data_size), the only encoding of {datatype}", "data in JSON"
         )
     if len(text) <= _SHORT_BYTES and datatype.name in _LARGEST:
         with suppress(msgspec.DecodeError):
@@ -287,7 +287,7 @@ def write_elements(
     gRPC.
     """
     if datatype.contents is None:
-        expected = f"a request for binary_data, the only form of {datatype}"
+        expected = f"a request for binary_data, the only encoding of {datatype}"
         raise TensorDataError(expected, "no binary_data")
     write = partial(_write, datatype, rules)
     flat = tensor.ravel()

@@ -109,7 +109,7 @@ def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
         (MOST_ARRAYS, "arrays", arrays),
     ):
         if found > most:
-            raise InvalidBody(f"expected at most {most} {what} in the JSON together, got {found}")
+            raise InvalidBody(f"expected at most {most} {what} in the JSON, got {found}")
 
 
 def _without_data(plain: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -24,8 +24,8 @@ def read_raw_request(info: ModelInfo, model: str, version: str, body: memoryview
     """
     if len(info.inputs) != 1:
         raise InvalidRequest(
-            f"model '{model}': a body without JSON (Inference-Header-Content-Length: 0) is the"
-            f" data of a model's only input, got a model with inputs: {len(info.inputs)}"
+            f"model '{model}': a body without JSON (Inference-Header-Content-Length: 0) is only for"
+            f" models with one input, this one has {len(info.inputs)}: send the inputs with JSON"
         )
     spec = info.inputs[0]
     try:

@@ -143,7 +143,7 @@ def _parameter(name: str, value: Any) -> LoadParameter:
 
 def _decoded(name: str, text: str) -> bytes:
     if text.find("=", 0, -2) >= 0:
-        raise InvalidParameter(name[:_SHOWN], "base64", "text after its padding")
+        raise InvalidParameter(name[:_SHOWN], "base64", "characters after the padding")
     try:
         # In pieces: decoding everything in one call would hold the GIL too long.
         pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))

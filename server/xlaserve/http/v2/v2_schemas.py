@@ -16,7 +16,10 @@ class Ready(msgspec.Struct, omit_defaults=True):
 
     ready: bool
     reason: Annotated[
-        str, msgspec.Meta(description="Why not, with the models that failed and their reasons.")
+        str,
+        msgspec.Meta(
+            description="Why the server is not ready; names the models that failed, with reasons."
+        ),
     ] = ""
 
 

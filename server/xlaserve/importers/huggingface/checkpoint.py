@@ -180,10 +180,12 @@ def _of_shards(directory: Path, named: Mapping[str, str]) -> dict[str, Tensor]:
         for name, array in weights.read_mapped(directory, shard):
             if named.get(name) != shard:
                 place = named.get(name, "no file")
-                raise InvalidModel(f"tensor '{name}' is in {shard}, {INDEX} says {place[:200]}")
+                raise InvalidModel(
+                    f"tensor '{name}' is in {shard}, but {INDEX} has it in {place[:200]}"
+                )
             tensors[name] = array
     lacking = sorted(named.keys() - tensors.keys())
     if lacking:
         place = named[lacking[0]]
-        raise InvalidModel(f"tensor '{lacking[0]}': {INDEX} says {place}, which lacks it")
+        raise InvalidModel(f"tensor '{lacking[0]}' is missing from {place}, where {INDEX} has it")
     return tensors

@@ -96,7 +96,9 @@ def _rope(place: str, found: Mapping[str, object], head_dim: int, most: float) -
     known = {*scaling.needed, *scaling.optional, *scaling.flags, *scaling.lists, *_ALWAYS}
     extra = sorted(found.keys() - known)
     if extra:
-        raise InvalidModel(f"config.json: {place} of rope_type '{kind}' has unknown {extra[:8]}")
+        raise InvalidModel(
+            f"config.json: {place} of rope_type '{kind}' has unknown fields {extra[:8]}"
+        )
     given = [name for name in scaling.optional if found.get(name) is not None]
     numbers = {name: _number(found, name, place) for name in (*scaling.needed, *given)}
     flags = {name: _flag(found, name, place) for name in scaling.flags if name in found}
@@ -104,7 +106,10 @@ def _rope(place: str, found: Mapping[str, object], head_dim: int, most: float) -
     part = _number(found, "partial_rotary_factor", place, 1.0)
     rotated = int(head_dim * part)
     if not 0 < rotated <= head_dim or rotated % 2:
-        raise InvalidModel(f"config.json: partial_rotary_factor {part} of head_dim {head_dim}")
+        raise InvalidModel(
+            f"config.json: partial_rotary_factor: expected to rotate an even number of the"
+            f" {head_dim} elements of a head, got {part}"
+        )
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     plain = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
     lists = {name: _list(found, name, place, len(plain)) for name in scaling.lists}

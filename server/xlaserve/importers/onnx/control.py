@@ -101,8 +101,8 @@ def _if(
         found: Sequence[AnyValue] = branches[0 if scalar_of(condition) else 1](())
     elif any(is_open(size) or size != 1 for size in condition.shape):
         raise InvalidModel(
-            f"its condition has the shape {list(condition.shape)}, expected one element, shared"
-            " by all rows of a batch"
+            f"its condition: expected one element for all rows of a batch, got the shape"
+            f" {list(condition.shape)}"
         )
     else:
         found = _either(

@@ -332,7 +332,10 @@ def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
     kept = len(given) - count
     stacked = len(body.graph.outputs) - kept
     if count < 1 or kept < 0 or stacked < 0:
-        raise InvalidModel(f"it has {len(given)} inputs, of which {count} are scanned")
+        raise InvalidModel(
+            f"num_scan_inputs {count} does not fit its {len(given)} inputs and the"
+            f" {len(body.graph.outputs)} outputs of its body"
+        )
     ways = (
         _ways(node, "scan_input_directions", count),
         _ways(node, "scan_output_directions", stacked),

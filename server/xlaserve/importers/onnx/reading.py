@@ -181,7 +181,9 @@ class _Reader:
     def tensor(self, proto: TensorProto) -> Tensor:
         """Return a tensor, inline or from external data."""
         if any(size < 0 for size in proto.dims):
-            raise InvalidModel(f"tensor '{proto.name}' has the shape {list(proto.dims)}")
+            raise InvalidModel(
+                f"tensor '{proto.name}': expected sizes of 0 or more, got shape {list(proto.dims)}"
+            )
         if proto.data_location == TensorProto.EXTERNAL:
             return self.external.tensor(proto)
         try:

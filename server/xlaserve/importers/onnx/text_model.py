@@ -35,7 +35,7 @@ def with_numbers(config: ModelConfig, texts: Texts, described: Manifest) -> Mode
             return tensor
         if tensor.datatype is not BYTES:
             raise InvalidModel(
-                f"tensor '{tensor.name}': expected BYTES as the model has it, got "
+                f"tensor '{tensor.name}': expected BYTES as in the model, got "
                 f"{tensor.datatype.name} from the configuration"
             )
         return replace(tensor, datatype=numbers[tensor.name])

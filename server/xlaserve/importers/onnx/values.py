@@ -164,5 +164,5 @@ def with_rank(value: Value, rank: int) -> Value:
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front; raises InvalidModel if it is out of range."""
     if not -rank <= axis < max(rank, 1):
-        raise InvalidModel(f"there is no axis {axis} in {rank} dimensions")
+        raise InvalidModel(f"axis {axis} is out of range for a tensor of rank {rank}")
     return axis % rank if rank else 0

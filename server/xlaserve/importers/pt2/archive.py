@@ -121,7 +121,7 @@ class _Reader:
                 " an object): replace it with a plain tensor and export again"
             )
         if "/" in path or not path:
-            raise InvalidModel(f"{stored} is in '{path[:100]}', expected a name of a file")
+            raise InvalidModel(f"{stored}: expected a plain file name, got '{path[:100]}'")
         return _PLACES[folder] + path
 
     def _payloads(self, folder: str) -> Mapping[str, schema.Payload]:
@@ -213,7 +213,7 @@ def _tensor(what: str, payload: schema.Payload, data: memoryview) -> Tensor:
 
 def _empty(what: str, shape: list[int], dtype: "np.dtype[Any]") -> Tensor:
     if math.prod(filter(None, shape)) > _MAX_EMPTY:
-        raise InvalidModel(f"{what} has no elements and the shape {shape}")
+        raise InvalidModel(f"{what} has no elements, but sizes above the limit: {shape}")
     return np.zeros(shape, dtype)
 
 

@@ -165,7 +165,9 @@ def _described(name: str, meta: schema.TensorMeta) -> Described:
 def _size(what: str, size: schema.SymInt) -> int | str:
     if not isinstance(size.as_int, UnsetType):
         if not isinstance(size.as_expr, UnsetType) or size.as_int < 0:
-            raise InvalidModel(f"{what} has the size {size.as_int}")
+            raise InvalidModel(
+                f"{what}: expected a size of 0 or more, or an expression, got {size.as_int}"
+            )
         return size.as_int
     if isinstance(size.as_expr, UnsetType):
         raise InvalidModel(f"{what} has a size that is neither a number nor an expression")
@@ -295,7 +297,9 @@ def _inputs(
         found = getattr(spec, kind)
         if kind in _STORED:
             if found.arg.name != name:
-                raise InvalidModel(f"the signature has '{found.arg.name}', the graph '{name}'")
+                raise InvalidModel(
+                    f"an input is '{found.arg.name}' in the signature, but '{name}' in the graph"
+                )
             stored[name] = Stored(kind.replace("_", " "), getattr(found, _STORED[kind]))
         elif kind == "user_input":
             _check_given(found.arg, name, graph, given)

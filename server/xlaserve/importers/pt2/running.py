@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Reference):
         return value.read()
     if isinstance(value, NotComputed):
-        raise InvalidModel("it reads a result of the backward pass")
+        raise InvalidModel("it uses a result that is only for the backward pass")
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -237,7 +237,7 @@ def _assert_metadata(arguments: Mapping[str, Any]) -> None:
 def _assert_scalar(arguments: Mapping[str, Any]) -> None:
     condition = next(iter(arguments.values()))
     if isinstance(condition, jax.Array) or is_open(condition):
-        raise InvalidModel("it aborts depending on data")
+        raise InvalidModel("it is an assertion whose condition depends on data: export without it")
     if not condition:
         raise InvalidModel(str(arguments.get("assert_msg", "its condition does not hold"))[:200])
 

@@ -45,13 +45,13 @@ def _folded(values: Sequence[Any], function: Callable[[Any, Any], Any]) -> Any:
 
 def _power(a: Any, b: Any) -> Any:
     if isinstance(b, int) and abs(b) > 64:
-        raise InvalidModel(f"a size to the power of {b} is no size")
+        raise InvalidModel(f"a size cannot be raised to the power of {b}")
     return a**b
 
 
 def _shifted(a: Any, b: Any) -> Any:
     if not isinstance(b, int) or not 0 <= b < 64:
-        raise InvalidModel(f"a size shifted by {b} is no size")
+        raise InvalidModel(f"a size cannot be shifted left by {b} bits")
     return a << b if isinstance(a, int) else a * 2**b
 
 

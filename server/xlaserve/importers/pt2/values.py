@@ -121,7 +121,7 @@ def fractional(*operands: Operand) -> list[jax.Array]:
 def axis_of(dim: int, rank: int) -> int:
     """Return an axis counted from the front; raises InvalidModel if it is out of range."""
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise InvalidModel(f"there is no dimension {dim} in {rank}")
+        raise InvalidModel(f"dimension {dim} is out of range for a tensor of rank {rank}")
     return dim % max(rank, 1)
 
 

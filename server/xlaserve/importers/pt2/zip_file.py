@@ -96,7 +96,9 @@ class ZipFile:
             start = self._data_start(entry)
             free = start + entry.compressed_size
             if free > self._directory_start:
-                raise InvalidModel(f"{shown} ends at byte {free}, within the directory or after it")
+                raise InvalidModel(
+                    f"{shown} ends at byte {free}, after the central directory began"
+                )
             starts[entry.name] = start
         return starts
 
@@ -125,7 +127,7 @@ def _inflated(entry: Entry, data: memoryview) -> memoryview:
     except zlib.error as error:
         raise InvalidModel(f"entry '{entry.name}' cannot be inflated: {error}") from None
     if len(found) != entry.size or not inflater.eof:
-        raise InvalidModel(f"entry '{entry.name}' does not have the {entry.size} bytes it says")
+        raise InvalidModel(f"entry '{entry.name}' does not have its recorded {entry.size} bytes")
     return memoryview(found)
 
 
@@ -142,7 +144,7 @@ def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
         data[end : end + _END.size]
     )
     if end + _END.size + comment != length:
-        raise InvalidModel("the zip file has bytes after its end")
+        raise InvalidModel("the zip file has bytes after its end record")
     directory_end = end
     narrow = (here, count, size, start)
     if data[end - _END64_LOCATOR.size : end].startswith(b"PK\x06\x07"):
@@ -170,7 +172,7 @@ def _end64(data: "mmap.mmap | bytes", end: int) -> tuple[int, int, int, int, int
         raise InvalidModel("the zip file lacks its 64-bit end record")
     _, length, _, _, disk, first_disk, here, count, size, start = _END64.unpack(record)
     if start64 + 12 + length != place:
-        raise InvalidModel("the zip file has bytes between its directory and its end")
+        raise InvalidModel("the zip file has bytes between its central directory and end record")
     return start64, disk, first_disk, here, count, size, start
 
 

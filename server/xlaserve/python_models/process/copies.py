@@ -158,7 +158,7 @@ class ProcessCopy:
             if not self.loaded.done():
                 self.loaded.set_exception(InvalidModel(reason))
                 return
-            self._log.error("model process lost", reason=reason, again_in=pause)
+            self._log.error("model process lost", reason=reason, restart_in_seconds=pause)
             if time.monotonic() - started > _MOST_PAUSE_SECONDS:
                 pause = _LEAST_PAUSE_SECONDS
             time.sleep(pause)

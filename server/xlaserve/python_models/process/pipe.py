@@ -87,8 +87,8 @@ class Pipe:
             buffers.append(data)
             total += len(data)
         if total > LIMIT_TENSOR_BYTES:
-            limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
-            raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
+            limit = f"more than the limit of {LIMIT_TENSOR_BYTES}"
+            raise MessageTooLarge(f"its tensors have {total} bytes, {limit}")
         # Encode before `write` allocates memory in the slab, because encoding may raise.
         said = msgspec.Raw(msgspec.msgpack.encode(header))
         writer, reader, place = self.writer, self.reader, None
@@ -113,7 +113,9 @@ class Pipe:
         """
         head_size, total = _SIZES.unpack(self._exactly(_SIZES.size))
         if head_size > LIMIT_HEADER_BYTES or total > LIMIT_TENSOR_BYTES:
-            raise PipeError(f"a message of {head_size} and {total} bytes")
+            raise PipeError(
+                f"a message exceeds the limits: {head_size} bytes of header, {total} of tensors"
+            )
         head, body = self._exactly(head_size), self._exactly(total)
         try:
             header, shown, place, dropped = _read_head(head)

@@ -80,7 +80,7 @@ class SlabWriter:
         with self._lock:
             end = self._taken.pop(start, None)
             if end is None:
-                raise SlabError(f"nothing was written at {start}")
+                raise SlabError(f"no data was written at offset {start}")
             self._free = _joined(sorted([*self._free, (start, end)]))
 
     def _take(self, count: int) -> int | None:
@@ -135,7 +135,9 @@ class SlabReader:
         When the view and all arrays based on it are freed, `dropped` returns `start`.
         """
         if not 0 <= start <= start + count <= len(self._bytes):
-            raise SlabError(f"{count} bytes at {start} are not in {len(self._bytes)}")
+            raise SlabError(
+                f"{count} bytes at offset {start} exceed the {len(self._bytes)} bytes of the slab"
+            )
         chunk = self._bytes[start : start + count].view(_Chunk)
         # This may run in any thread, so it only records the offset.
         weakref.finalize(chunk, self._dropped.append, start).atexit = False

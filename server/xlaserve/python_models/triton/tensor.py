@@ -74,7 +74,7 @@ class Tensor:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         if not array.flags.c_contiguous:
-            raise TritonModelException(f"tensor '{name}': expected C order")
+            raise TritonModelException(f"tensor '{name}': expected a C-contiguous array")
         return Tensor(name, array)
 
 

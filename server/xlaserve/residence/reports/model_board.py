@@ -44,11 +44,11 @@ class TensorReading(msgspec.Struct, frozen=True, omit_defaults=True):
 class RowsReading:
     """Whether the rows of a batch are independent of one another, and how this is known."""
 
-    independence: Annotated[str, Meta(description="proved, mixed, unknown, or empty.")]
-    by: Annotated[str, Meta(description="analysis, declaration, or empty.")]
+    independence: Annotated[str, Meta(description="`proved`, `mixed`, `unknown`, or empty.")]
+    by: Annotated[str, Meta(description="How it is known: `analysis`, `declaration`, or empty.")]
     text: str
     """Details of the analysis."""
-    notice: Annotated[str, Meta(description="Why requests are not put together.")]
+    notice: Annotated[str, Meta(description="Why requests are not batched.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,19 @@ class GeneratorReading:
     """A loaded language model: its slots and cache at one moment, and its inputs."""
 
     slots: int
-    running: Annotated[int, Meta(description="Requests that have a slot.")]
-    positions: Annotated[int, Meta(description="Of the cache, of all slots.")]
+    running: Annotated[int, Meta(description="Number of requests in a slot.")]
+    positions: Annotated[int, Meta(description="Total number of cache positions.")]
     positions_used: int
     """Cache positions in use by requests that hold a slot."""
-    prompt_tokens: Annotated[int, Meta(description="Since the load.")]
+    prompt_tokens: Annotated[int, Meta(description="Prompt tokens since the load.")]
     output_tokens: int
-    max_length: Annotated[int, Meta(description="Most positions of one request.")]
-    has_text: Annotated[bool, Meta(description="Whether OpenAI's endpoints answer for it.")]
-    has_template: Annotated[bool, Meta(description="Whether it takes messages.")]
-    no_text: Annotated[str, Meta(description="Why it has no text, behind its name.")]
+    max_length: Annotated[int, Meta(description="Maximum length of a request, in tokens.")]
+    has_text: Annotated[bool, Meta(description="Whether OpenAI's endpoints serve the model.")]
+    has_template: Annotated[bool, Meta(description="Whether the model accepts chat messages.")]
+    no_text: Annotated[
+        str,
+        Meta(description="Why the model accepts no text; completes a sentence after its name."),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ class LoadedReading:
     steps: tuple[str, ...]
     """Model names of an ensemble's steps."""
     rows: RowsReading
-    memory: Annotated[dict[str, int], Meta(description="Bytes by part.")]
-    devices: Annotated[dict[str, int], Meta(description="Bytes by device.")]
+    memory: Annotated[dict[str, int], Meta(description="Memory in bytes, by purpose.")]
+    devices: Annotated[dict[str, int], Meta(description="Memory in bytes, by device.")]
     programs: CompiledReading
     pending: int
     """Queued executions."""

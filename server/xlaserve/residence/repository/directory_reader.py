@@ -186,7 +186,7 @@ def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
     count = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
     if count > most:
         raise InvalidModel(
-            f"expected at most {MAX_LABELS} label lines per model, {most} of them here, got {count}"
+            f"expected at most {most} lines in the label file ({MAX_LABELS} per model), got {count}"
         )
     lines = tuple(data.splitlines())
     for number, line in enumerate(lines, 1):

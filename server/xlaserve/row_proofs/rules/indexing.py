@@ -39,7 +39,7 @@ from xlaserve.row_proofs.sizes import ONE, ZERO, Size, static
 from xlaserve.row_proofs.walk import Walker
 
 ONE_BY_ONE = "gathers or scatters rows one by one"
-_MOVES = "indexes a dimension of the batch size"
+_MOVES = "indexes a dimension whose size is the batch size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +198,12 @@ def _taken_by_row(
     """Return how slices at the row number vary; dimension and finding are as in `_taken`."""
     size, taken = of
     if not taken.is_static:
-        raise NoRule("takes slices of the batch size")
+        raise NoRule("takes slices whose size is the batch size")
     left = factor(taken, Along.ANY)
     if _is_own_row(place, dimension, taken.fixed):
         return place.rows, left, None
     if has_rows(dimension):
-        raise NoRule("gathers rows at unproven indices")
+        raise NoRule("gathers rows at indices that may belong to other rows")
     # The operand is the same for all rows, and each row reads it at its own index.
     varied = tuple(
         tuple(Factor(part.size, min(part.along, Along.ANY)) for part in one) for one in place.rows
@@ -294,7 +294,7 @@ def _scattered(
         paired.add(place)
     for axis, row in found.places.items():
         if axis not in numbers.inserted_window_dims:
-            raise NoRule("writes slices at the row's index")
+            raise NoRule("writes slices at indices computed from the row number")
         along = _rows_of(row, paired)
         result[axis] = _put_by_row(operand.dimensions[axis], shape[axis], row, batch[along])
         paired.add(along)
@@ -329,7 +329,7 @@ def _rows_of(row: Place, paired: Collection[int]) -> int:
     """
     (along,) = (axis for axis, one in enumerate(row.rows) if has_rows(one))
     if along in paired:
-        raise NoRule("writes at the row's index in two dimensions")
+        raise NoRule("writes at indices computed from the row number in two dimensions")
     return along
 
 
@@ -337,7 +337,7 @@ def _put_by_row(dimension: Dimension, size: Size, row: Place, update: Dimension)
     """Return how a dimension varies after each row has written at its own indices."""
     (own,) = filter(has_rows, row.rows)
     if size != Size(row.stride, 0) or not _is_in_block(row, 1):
-        raise NoRule("writes at the row's index")
+        raise NoRule("writes at indices computed from the row number")
     if row.stride == 1 and own == (ROWS,):
         return joined_dimension(dimension, update)
     # Each written element must belong to the row at whose index it is written.

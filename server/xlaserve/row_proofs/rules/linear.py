@@ -79,9 +79,9 @@ def convolution(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         if has_rows(image.dimensions[axis]) or has_rows(kernel.dimensions[kernel_places[name]]):
             raise Mixes("moves a kernel over the rows")
         if not operation.operand_types[0].shape[axis].is_static:
-            raise NoRule("moves a kernel over a dimension of the batch size")
+            raise NoRule("moves a kernel over a dimension whose size is the batch size")
         if not operation.operand_types[1].shape[kernel_places[name]].is_static:
-            raise NoRule("has a kernel of the batch size")
+            raise NoRule("has a kernel whose size is the batch size")
     features = _features(operation, image, kernel, places["f"], kernel_places)
     dimensions: list[Dimension] = [factor(size, Along.ANY) for size in shape]
     dimensions[result_places["b"]] = image.dimensions[places["b"]]
@@ -102,13 +102,13 @@ def _features(
         problem = Mixes if groups == 1 else NoRule
         raise problem("contracts over the rows")
     if not operation.operand_types[0].shape[place].is_static:
-        raise NoRule("sums over as many features as rows")
+        raise NoRule("sums over a feature dimension whose size is the batch size")
     if groups == 1:
         return given
     if has_rows(given):
-        raise NoRule("has a kernel for each row, in groups")
+        raise NoRule("is a grouped convolution with a kernel for each row")
     if not operation.operand_types[1].shape[places["o"]].is_static:
-        raise NoRule("splits as many kernels as rows into groups")
+        raise NoRule("is a grouped convolution whose number of kernels is the batch size")
     return factor(operation.operand_types[1].shape[places["o"]], Along.ANY)
 
 
@@ -133,7 +133,9 @@ def _over_matrices(operation: Operation, operands: Sequence[Value], core: int) -
     together = joined(leading)
     sized = together.sized
     if any(not size.is_static for kind in operation.operand_types for size in kind.shape[batch:]):
-        sized = sized or depends_on_size(operation, "multiplies by a matrix of the batch size")
+        sized = sized or depends_on_size(
+            operation, "multiplies by a matrix whose size is the batch size"
+        )
     results = []
     for kind in operation.types:
         if len(kind.shape) < batch or kind.shape[:batch] != _leading(operation, batch):

@@ -34,7 +34,7 @@ def check_pure(walker: Walker, region: Region) -> Finding | None:
     arguments = [Value(()) for _ in region.arguments]
     for operation in region.operations:
         if operation.name not in elements.NAMES and operation.name != "stablehlo.constant":
-            raise NoRule(f"contains {operation.name}, which has no rule there")
+            raise NoRule(f"contains {operation.name}, which is not supported in its region")
     returned = walker.region(region, arguments)
     for value in returned:
         if value.blocked is not None:
@@ -154,7 +154,7 @@ def _windowed(
             raise Mixes(reason)
         size = operation.types[0].shape[axis]
         if not size.is_static or not operation.operand_types[0].shape[axis].is_static:
-            raise NoRule("moves windows over a dimension of the batch size")
+            raise NoRule("moves windows over a dimension whose size is the batch size")
         found.append(factor(size, Along.ANY))
     return found, sized
 

@@ -298,7 +298,7 @@ def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
     sized = value.sized
     for axis, dimension in enumerate(value.dimensions):
         if strides[axis] != 1 and not limits[axis].is_static and not has_rows(dimension):
-            raise NoRule("takes strided elements of a dimension of the batch size")
+            raise NoRule("takes strided elements of a dimension whose size is the batch size")
         left, finding = cut(operation, dimension, starts[axis], shape[axis], strides[axis])
         found.append(left)
         sized = sized or finding
@@ -502,7 +502,7 @@ def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Draw random bits: they vary along every dimension, and with the batch size."""
     (state,) = operands
     if state.has_rows:
-        raise NoRule("draws random bits with a state for each row")
+        raise NoRule("draws random bits from a state that differs between rows")
     sized = state.sized
     if not all(size.is_static for size in operation.types[1].shape):
         sized = sized or depends_on_size(operation, "draws as many bits as rows", surely=False)

@@ -38,8 +38,8 @@ def _columns(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if matrix.has_rows or operation.types != (kinds[1],):
         raise NoRule("solves systems that differ between rows")
     if not all(size.is_static for kind in (kinds[0], kinds[1]) for size in kind.shape[:-1]):
-        raise NoRule("solves systems of the batch size")
+        raise NoRule("solves systems whose size is the batch size")
     if not kinds[0].shape[-1].is_static:
-        raise NoRule("solves systems of the batch size")
+        raise NoRule("solves systems whose size is the batch size")
     found = [factor(size, Along.ANY) for size in kinds[1].shape[:-1]]
     return [Value((*found, right.dimensions[-1]), sized=matrix.sized or right.sized)]

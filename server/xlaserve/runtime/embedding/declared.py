@@ -32,10 +32,9 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """Fields of the declaration; all are optional if the tensors imply them."""
 
     tokens: str = ""
-    """Name of the input for the token ids; may be empty if the other fields name all inputs but
-    one."""
+    """Name of the input for token ids; may be empty if `mask` and `types` are all other inputs."""
     mask: str = ""
-    """Name of the attention mask's input; defaults to `attention_mask`, if the model has it."""
+    """Name of the input for the attention mask; by default `attention_mask`, if there is one."""
     types: str = ""
     """Name of an input to fill with zeros; defaults to `token_type_ids`, if the model has it."""
     output: str = ""

@@ -129,7 +129,9 @@ def predict_slots(
     info = read(found, directory, config)
     unknown = [array.dtype for array in found.cache if array.dtype not in _ITEMSIZES]
     if unknown:
-        raise InvalidModel(f"{record.FILE_NAME} is not valid: the cache is of '{unknown[0][:32]}'")
+        raise InvalidModel(
+            f"{record.FILE_NAME} is not valid: the cache has the unknown dtype '{unknown[0][:32]}'"
+        )
     cache: int = sum(
         prod(array.sized(info.slots, info.max_length))
         * _ITEMSIZES[array.dtype]
@@ -184,8 +186,8 @@ def _numbers(name: str, written: str, most: int, largest: int) -> list[int]:
     found = sorted({int(part) for part in parts}) if is_valid else []
     if not found or found[0] < 1 or found[-1] > largest:
         raise InvalidModel(
-            f"parameter '{name}': expected up to {most} numbers of 1 to {largest} with commas, got "
-            f"'{written[:64]}'"
+            f"parameter '{name}': expected up to {most} comma-separated numbers from 1 to "
+            f"{largest}, got '{written[:64]}'"
         )
     return found
 

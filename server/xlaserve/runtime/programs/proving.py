@@ -70,7 +70,9 @@ class Prover:
             try:
                 return self._elsewhere(processes, computation, exported, asked)
             except Refused as refused:
-                _log.info("proved in the server", model=self.model, reason=str(refused))
+                _log.info(
+                    "rows analyzed in the server process", model=self.model, reason=str(refused)
+                )
         return answered(exported, asked)
 
     def _is_process_wanted(self, processes: CompilerProcesses) -> bool:

@@ -169,7 +169,7 @@ def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdic
         **of,
         reason=str(difference),
         consequence="requests are not batched",
-        what_to_do="report this with the model, or the part that reproduces it",
+        to_do="report this with the model, or the part that reproduces it",
     )
     return replace(verdict, independence=Independence.UNKNOWN, reason=f"{CONTRADICTED}{difference}")
 

@@ -276,8 +276,8 @@ def _check_tensor(
         )
     if (spec.datatype, spec.shape) != (wanted.datatype, wanted.shape):
         raise InvalidModel(
-            f"sequence_batching: {what} '{wanted.name}' is {kind} {spec} of the model, expected "
-            f"{describe(wanted.datatype, wanted.shape)}"
+            f"sequence_batching: {what} '{wanted.name}': expected the model's {kind} to be "
+            f"{describe(wanted.datatype, wanted.shape)}, got {spec}"
         )
 
 

@@ -261,7 +261,7 @@ class AccessControl:
             if not is_url(signed.keys):
                 raise
             kept = self._kept_keys(rules)
-            _log.warning("signed-token keys unavailable", kept=len(kept), reason=str(error))
+            _log.warning("signed-token keys unavailable", kept_keys=len(kept), reason=str(error))
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
@@ -305,7 +305,7 @@ class AccessControl:
             keys = await wait(partial(self._keys_of, rules))
         except InvalidSettings as error:
             kept = len(self._kept_keys(self._rules))
-            _log.error("signed-token keys not updated", kept=kept, reason=str(error))
+            _log.error("signed-token keys not updated", kept_keys=kept, reason=str(error))
             return
         now = self._rules
         if now.signed is not None and now.signed.keys == rules.signed.keys:

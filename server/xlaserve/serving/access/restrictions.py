@@ -87,7 +87,7 @@ def _read(setting: str, texts: Iterable[str], prefix: str, kind: str) -> dict[Ap
         header = (prefix + name).lower()
         for group in waiting:
             if group not in list(Api):
-                raise InvalidSettings(setting, f"groups out of {', '.join(Api)}", group)
+                raise InvalidSettings(setting, f"one of {', '.join(Api)}", group)
             if Api(group) in found:
                 raise InvalidSettings(setting, "each group once", group)
             found[Api(group)] = _Key(header, value.encode(), kind)

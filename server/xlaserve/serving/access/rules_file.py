@@ -68,7 +68,7 @@ def parse_rules(data: bytes, *, is_json: bool) -> Rules:
     for number, caller in enumerate(callers):
         if caller.subjects and signed is None:
             where = f"caller[{number}].subject"
-            raise _Wrong(where, "a table signed_tokens, since subjects are used", "none")
+            raise _Wrong(where, "a table [signed_tokens] for the keys of subjects", "none")
     names = [caller.name for caller in callers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _Wrong("caller", "unique names", twice)
@@ -115,7 +115,7 @@ def _name(where: str, value: Any) -> str:
 
 def _true(where: str, value: Any) -> bool:
     if value is not True:
-        raise _Wrong(where, "true, or the key removed", value)
+        raise _Wrong(where, "true (otherwise leave the key out)", value)
     return True
 
 

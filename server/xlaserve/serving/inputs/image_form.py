@@ -165,7 +165,7 @@ def _fit(read: _Parameters, height: int, width: int) -> Fit:
     least = max(height, width, 0)
     shorter = read.integer("image_resize_to", least, _MOST_SIDE)
     if resize is Resize.CROP and shorter < least:
-        raise read.bad("image_resize_to", f"{least} at least, the larger side", str(shorter))
+        raise read.bad("image_resize_to", f"at least {least}, the larger side", str(shorter))
     return Fit(
         resize,
         shorter,

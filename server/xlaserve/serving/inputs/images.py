@@ -184,7 +184,9 @@ class _Images:
         pixels = self.elements.size * height * width
         if not form.bounded and pixels > self.limits.max_pixels:
             expected = f"a tensor of at most {self.limits.max_pixels} pixels (max_image_pixels)"
-            raise TensorDataError(expected, f"{self.elements.size} of {width}x{height} pixels")
+            raise TensorDataError(
+                expected, f"{self.elements.size} images of {width}x{height} pixels"
+            )
         return height, width
 
     def _shape(self, height: int, width: int) -> Shape:

@@ -349,7 +349,7 @@ class Regions:
         self._permit(peer, call)
         region = self._regions.get(name)
         if region is None or not self._may_use(call, region):
-            raise InvalidRegion(shown(name), "a region that is registered", "none with this name")
+            raise InvalidRegion(shown(name), "a registered region", "none with this name")
         return region
 
     def may_use_again(self, call: Call, regions: Iterable[SharedRegion]) -> bool:
@@ -425,7 +425,9 @@ def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRegion(
-            name_shown, "the key of shared memory that can be opened", f"{_shown(key)}: {reason}"
+            name_shown,
+            "the key of shared memory that the server can open",
+            f"{_shown(key)}: {reason}",
         ) from None
     region = Region(name, key, offset, byte_size, file)
     found = os.fstat(file)

@@ -28,14 +28,14 @@ _MAX_NAME = 128
 class FailedCall(msgspec.Struct, frozen=True):
     """A failed call, as shown on the status page."""
 
-    at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
+    at_ns: Annotated[int, msgspec.Meta(description="Nanoseconds since the Unix epoch.")]
     reason: str
     operation: str
     model: str
     version: str
     id: str
-    text: Annotated[str, msgspec.Meta(description="As its client was told.")]
-    """Error text that the client got; empty if it got none."""
+    text: Annotated[str, msgspec.Meta(description="The error message that the client got.")]
+    """Empty if the client got no text."""
 
 
 def of_anybody(failure: FailedCall) -> FailedCall:

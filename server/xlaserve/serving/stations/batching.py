@@ -89,7 +89,7 @@ class BatchQueue:
         return waiting
 
     def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
-        """Dequeue and return the next batch; empty if the queue should wait for more requests.
+        """Dequeue and return the next batch; an empty one if it should wait for more requests.
 
         The batch has the oldest request and later ones compatible with it, in order, up to
         `max_rows` rows; a larger request is a batch of its own.
@@ -280,7 +280,7 @@ class RequestQueue(Protocol):
         ...
 
     def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
-        """Dequeue and return the next batch; empty if the queue should wait for more requests.
+        """Dequeue and return the next batch; an empty one if it should wait for more requests.
 
         `others_first` skips isolated requests while there are others.
         """

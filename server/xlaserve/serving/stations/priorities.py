@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return expired requests to be refused; requeue those to be delayed."""
+        """Dequeue expired requests; return those to refuse, and move the others behind the rest."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)

@@ -53,7 +53,9 @@ class Flow(NamedTuple):
             return given
         if any(other != named[0] for other in named[1:]):
             log = structlog.get_logger("ensemble")
-            log.warning("inputs of different sequences", model=model, used=dict(named[0]))
+            log.warning(
+                "step inputs from different sequences", model=model, used_sequence=dict(named[0])
+            )
         others = {name: value for name, value in given.items() if name not in SEQUENCE}
         return {**others, **named[0]}
 

@@ -91,7 +91,7 @@ class FrontCall(InferCall):
     def taken(self, answers: int) -> None:
         """Reopen the window after the front end took responses; raises LookupError."""
         if self._window is None:
-            raise LookupError(f"{answers} answers were consumed for a request that has none")
+            raise LookupError(f"front end consumed {answers} responses of a request without any")
         self._front.account.release(self._window.take(answers), Purpose.ANSWERS)
         if self.is_writable:
             self.resume()
@@ -174,7 +174,7 @@ class ConnectedFrontEnd:
             case Kind.MIRRORED:
                 self.viewer.acknowledge(record[1])
             case _:
-                raise LookupError(f"a record of kind {record[0]}")
+                raise LookupError(f"unexpected record of kind {record[0]}")
 
     def _begin(self, record: Record) -> None:
         _, number, handle, id_, place, flat, rows, key, chosen, *rest = record

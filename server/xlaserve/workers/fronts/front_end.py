@@ -228,7 +228,7 @@ class FrontEnd:
                 if self._reading is None:
                     self._take_revisions()
             case _:
-                raise LookupError(f"a record of kind {record[0]}")
+                raise LookupError(f"unexpected record of kind {record[0]}")
 
     def _answered(self, record: Record) -> None:
         _, number, place, flat, begun_ns, ended_ns, rows, parameters = record

@@ -139,7 +139,7 @@ class Peer:
     def _expire(self, model: str) -> None:
         _log.error(
             "worker did not report a batch result",
-            of=self.worker,
+            peer=self.worker,
             model=model,
             consequence="it gets no more batches",
         )
@@ -179,7 +179,7 @@ class Peer:
                 case Kind.DROPPED:
                     self.bridge.dropped(record[1])
                 case _:
-                    raise LookupError(f"a record of kind {record[0]}")
+                    raise LookupError(f"unexpected record of kind {record[0]}")
 
     def _drop(self, record: Record) -> None:
         """Release the slab block of an abandoned response."""

@@ -92,8 +92,8 @@ WRONG = {
     "health:key=": "expected groups:key=value, got 'health:key'",
     "health:=v": "expected groups:key=value, got 'health:'",
     "health:a b=secret": "expected groups:key=value, got 'health:a b'",
-    ":k=v": "expected groups out of health, metadata",
-    "metrics:k=v": "expected groups out of health, metadata, inference, shared-memory",
+    ":k=v": "expected one of health, metadata",
+    "metrics:k=v": "expected one of health, metadata, inference, shared-memory",
     "health,health:k=v": "expected each group once, got 'health'",
 }
 

@@ -104,7 +104,9 @@ WRONG = {
     '[[caller]]\nname = "a"\nanyone = true': "caller[0]: expected the key allow",
     '[[caller]]\nallow = ["infer"]\nanyone = true': "caller[0]: expected the key name",
     caller(""): "caller[0]: expected one of token, tls, unix_user, subject, anyone",
-    caller("anyone = false"): "caller[0].anyone: expected true, or the key removed, got 'False (",
+    caller(
+        "anyone = false"
+    ): "caller[0].anyone: expected true (otherwise leave the key out), got 'False (",
     caller('tokens = "x"'): "caller[0].tokens: expected one of name, allow, token",
     caller('token = "secret"'): "caller[0].token: expected sha256: and 64 hex digits",
     caller(f'token = "{DIGEST.upper()}"'): "caller[0].token: expected sha256: and 64",

@@ -97,7 +97,7 @@ function grpcurl(call) {
   const why = obstacle(call);
   if (why) return why;
   const raw = call.inputs.find(({ datatype }) => !CONTENTS[datatype]);
-  if (raw) return `“${raw.name}” is ${raw.datatype}, which gRPC has as raw bytes alone: use Python.`;
+  if (raw) return `“${raw.name}” is ${raw.datatype}, which gRPC sends only as raw bytes: use Python.`;
   const inputs = call.inputs.map(
     ({ name, datatype, shape, elements }) =>
       `{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${JSON.stringify(shape)}, "contents": {"${CONTENTS[datatype]}": [${elements.map(contents(datatype)).join(", ")}]}}`,

@@ -219,7 +219,7 @@ function said(who, text) {
 function noteOf({ name, asked, own, may, text, reason }) {
   if (!text) {
     const why = reason ? `It ${reason}` : "It has no tokenizer";
-    return [`${why}: it is asked with token ids, under “Try it”.`];
+    return [`${why}: send token ids under “Try it”.`];
   }
   if (!may.infer) return ["You lack permission to use it."];
   if (asked === own) return null;

@@ -20,7 +20,7 @@ export function consequences(verb, model, memory) {
     const dependents = model.dependents.map((name) => `“${name}”`).join(", ");
     if (dependents) said.push(`Its dependents stop answering too: ${dependents}.`);
   } else if (verb === "reload") {
-    said.push(`The old version answers until the new one is ready, which takes about ${bytes(held)} more meanwhile.`);
+    said.push(`The old version answers until the new one is ready, which takes about ${bytes(held)} of additional memory.`);
   } else {
     said.push("Its memory size is known after the load.");
   }
@@ -103,7 +103,7 @@ async function wayBack(verb, before, former, after) {
   const numbers = loadedOf(now).map(({ version }) => version);
   const gone = loadedOf(before).map(({ version }) => version).filter((one) => !numbers.includes(one));
   const done = `“${name}” is reloaded: ${versions(numbers)} answers.`;
-  if (!gone.length) return [`${done} The files that it had before are not kept.`];
+  if (!gone.length) return [`${done} Its previous files were not kept.`];
   if (former === null) return [done];
   const config = { ...former, version_policy: { specific: { versions: gone.map(Number) } } };
   const label = `Serve ${versions(gone)} again: about ${bytes(heldBy(now))} more until it answers`;

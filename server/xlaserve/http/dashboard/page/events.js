@@ -79,7 +79,7 @@ export class EventsView {
     setText(byId("events-shown"), `${said}${plural(found.length, "event")}`);
     const notes = [];
     if (limited) notes.push("Only models whose metadata you may read.");
-    if (dropped) notes.push(`${plural(dropped, "older event")} are kept no longer.`);
+    if (dropped) notes.push(`${plural(dropped, "older event")} were dropped.`);
     setText(byId("events-note"), notes.join(" "));
     const text = JSON.stringify([log, shown.map(({ number }) => number)]);
     if (text === this.#shown) return;

@@ -167,7 +167,7 @@ class Field {
       make("legend", {}, make("bdi", {}, name), ` ${datatype} [${shape.join(", ")}]`),
       make("label", {}, "Shape ", this.shape),
       this.data,
-      make("label", { class: "drop" }, "Or pick or drop a .npy or an image: ", this.file, this.said),
+      make("label", { class: "drop" }, "Or choose or drop a .npy file or an image: ", this.file, this.said),
     );
     this.element.addEventListener("dragover", (event) => event.preventDefault());
     this.element.addEventListener("drop", (event) => {
@@ -203,7 +203,7 @@ class Field {
     if (parameters.optional && !this.data.value) return null;
     const shape = this.shape.value.split(",").map((each) => each.trim()).filter(Boolean).map(Number);
     if (!shape.every((size) => Number.isInteger(size) && size >= 0)) {
-      throw new Error(`input “${name}”: expected sizes with commas between, got “${this.shape.value}”`);
+      throw new Error(`input “${name}”: expected comma-separated sizes, got “${this.shape.value}”`);
     }
     const elements = elementsOf(name, datatype, this.data.value);
     const wanted = shape.reduce((all, size) => all * size, 1);

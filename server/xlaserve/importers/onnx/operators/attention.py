@@ -179,7 +179,9 @@ def _rotary(node: Node, x: Value, cos: Value, sin: Value, positions: Value | Non
     size = node.integer("rotary_embedding_dim", 0) or split.shape[-1]
     angles = [_angles(table, positions) for table in (cos, sin)]
     if any(2 * angle.shape[-1] != size for angle in angles):
-        raise InvalidModel(f"expected {size // 2} angles, got {angles[0].shape[-1]}")
+        raise InvalidModel(
+            f"cos_cache, sin_cache: expected rows of {size // 2} angles, got {angles[0].shape[-1]}"
+        )
     turned = rotated(split, *angles, interleaved=bool(node.integer("interleaved", 0)))
     return joined_heads(turned) if x.ndim == 3 else turned
 
@@ -201,7 +203,7 @@ def _tensor_scatter(node: Node, cache: Value, update: Value, begins: Value | Non
         raise InvalidModel(f"mode: expected linear or circular, got {mode}")
     axis = node.integer("axis", -2) % cache.ndim
     if axis == 0:
-        raise InvalidModel("axis: expected an axis after the batch, got the batch")
+        raise InvalidModel("axis: expected an axis other than the batch axis, got the batch axis")
     rows, new = (jnp.moveaxis(on_device(value), axis, 1) for value in (cache, update))
     steps = jnp.arange(new.shape[1])[None, :]
     first = jnp.zeros((1,), jnp.int64) if begins is None else on_device(begins)

@@ -89,7 +89,9 @@ def _transposed_window(
     automatic = node.text("auto_pad", "NOTSET")
     window = window_of(node, sizes, node.integers("kernel_shape", kernel))
     if len(extra) != rank:
-        raise InvalidModel(f"output_padding {extra} for {rank} spatial dimensions")
+        raise InvalidModel(
+            f"output_padding: expected {rank} numbers, one per spatial dimension, got {extra}"
+        )
     if not asked and automatic in ("SAME_UPPER", "SAME_LOWER"):
         asked = tuple(size * stride for size, stride in zip(sizes, window.strides, strict=True))
     if not asked:
@@ -119,7 +121,10 @@ def _columns_to_image(node: Node, x: Value, image_shape: Value, block_shape: Val
     ]
     taps = math.prod(block)
     if rows % taps or count != math.prod(steps):
-        raise InvalidModel(f"{rows} x {count} columns for blocks of {block} in {sizes}")
+        raise InvalidModel(
+            f"expected a multiple of {taps} rows and {math.prod(steps)} columns, since blocks of"
+            f" {block} make an image of {sizes}, got {rows} rows and {count} columns"
+        )
     places, inside = _places_of_columns(window, sizes, steps)
     columns = array.reshape((batch, rows // taps, taps * count))
     kept = jnp.where(inside[None, None, :], columns, jnp.zeros((), array.dtype))

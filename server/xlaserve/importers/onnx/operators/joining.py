@@ -61,7 +61,7 @@ def _range(_: Node, start: Value, limit: Value, delta: Value) -> Value:
 
 def _float_range(start: float, limit: float, delta: float, dtype: "np.dtype[Any]") -> Value:
     count = max(math.ceil((limit - start) / delta), 0)
-    # jnp.arange would compute a range of any length on the host.
+    # Not jnp.arange, which computes the whole range on the host, however long.
     steps = jax.lax.iota(np.dtype(np.int64), count).astype(dtype)
     return steps * np.asarray(delta, dtype) + np.asarray(start, dtype)
 
@@ -86,7 +86,10 @@ def _split(node: Node, x: Value, given: Value | None = None) -> tuple[Value, ...
     count = node.integer("num_outputs", len(node.outputs))
     sizes = even_parts(x.shape[axis], count) if given is None else dimensions_of(given)
     if len(sizes) != len(node.outputs) or sum(sizes) != x.shape[axis]:
-        raise InvalidModel(f"{x.shape[axis]} cannot be split into {list(sizes)}")
+        raise InvalidModel(
+            f"axis {axis} has size {x.shape[axis]}, which cannot be split into"
+            f" {len(node.outputs)} outputs of sizes {list(sizes)}"
+        )
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return tuple(_part(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
@@ -106,7 +109,9 @@ def _part(x: Value, axis: int, start: int, end: int) -> Value:
 def _tile(_: Node, x: Value, repeats: Value) -> Value:
     counts = dimensions_of(repeats)
     if len(counts) != x.ndim:
-        raise InvalidModel(f"{len(counts)} repeats for {x.ndim} dimensions")
+        raise InvalidModel(
+            f"repeats: expected {x.ndim} numbers, one per dimension, got {len(counts)}"
+        )
     shape = [size * count for size, count in zip(x.shape, counts, strict=True)]
     # Insert a dimension of size 1 before each one, and broadcast it. This supports symbolic counts.
     pairs = [part for size in x.shape for part in (1, size)]
@@ -124,7 +129,9 @@ def _pad(
     widths = [(0, 0)] * x.ndim
     amounts = dimensions_of(pads)
     if len(amounts) != 2 * len(axes):
-        raise InvalidModel(f"{len(amounts)} pads for {len(axes)} axes")
+        raise InvalidModel(
+            f"pads: expected {2 * len(axes)} numbers, two per axis, got {len(amounts)}"
+        )
     for index, axis in enumerate(axes):
         widths[axis] = (amounts[index], amounts[index + len(axes)])
     array = on_device(x)
@@ -148,14 +155,17 @@ def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
     wanted = dimensions_of(shape)
     axes = node.integers("axes", range(x.ndim))
     if len(axes) != len(wanted):
-        raise InvalidModel(f"{len(wanted)} sizes for {len(axes)} axes")
+        raise InvalidModel(f"expected {len(axes)} sizes, one per axis, got {len(wanted)}")
     widths = [(0, 0, 0)] * x.ndim
     for place, size in zip(axes, wanted, strict=True):
         axis = axis_of(place, x.ndim)
         if size == x.shape[axis]:
             continue
         if not is_concrete([size, x.shape[axis]]):
-            raise InvalidModel(f"its axis {axis} is open and cannot become {size}")
+            raise InvalidModel(
+                f"its axis {axis} is open and cannot be cropped or padded to {size}: set a size"
+                " with --dim"
+            )
         # If the difference is odd, the extra element is padded or cropped at the end.
         more = abs(size - x.shape[axis]) // 2
         low = more if size > x.shape[axis] else -more

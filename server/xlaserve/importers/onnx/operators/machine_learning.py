@@ -67,8 +67,8 @@ def _coefficients(node: Node, rows: int, features: int) -> Tensor:
     given = np.asarray(node.reals("coefficients"), np.float32)
     if is_open(features):
         raise InvalidModel(
-            f"its number of features is open, but its {given.size} coefficients in {rows} rows"
-            " fix it"
+            f"its input has an open number of features, but it has {given.size} coefficients for"
+            f" {rows} outputs: give the input a size with --shape"
         )
     if rows < 1 or given.size < rows * features:
         raise InvalidModel(
@@ -100,7 +100,9 @@ def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
             scores, name
         )
     if scores.shape[-1] != classes:
-        raise InvalidModel(f"{classes} classes, but {scores.shape[-1]} rows of coefficients")
+        raise InvalidModel(
+            f"expected {classes} rows of coefficients, one per class, got {scores.shape[-1]}"
+        )
     return jnp.take(known, jnp.argmax(scores, axis=-1)), post_transform.NAMES[name](scores)
 
 

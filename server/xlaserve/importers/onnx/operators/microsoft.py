@@ -141,7 +141,9 @@ def _matmul_bits(
     if group is not None or node.integer("weight_prepacked", 0):
         raise InvalidModel("g_idx and device-specific weight packing are not implemented")
     if bits not in _BITS or block < 1:
-        raise InvalidModel(f"expected 2, 4 or 8 bits, got {bits} in blocks of {block}")
+        raise InvalidModel(
+            f"expected 2, 4 or 8 bits and a block_size above 0, got {bits} bits and {block}"
+        )
     x = on_device(a)
     steps = on_device(scales).reshape((columns, -1, 1)).astype(x.dtype)
     count = steps.shape[1]
@@ -236,7 +238,9 @@ def _rotary(node: Node, x: Value, positions: Value, cos: Value, sin: Value) -> V
         heads = heads or array.shape[2] // (2 * cos.shape[-1])
         array = split_heads(array, heads)
     if size and size != 2 * cos.shape[-1]:
-        raise InvalidModel(f"expected {size // 2} angles, got {cos.shape[-1]}")
+        raise InvalidModel(
+            f"cos_cache, sin_cache: expected rows of {size // 2} angles, got {cos.shape[-1]}"
+        )
     where = on_device(positions)
     if where.ndim == 1:
         where = where[None, :] + jnp.arange(array.shape[2], dtype=where.dtype)[None, :]

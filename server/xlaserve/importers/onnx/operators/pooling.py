@@ -163,7 +163,10 @@ def _max_unpool(node: Node, x: Value, indices: Value, shape: Value | None = None
         return found
     more = [(0, wanted - size) for wanted, size in zip(dimensions_of(shape), whole, strict=True)]
     if any(extra < 0 for _, extra in more[2:]):
-        raise InvalidModel(f"its output_shape {dimensions_of(shape)} is smaller than {whole}")
+        raise InvalidModel(
+            f"output_shape: expected at least {whole}, the unpooled shape, got"
+            f" {dimensions_of(shape)}"
+        )
     return jnp.pad(found, more)
 
 

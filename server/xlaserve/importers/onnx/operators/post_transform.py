@@ -73,7 +73,9 @@ def of_two(score: jax.Array, name: str) -> jax.Array:
     Raises InvalidModel for PROBIT, for which onnxruntime returns one score only.
     """
     if name == "PROBIT":
-        raise InvalidModel("PROBIT of one score for two classes is undefined")
+        raise InvalidModel(
+            "post_transform: PROBIT is not implemented for two classes with a single score"
+        )
     if name == "LOGISTIC":
         return logistic(jnp.concatenate([-score, score], axis=-1))
     return jnp.concatenate([1 - score, score], axis=-1)

@@ -137,7 +137,7 @@ def _top_k(node: Node, x: Value, count: Value) -> tuple[Value, Value]:
     largest = node.integer("largest", 1)
     node.integer("sorted", 1)  # with 0 any order is valid
     if x.dtype.kind == "u" and not largest:
-        raise InvalidModel("the smallest of unsigned integers (largest 0) are not implemented")
+        raise InvalidModel("largest 0 is not implemented for unsigned integers")
     moved = jnp.moveaxis(on_device(x), axis, -1)
     values, indices = jax.lax.top_k(moved if largest else -moved, scalar_of(count))
     values = values if largest else -values

@@ -102,7 +102,10 @@ def _grid_sample(node: Node, x: Value, grid: Value) -> Value:
     array, points = on_device(x), on_device(grid)
     sizes = array.shape[2:]
     if points.shape[-1] != len(sizes):
-        raise InvalidModel(f"a grid of {points.shape[-1]} coordinates in {len(sizes)} dimensions")
+        raise InvalidModel(
+            f"grid: expected {len(sizes)} coordinates per point, one per spatial dimension, "
+            f"got {points.shape[-1]}"
+        )
     wide = array.astype(jnp.promote_types(points.dtype, array.dtype))
     if not jnp.issubdtype(wide.dtype, jnp.floating):
         wide = wide.astype(points.dtype)
@@ -137,7 +140,9 @@ def _affine_grid(node: Node, theta: Value, size: Value) -> Value:
     matrices = on_device(theta)
     sizes = integers_of(size)[2:]
     if matrices.shape[1:] != (len(sizes), len(sizes) + 1):
-        raise InvalidModel(f"theta {list(matrices.shape)} for {len(sizes)} spatial dimensions")
+        raise InvalidModel(
+            f"theta: expected [batch, {len(sizes)}, {len(sizes) + 1}], got {list(matrices.shape)}"
+        )
     corners = bool(node.integer("align_corners", 0))
     lines = [_line(count, matrices.dtype, corners=corners) for count in sizes]
     # Coordinates are ordered from the innermost dimension outwards.

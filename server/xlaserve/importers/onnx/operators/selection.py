@@ -33,8 +33,8 @@ def _check_closed(*values: Value) -> None:
     for value in values:
         if not is_concrete(value.shape):
             raise InvalidModel(
-                "its number of rows depends on data, and the maximum on an open dimension: set"
-                " its size with --shape or --dim"
+                "its number of output rows depends on data, and their maximum on an open"
+                " dimension of its input: set its size with --shape or --dim"
             )
 
 

@@ -33,7 +33,9 @@ def _position(value: Value, last: int) -> int:
     position = scalar_of(value)
     count = last + 1
     if is_open(position) or not -count <= position <= last:
-        raise InvalidModel(f"position {position} is not in a sequence, expected 0 to {last}")
+        raise InvalidModel(
+            f"position {position} is out of range for a sequence, expected 0 to {last}"
+        )
     return position % count
 
 
@@ -58,7 +60,9 @@ def _insert(
     # A negative position counts from the end of the sequence before the insertion.
     place = len(items) if position is None else scalar_of(position)
     if is_open(place) or not -len(items) <= place <= len(items):
-        raise InvalidModel(f"position {place} is not in a sequence of {len(items)}")
+        raise InvalidModel(
+            f"position {place} is out of range for a sequence of {len(items)} tensors"
+        )
     place = place + len(items) if place < 0 else place
     return Sequenced((*items[:place], tensor_of(tensor, "an item"), *items[place:]))
 
@@ -94,7 +98,10 @@ def _split(node: Node, x: Value, split: Value | None = None) -> AnyValue:
     keeps = bool(node.integer("keepdims", 1))
     size = x.shape[axis]
     if is_open(size):
-        raise InvalidModel("it splits an open dimension, so the number of tensors is unknown")
+        raise InvalidModel(
+            "it splits an open dimension, so the number of tensors is unknown: set its size with"
+            " --dim"
+        )
     bounds = _bounds(size, split)
     parts = [x[(slice(None),) * axis + (slice(*bound),)] for bound in bounds]
     # `keepdims` applies only without `split`.
@@ -107,11 +114,16 @@ def _bounds(size: int, split: Value | None) -> Sequence[tuple[int, int]]:
     if split is None or split.ndim == 0:
         each = 1 if split is None else scalar_of(split)
         if is_open(each) or each < 1 or -(-size // each) > MAX_ITEMS:
-            raise InvalidModel(f"it splits {size} elements into parts of {each}")
+            raise InvalidModel(
+                f"split: expected parts of 1 or more, at most {MAX_ITEMS} of them, got parts of"
+                f" {each} for {size} elements"
+            )
         return [(start, min(start + each, size)) for start in range(0, size, each)]
     sizes = integers_of(split)
     if sum(sizes) != size or any(part < 0 for part in sizes):
-        raise InvalidModel(f"it splits {size} elements into parts of {dimensions_of(split)}")
+        raise InvalidModel(
+            f"split: expected sizes of 0 or more that add up to {size}, got {dimensions_of(split)}"
+        )
     ends = np.cumsum([0, *sizes]).tolist()
     return list(pairwise(ends))
 

@@ -57,7 +57,10 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
     for index, size in enumerate(sizes):
         if _is(size, 0) and not keep_zeros:
             if index >= len(shape):
-                raise InvalidModel(f"shape {sizes} copies axis {index} of {tuple(shape)}")
+                raise InvalidModel(
+                    f"shape {sizes} has a 0 at index {index}, which copies a size, but its input"
+                    f" has only {len(shape)} dimensions"
+                )
             sizes[index] = shape[index]
     if sum(_is(size, -1) for size in sizes) > 1:
         raise InvalidModel(f"shape {sizes} has -1 more than once")
@@ -67,7 +70,8 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
         sizes[open_axis] = _rest(shape, known)
     elif math.prod(sizes) != math.prod(shape):
         raise InvalidModel(
-            f"{tuple(shape)} does not have the number of elements of shape {tuple(sizes)}"
+            f"a tensor of shape {tuple(shape)} cannot be reshaped to {tuple(sizes)}: the numbers"
+            " of elements differ"
         )
     return tuple(sizes)
 
@@ -97,14 +101,17 @@ def _rest(shape: Sequence[int], known: Sequence[int]) -> int:
             divisors.append(size)
     elements, divisor = math.prod(left), math.prod(divisors)
     if _is(divisor, 0) or elements % divisor != 0:
-        raise InvalidModel(f"{tuple(shape)} cannot be divided by {tuple(known)}")
+        raise InvalidModel(
+            f"cannot compute the size for -1: the elements of shape {tuple(shape)} are not a"
+            f" multiple of the other sizes {tuple(known)}"
+        )
     return elements // divisor
 
 
 def _flatten(node: Node, x: Value) -> Value:
     axis = node.integer("axis", 1)
     if not -x.ndim <= axis <= x.ndim:
-        raise InvalidModel(f"there is no axis {axis} in {x.ndim} dimensions")
+        raise InvalidModel(f"axis {axis} is out of range for a tensor of rank {x.ndim}")
     axis += x.ndim if axis < 0 else 0
     return reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
@@ -116,7 +123,7 @@ def _squeeze(_: Node, x: Value, axes: Value | None = None) -> Value:
         chosen = {axis_of(axis, x.ndim) for axis in integers_of(axes)}
     for axis in chosen:
         if x.shape[axis] != 1:
-            raise InvalidModel(f"axis {axis} of {x.shape} is not 1")
+            raise InvalidModel(f"axis {axis} of shape {x.shape}: expected a size of 1")
     return reshaped(x, [size for axis, size in enumerate(x.shape) if axis not in chosen])
 
 

@@ -45,7 +45,9 @@ def _transform(
         along = -2 if axis is None else scalar_of(axis)
     place = axis_of(along, array.ndim)
     if place == array.ndim - 1:
-        raise InvalidModel(f"axis {along} holds real and imaginary parts")
+        raise InvalidModel(
+            f"axis: expected a signal axis, got {along}, the axis of real and imaginary parts"
+        )
     one_sided = bool(node.integer("onesided", 0))
     size = None if length is None else scalar_of(length)
     numbers = _complex(array)
@@ -72,7 +74,10 @@ def _short_time(
     stride, total = scalar_of(step), array.shape[1]
     extent = _extent(total, window, length)
     if stride < 1 or not 1 <= extent <= total:
-        raise InvalidModel(f"frames of {extent} every {stride} in a signal of {total}")
+        raise InvalidModel(
+            f"expected a frame_step of at least 1 and frames of 1 to {total} samples, the signal's"
+            f" length, got a frame_step of {stride} and frames of {extent}"
+        )
     begins = np.arange((total - extent) // stride + 1)[:, None] * stride
     frames = jnp.take(_complex(array), begins + np.arange(extent)[None, :], axis=1)
     if window is not None:
@@ -86,7 +91,9 @@ def _extent(total: int, window: Value | None, length: Value | None) -> int:
         return total if window is None else window.shape[0]
     extent = scalar_of(length)
     if window is not None and window.shape[0] != extent:
-        raise InvalidModel(f"a window of {window.shape[0]} for frames of {extent}")
+        raise InvalidModel(
+            f"window: expected {extent} samples, the frame_length, got {window.shape[0]}"
+        )
     return extent
 
 
@@ -118,7 +125,10 @@ def _mel_weights(node: Node, *inputs: Value) -> Value:
     dtype = dtype_of(node.integer("output_datatype", _FLOAT))
     rows = length // 2 + 1
     if bands < 1 or length < 1 or rate < 1 or rows * bands > 64 * HOST_ELEMENTS:
-        raise InvalidModel(f"{bands} bands of {length} samples at {rate} Hz")
+        raise InvalidModel(
+            f"expected num_mel_bins, dft_length and sample_rate above 0, and a matrix of at most"
+            f" {64 * HOST_ELEMENTS} elements, got {bands}, {length} and {rate}"
+        )
     edges = _edges(bands, length, rate, (float(_mel(low)), float(_mel(high))))
     begin, peak, end = edges[:-2][None, :], edges[1:-1][None, :], edges[2:][None, :]
     line = np.arange(rows)[:, None]

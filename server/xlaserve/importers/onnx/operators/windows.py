@@ -30,7 +30,10 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
     dilations = node.integers("dilations", (1,) * rank)
     pads = node.integers("pads", (0,) * 2 * rank)
     if len(kernel) != rank or {len(strides), len(dilations), len(pads) / 2} != {rank}:
-        raise InvalidModel(f"its window does not fit the {rank} spatial dimensions of its input")
+        raise InvalidModel(
+            f"expected a kernel, strides and dilations of {rank} numbers, and pads of {2 * rank},"
+            f" since its input has {rank} spatial dimensions"
+        )
     plain = Window(tuple(kernel), strides, dilations, tuple(zip(pads, pads[rank:], strict=False)))
     automatic = node.text("auto_pad", "NOTSET")
     if automatic not in _AUTOMATIC:
