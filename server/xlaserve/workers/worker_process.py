@@ -36,7 +36,7 @@ from xlaserve.workers.messages import (
 
 BRIDGES = "bridges"
 """Key used in place of an endpoint's setting for handing over bridges."""
-COMMAND = (sys.executable, "-m", "xlaserve.workers.worker")
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.workers.worker")
 IMPORTS = "imports"
 """Third argument of a spare process."""
 
