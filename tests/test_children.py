@@ -1,20 +1,36 @@
-"""Children of a server ignore signals sent to its group; their own children do not."""
+"""Children of a server ignore signals sent to its group, and files of the working directory."""
 
 import ast
+import asyncio
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import structlog
 
 import xlaserve
+from xlaserve.artifact import manifest
+from xlaserve.errors import InvalidModel
+from xlaserve.language.templates import Template
+from xlaserve.local.process import NotServing, ServerProcess
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Job
 from xlaserve.process.children import FOR_THE_SERVER, start_deaf
+from xlaserve.python_models.process.printing import ProcessLog
+from xlaserve.python_models.process.running import RunningProcess
+from xlaserve.runtime import trial
+from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
+from xlaserve.workers.worker_process import Role, WorkerProcess
 
 ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
 HEARING = dict.fromkeys(("app/successor.py", "local/process.py"), "it is a server itself")
+DEAF = start_deaf.__name__
 COMMANDS = ("bench/", "cli/")
 """Commands whose processes the terminal should stop along with them."""
 READY = "import signal, sys\n"
@@ -40,22 +56,25 @@ print(-os.WTERMSIG(os.waitpid(one, 0)[1]), flush=True)
 """
 
 
-def test_every_process_that_the_server_starts_is_deaf() -> None:
-    """Otherwise its end by a signal to the whole group would be blamed on a model."""
-    found = Counter[str]()
+def starts() -> Mapping[str, Counter[str]]:
+    """Count the calls that start a process, by module."""
+    found = {}
     for file in sorted(ROOT.rglob("*.py")):
-        name = str(file.relative_to(ROOT))
-        if name.startswith(COMMANDS) or name in HEARING:
-            continue
-        text = file.read_text()
-        if not any(one in text for one in (*STARTS, start_deaf.__name__)):
+        name, text = str(file.relative_to(ROOT)), file.read_text()
+        if name.startswith(COMMANDS) or not any(one in text for one in (*STARTS, DEAF)):
             continue
         calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
         called = Counter(ast.unparse(call.func).rpartition(".")[2] for call in calls)
-        found[name] = sum(called[one] for one in STARTS)
-        found[start_deaf.__name__] += called[start_deaf.__name__]
+        if any(called[one] for one in (*STARTS, DEAF)):
+            found[name] = called
+    return found
 
-    assert {"process/children.py": 1, "start_deaf": 6} == dict(+found)
+
+def test_every_process_that_the_server_starts_is_deaf() -> None:
+    """Otherwise its end by a signal to the whole group would be blamed on a model."""
+    found = {name for name, called in starts().items() if any(called[one] for one in STARTS)}
+
+    assert {"process/children.py", *HEARING} == found
 
 
 def started(code: str) -> "subprocess.Popen[str]":
@@ -113,3 +132,109 @@ print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)
         [sys.executable, "-c", READY + code], capture_output=True, text=True, check=True
     )
     assert "0\n" == done.stdout
+
+
+SHADOW = """
+import posix
+flags = posix.O_CREAT | posix.O_WRONLY | posix.O_APPEND
+posix.write(posix.open({marker!r}, flags, 0o600), b"{name} ")
+raise ImportError("a file of the working directory was imported")
+"""
+"""Content of a file in the working directory; `posix` is the one module that no file can shadow."""
+SECONDS = 240.0
+RAW = "import os; from xlaserve.process.output import logged_output as o\n"
+RAW += "with o('info'): os.write(2, b'native\\n')"
+
+
+def of_reader(folder: Path) -> None:
+    command = [sys.executable, "-P", "-c", RAW]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert "raw output printed" in ended.stderr, ended
+
+
+def of_trial(folder: Path) -> None:
+    (folder / manifest.ARTIFACT).write_bytes(b"")
+    with pytest.raises(InvalidModel):
+        trial.try_loading(folder, SECONDS)
+
+
+def of_compiler(folder: Path) -> None:
+    processes = CompilerProcesses(Limits(1, 1 << 33, SECONDS, SECONDS))
+    try:
+        processes.start_ahead(SECONDS)
+    finally:
+        processes.close()
+
+
+def of_planner(folder: Path) -> None:
+    with Compilers(most=1) as compilers:
+        (done,) = compilers.compile([Job("m", str(folder / "missing"), "cpu")])
+    assert done.problem is not None
+
+
+def of_model(folder: Path) -> None:
+    running = RunningProcess(ProcessLog(structlog.get_logger()), SECONDS, 0)
+    running.pipe.close()
+    assert running.wait(SECONDS)
+    running.end("over")
+
+
+def of_worker(folder: Path) -> None:
+    """It imports everything before it reads its configuration."""
+
+    async def ended() -> str:
+        worker = await WorkerProcess.ahead(Role(0, {}, (), SECONDS), imports=False)
+        return await worker.ended()
+
+    asyncio.run(ended())
+
+
+def of_local(folder: Path) -> None:
+    server = ServerProcess({"repository": str(folder), "no_such_setting": 1})
+    try:
+        with suppress(NotServing):
+            server.started(SECONDS)
+    finally:
+        server.close()
+
+
+def of_template(folder: Path) -> None:
+    assert "hi" == Template({"default": "hi"}, {}, "m").render([{"role": "user", "content": "a"}])
+
+
+IMPORTING: Mapping[str, tuple[str, Callable[[Path], None]]] = {
+    "reader of output": ("process/output.py", of_reader),
+    "trial load": ("runtime/trial.py", of_trial),
+    "compile process": ("runtime/programs/compilers/process.py", of_compiler),
+    "process that plans": ("runtime/programs/compilers/process.py", of_planner),
+    "Python model": ("python_models/process/running.py", of_model),
+    "worker": ("workers/worker_process.py", of_worker),
+    "server of Python code": ("local/process.py", of_local),
+    "template": ("language/limited.py", of_template),
+}
+"""Processes of the server: the module that starts them, and a function that starts one."""
+OF_A_CALLER = {
+    "app/successor.py": "it has the command of its predecessor, thus of whoever started that one",
+    "process/children.py": "it starts those of others, which are here",
+}
+
+
+@pytest.mark.parametrize("process", IMPORTING)
+def test_no_process_imports_a_file_of_the_working_directory(
+    process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may be started in a directory of models, or of anything else: `signal.py`."""
+    home, marker, folder = tmp_path / "home", tmp_path / "imported", tmp_path / "folder"
+    home.mkdir()
+    folder.mkdir()
+    for name in sys.stdlib_module_names - {*sys.builtin_module_names}:
+        (home / f"{name}.py").write_text(SHADOW.format(marker=str(marker), name=name))
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    IMPORTING[process][1](folder)
+
+    assert not marker.exists(), marker.read_text()
+
+
+def test_every_process_that_the_server_starts_is_tried_so() -> None:
+    assert {module for module, _ in IMPORTING.values()} | {*OF_A_CALLER} == {*starts()}

@@ -527,6 +527,23 @@ async def test_a_deadline_ends_the_stream(start: Serve, generation: Generation) 
     assert 0 < generation.computed < 1_000_000
 
 
+async def test_classes_of_a_stream_are_charged_as_those_of_its_longest_answer(
+    start: Serve,
+) -> None:
+    """Those of an answer are free once the next one is made; all together exceed the limit."""
+    request = asking("count", 40, SIZE)
+    request.outputs.add(name="y").parameters["classification"].int64_param = SIZE
+    async with start(max_held_bytes=4 << 20) as server:
+        async with open_stream(server.url) as stream:
+            await stream.write(request)
+            await stream.done_writing()
+            told = [message async for message in stream]
+        await until(lambda: 0 == server.application.ledger.held)
+
+    assert [""] * 40 == [message.error_message for message in told]
+    assert {SIZE} == {message.infer_response.outputs[0].shape[0] for message in told}
+
+
 async def test_a_drain_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
     """Then streams get UNAVAILABLE, idle ones immediately."""
     async with AsyncExitStack() as running:

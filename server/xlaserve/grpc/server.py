@@ -25,8 +25,8 @@ from xlaserve.settings.choices import Http2Engine
 Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
-"""Time limit of two phases of a drain: for handshakes and GOAWAY round trips, and for requests
-that wait for more data from their client."""
+"""Time limit of three phases of a drain: for handshakes and GOAWAY round trips, for requests that
+wait for more data from their client, and for clients to end requests that were answered before."""
 _FAREWELL_SECONDS = 2.0
 """Seconds for which a shutdown waits for clients to close their connections."""
 _LOOK_SECONDS = 0.01
@@ -240,3 +240,11 @@ class GrpcServer:
                     await protocol.idle()
         for protocol in tuple(self._connections):
             await protocol.idle(but_waiting=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ARRIVAL_SECONDS):
+                while any(map(_awaits_ends, self._connections)):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _awaits_ends(protocol: Engine) -> bool:
+    return isinstance(protocol, OwnEngine) and protocol.core.awaits_ends

@@ -18,6 +18,7 @@ LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
 MESSAGE = bytes(5)
 ALIVE = b"\0\0\0\0\2\x08\1"
 WAITING = 20
+TRIPS = 20
 SECONDS = 30
 LAST = 2**31 - 1
 
@@ -130,6 +131,48 @@ async def test_streams_behind_the_last_are_refused_and_the_others_are_answered(
         (frame.stream, frame.payload) for frame in frames if frame.kind == Kind.RST_STREAM
     ]
     assert [(1, ALIVE)] == [(f.stream, f.payload) for f in frames if f.kind == Kind.DATA]
+
+
+@own_engine_only
+async def test_a_connection_stays_until_its_client_has_ended_what_was_answered(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grpc-core drops the last answers of a stream if the connection ends before it has read them.
+
+    It ends its side of the stream once it has read the status.
+    """
+    monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(grpc_server, "_LOOK_SECONDS", 0.0)  # its phases follow each other at once
+    loop, octets = asyncio.get_running_loop(), b""
+
+    async def until_sent(kind: Kind, count: int = 1) -> list[Frame]:
+        nonlocal octets
+        async with asyncio.timeout(SECONDS):
+            while len(found := [f for f in parse(octets)[0] if f.kind == kind]) < count:
+                more = await loop.sock_recv(client, 1 << 16)
+                assert more, "the server has closed the connection"
+                octets += more
+        return found
+
+    async with serve(tmp_path) as server:
+        host, _, port = server.url.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            # Answered at once, as there is no such method.
+            client.sendall(sent(request_headers("/no/such"), whole=False))
+            client.setblocking(False)
+            await until_sent(Kind.HEADERS)
+            drain = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
+            (trip,) = await until_sent(Kind.PING)
+            await loop.sock_sendall(client, bytes(ping(trip.payload, ack=True)))
+            await until_sent(Kind.GOAWAY, 2)
+            for number in range(TRIPS):
+                await loop.sock_sendall(client, bytes(ping(b"still on")))
+                frames = await until_sent(Kind.PING, 2 + number)
+            await loop.sock_sendall(client, bytes(data(1, b"", end_stream=True)))
+            await received(client)
+            await drain
+
+    assert b"still on" == frames[-1].payload
 
 
 @own_engine_only

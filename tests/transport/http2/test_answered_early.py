@@ -209,7 +209,7 @@ def test_of_as_many_as_may_be_open_the_oldest_is_reset_at_once() -> None:
         frames += early.client.taken()
 
     assert [RESET, "RST_STREAM 3 NO_ERROR"] == told(frames)
-    assert 3 == len(early.client.core._streams._answered)
+    assert 3 == len(early.client.core._streams.answered)
 
 
 def test_a_stream_that_was_answered_takes_no_place_of_another() -> None:
@@ -236,7 +236,7 @@ def test_the_end_of_the_connection_ends_the_wait() -> None:
     early.refuse()
     early.client.core.lost()
 
-    assert {} == early.client.core._streams._answered
+    assert {} == early.client.core._streams.answered
 
 
 def test_nothing_is_sent_behind_the_answer() -> None:

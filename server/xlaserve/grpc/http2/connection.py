@@ -158,6 +158,11 @@ class ServerConnection:
         return self._conduct.served
 
     @property
+    def awaits_ends(self) -> bool:
+        """Tell whether the client has yet to end a request that was answered (RFC 9113 8.1)."""
+        return bool(self._streams.answered)
+
+    @property
     def is_held_back(self) -> bool:
         """Tell whether the client's connection window blocks answers (RFC 9113 5.2, 6.9)."""
         return self._sender.is_held_back

@@ -157,7 +157,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.abort()
             raise
         leaves = core.leaves or core.control.client_leaves
-        if core.failed is not None or (leaves and not core.streams):
+        # A client that has not ended a request may not have read its answer: grpc-core drops what
+        # its application has not read when the connection ends before the stream.
+        if core.failed is not None or (leaves and not core.streams and not core.awaits_ends):
             self._close()
 
     def wake(self) -> None:

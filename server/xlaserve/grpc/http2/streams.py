@@ -58,7 +58,7 @@ class Streams:
         self.stream_window = limits.stream_window_bytes
         self.max_streams = limits.max_streams
         """Maximum number of open streams (RFC 9113 5.1.2)."""
-        self._answered: dict[int, _Answered] = {}
+        self.answered: dict[int, _Answered] = {}
         """The streams in HALF_CLOSED_LOCAL, in the order in which they will be reset."""
         self._most_answered = limits.max_streams
         self._conduct = conduct
@@ -123,7 +123,7 @@ class Streams:
         """Return the state of a stream that is not in `open` (RFC 9113 5.1, 5.1.1)."""
         if stream_id in self._reset:
             return State.RESET
-        if stream_id in self._answered:
+        if stream_id in self.answered:
             return State.HALF_CLOSED_LOCAL
         if not stream_id & 1 or stream_id > self.highest:
             return State.IDLE
@@ -151,7 +151,7 @@ class Streams:
     def write_reset(self, stream_id: int, code: ErrorCode) -> None:
         """Send RST_STREAM, and remember to ignore further frames of the stream (RFC 9113 5.1)."""
         self.sender.write(rst_stream(stream_id, code))
-        self._answered.pop(stream_id, None)
+        self.answered.pop(stream_id, None)
         if len(self._reset) >= _REMEMBERED:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
@@ -178,10 +178,10 @@ class Streams:
         reached = stream.advance(Input.SEND_END)
         if reached is not State.CLOSED:
             assert reached is State.HALF_CLOSED_LOCAL, (stream.state, stream.id)
-            if len(self._answered) >= self._most_answered:
-                self.write_reset(next(iter(self._answered)), ErrorCode.NO_ERROR)
+            if len(self.answered) >= self._most_answered:
+                self.write_reset(next(iter(self.answered)), ErrorCode.NO_ERROR)
             until = self.now() + ANSWERED_SECONDS
-            self._answered[stream.id] = _Answered(until, stream.recv_window)
+            self.answered[stream.id] = _Answered(until, stream.recv_window)
         self._discard(stream)
 
     # --- streams answered before the end of the request: further DATA is dropped ---
@@ -189,14 +189,14 @@ class Streams:
     def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
         """Handle a frame for a stream that was already answered."""
         if reached is not State.HALF_CLOSED_LOCAL:
-            # The client ends the request normally: do not count this frame as a control frame.
-            del self._answered[stream_id]
+            # The regular end of the request, once per stream; not counted as a control frame.
+            del self.answered[stream_id]
         elif happening is not Input.DATA:
             self._conduct.count_control()
 
     def drop(self, stream_id: int, length: int, padding: int) -> None:
         """Drop a DATA frame of a stream that was already answered, but check its window."""
-        answered = self._answered.get(stream_id)
+        answered = self.answered.get(stream_id)
         if answered is None:
             return
         answered.window -= length
@@ -211,10 +211,10 @@ class Streams:
 
     def reset_answered(self) -> None:
         """Reset streams whose requests were answered ANSWERED_SECONDS ago (RFC 9113 8.1)."""
-        if not self._answered:
+        if not self.answered:
             return
         now = self.now()
-        for stream_id in [i for i, answered in self._answered.items() if answered.until <= now]:
+        for stream_id in [i for i, answered in self.answered.items() if answered.until <= now]:
             self.write_reset(stream_id, ErrorCode.NO_ERROR)
 
     def reset_by_client(self, stream_id: int, code: int) -> None:
@@ -231,7 +231,7 @@ class Streams:
         Return the unsent buffers, for the caller to free in small steps.
         """
         unsent = []
-        self._answered.clear()
+        self.answered.clear()
         for stream in tuple(self.open.values()):
             stream.advance(Input.CONNECTION_END)
             if stream.pending:

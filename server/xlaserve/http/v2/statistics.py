@@ -1,9 +1,9 @@
 """Model configuration and statistics as JSON, with the field names of Triton's endpoints."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import betterproto
 import msgspec
@@ -11,7 +11,9 @@ import msgspec
 from xlaserve.model_config.schema import Field, schema_of
 from xlaserve.residence.reports.monitor import VersionReport
 from xlaserve.runtime.config_served import ServedConfig
-from xlaserve.serving.statistics import BatchStatistics, StatisticDuration, Totals
+from xlaserve.serving.statistics import BatchStatistics, Totals
+
+T = TypeVar("T")
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -57,17 +59,33 @@ _NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 # --- Statistics ---
 
 
+class Duration(msgspec.Struct):
+    """A number of events and their total time."""
+
+    count: int
+    ns: int
+
+
 class InferStatistics(msgspec.Struct):
     """Durations of a model's requests."""
 
-    success: StatisticDuration
-    fail: StatisticDuration
-    queue: StatisticDuration
-    compute_input: StatisticDuration
-    compute_infer: StatisticDuration
-    compute_output: StatisticDuration
-    cache_hit: StatisticDuration
-    cache_miss: StatisticDuration
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class InferBatchStatistics(msgspec.Struct):
+    """Durations of the executions of one batch size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
 
 
 class MemoryUsage(msgspec.Struct):
@@ -99,9 +117,9 @@ class ModelStatistics(msgspec.Struct):
     inference_count: int
     execution_count: int
     inference_stats: InferStatistics
-    response_stats: dict[str, StatisticDuration]
+    response_stats: dict[str, Duration]
     """Always empty; Triton fills it for decoupled models."""
-    batch_stats: Sequence[BatchStatistics]
+    batch_stats: list[InferBatchStatistics]
     memory_usage: list[MemoryUsage]
     compile_stats: list[CompileStatistics]
 
@@ -125,9 +143,9 @@ def _statistics(report: VersionReport) -> ModelStatistics:
         totals.last_inference_ms,
         totals.inference_count,
         totals.execution_count,
-        _inference(totals),
+        _converted(totals, InferStatistics),
         response_stats={},
-        batch_stats=totals.batches,
+        batch_stats=[_converted(batch, InferBatchStatistics) for batch in totals.batches],
         memory_usage=[
             MemoryUsage(use.kind, use.device_id, use.size_bytes) for use in report.memory
         ],
@@ -143,14 +161,6 @@ def _statistics(report: VersionReport) -> ModelStatistics:
     )
 
 
-def _inference(totals: Totals) -> InferStatistics:
-    return InferStatistics(
-        success=totals.success,
-        fail=totals.fail,
-        queue=totals.queue,
-        compute_input=totals.compute_input,
-        compute_infer=totals.compute_infer,
-        compute_output=totals.compute_output,
-        cache_hit=totals.cache_hit,
-        cache_miss=totals.cache_miss,
-    )
+def _converted(counted: BatchStatistics | Totals, kind: type[T]) -> T:
+    """Return the fields that the JSON has; others of the engine's are not shown."""
+    return msgspec.convert(counted, kind, from_attributes=True)
