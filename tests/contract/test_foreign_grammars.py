@@ -369,7 +369,7 @@ async def test_an_answer_that_is_given_up_while_its_grammar_grows_leaves_its_slo
     def held(one: grammars.Place) -> None:
         if one._taken:
             begun.set()
-            assert free.wait(MOST_SECONDS)
+            assert free.wait(2 * MOST_SECONDS)
         grow(one)
 
     monkeypatch.setattr(grammars.Place, "grow", held)
