@@ -1,13 +1,17 @@
 """The classification extension, with the stock clients over both transports."""
 
 import json
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import identity_models
 from support.doubling import export_double
+from support.http import ask
 from support.server import RunningServer, Serve
 from support.stock import KINDS, Stock, stock_client
 
@@ -96,3 +100,72 @@ async def test_an_output_is_not_both_classified_and_in_shared_memory(
         fault = await client.fault("infer", "double", [tensor], outputs=[output])
 
     assert "output 'y': expected classification or shared_memory_region, not both" in fault
+
+
+MANY = 50_000
+LABEL = b"class %09d of very many"
+LABELS_BYTES = sum(sys.getsizeof(LABEL % number) for number in range(MANY)) + sys.getsizeof(
+    (None,) * MANY
+)
+
+
+def write_labelled(root: Path) -> None:
+    """Write two models that differ in their labels alone."""
+    export_double(root)
+    for name, file in (("plain", ""), ("labelled", "labels.txt")):
+        shutil.copytree(root / "double", root / name)
+        outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "label_filename": file}]
+        config = {"max_batch_size": 4, "output": outputs}
+        (root / name / "config.json").write_text(json.dumps(config))
+    lines = b"\n".join(LABEL % number for number in range(MANY))
+    (root / "labelled" / "labels.txt").write_bytes(lines)
+
+
+async def test_labels_are_part_of_their_models_memory(
+    serve: Serve, tmp_path: Path, programs: str
+) -> None:
+    """In the books, statistics, metrics and pages, until the model is unloaded."""
+    write_labelled(tmp_path)
+    books: dict[str, Any] = {}
+    more: dict[str, Any] = {"http_endpoint": "port:0", "compilation_cache_directory": programs}
+    async with serve(tmp_path, **more) as server, stock_client("grpc.aio", server) as client:
+        capacity, url = server.application.capacity, str(server.http)
+        for name in ("plain", "labelled", "plain", "labelled"):
+            await client.ask("load_model", name)
+            statistics = (await ask(url, "GET", f"/v2/models/{name}/stats")).json
+            (use,) = statistics["model_stats"][0]["memory_usage"]
+            metrics = (await ask(url, "GET", "/metrics")).body.decode()
+            told = f'xlaserve_model_bytes{{model="{name}",version="1",part="labels"}} '
+            page = (await ask(url, "GET", f"/page/models/{name}")).json
+            loaded = page["versions"][0]["loaded"]
+            books[name] = {
+                "capacity": capacity.used_bytes,
+                "statistics": use["byte_size"],
+                "metrics": int(metrics.partition(told)[2].split()[0]),
+                "page": loaded["memory"]["labels"],
+                "devices": loaded["devices"]["cpu:0"],
+            }
+            await client.ask("unload_model", name)
+            left = capacity.used_bytes
+            assert left == 0
+
+    differences = {key: books["labelled"][key] - books["plain"][key] for key in books["plain"]}
+    assert dict.fromkeys(books["plain"], LABELS_BYTES) == differences
+
+
+async def test_a_load_is_refused_for_labels_that_there_is_no_memory_for(
+    serve: Serve, tmp_path: Path, programs: str
+) -> None:
+    """Before it is compiled."""
+    write_labelled(tmp_path)
+    more: dict[str, Any] = {"compilation_cache_directory": programs}
+    async with serve(tmp_path, **more) as server, stock_client("grpc.aio", server) as client:
+        await client.ask("load_model", "plain")
+        needed = server.application.registry.needed_bytes("plain")
+    more["capacity_bytes"] = needed + LABELS_BYTES - 1
+    async with serve(tmp_path, **more) as server, stock_client("grpc.aio", server) as client:
+        await client.ask("load_model", "plain")
+        await client.ask("unload_model", "plain")
+        fault = await client.fault("load_model", "labelled")
+
+    assert f"it needs {needed + LABELS_BYTES} bytes on cpu:0" in fault

@@ -1,27 +1,32 @@
 """Grammars that compute for minutes, over each protocol, next to another caller's."""
 
+import asyncio
 import json
 import string
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import isqrt
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import scripted_language
-from support.conditions import until
+from support.conditions import MOST_SECONDS, until
 from support.crowds import beside_a_crowd
+from support.gated import Panic
 from support.hard_grammars import BOUNDED, HARD
 from support.http import Answer, ask
 from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
+from xlaserve.language import grammars
 from xlaserve.language.grammars import GROWTH
 from xlaserve.serving.access.tokens import digest_of, new_token
 
@@ -315,3 +320,109 @@ async def test_what_the_library_bounds_is_refused_or_followed(place: Place, kind
 
     assert (status, told[:10]) == ("400", '{"error":"') or status == "200"
     assert good.status == 200
+
+
+GROWS = {
+    "tokens": [*b"??1"],
+    "parameters": {"regex": GROWING, "max_tokens": len(GROWN), "temperature": 0},
+}
+PLAIN = {"tokens": TOKENS, "parameters": MOST}
+
+
+async def test_a_grammar_grows_beside_the_steps_of_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that takes is not part of the time that its own steps may take."""
+    begun, free = threading.Event(), threading.Event()
+    grow = grammars.Place.grow
+
+    def slowly(one: grammars.Place) -> None:
+        if one._taken:
+            begun.set()
+            assert free.wait(MOST_SECONDS)
+            until_ns = time.thread_time_ns() + 2 * grammars._MOST_STEPS_NS
+            while time.thread_time_ns() < until_ns:
+                pass
+        grow(one)
+
+    monkeypatch.setattr(grammars.Place, "grow", slowly)
+    growing = asyncio.ensure_future(place.post("/v2/models/story/generate", GROWS))
+    try:
+        await until(begun.is_set)
+        async with asyncio.timeout(MOST_SECONDS / 2):
+            other = await place.post("/v2/models/story/generate", PLAIN, GOOD)
+        has_waited = not growing.done()
+    finally:
+        free.set()
+    answer = await growing
+
+    assert (has_waited, other.status) == (True, 200)
+    assert answer.json["tokens"] == [ord(one) for one in GROWN]
+
+
+async def test_an_answer_that_is_given_up_while_its_grammar_grows_leaves_its_slot(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+    grow = grammars.Place.grow
+
+    def held(one: grammars.Place) -> None:
+        if one._taken:
+            begun.set()
+            assert free.wait(2 * MOST_SECONDS)
+        grow(one)
+
+    monkeypatch.setattr(grammars.Place, "grow", held)
+    application = place.server.application
+    counts = cast(Any, application.registry.resolve("story")[1]).runner.counts
+    growing = asyncio.ensure_future(place.post("/v2/models/story/generate", GROWS))
+    try:
+        await until(begun.is_set)
+        running = counts.running
+        growing.cancel()
+        await until(lambda: not counts.running)
+    finally:
+        free.set()
+    good = await place.good()
+    await until(lambda: not application.ledger.held)
+
+    assert (running, good.status) == (1, 200)
+
+
+async def test_a_growth_that_fails_fails_its_answer_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow = grammars.Place.grow
+
+    def panicking(one: grammars.Place) -> None:
+        if one._taken:
+            raise Panic("the library has given up")
+        grow(one)
+
+    monkeypatch.setattr(grammars.Place, "grow", panicking)
+    failed, good = await asyncio.gather(
+        place.post("/v2/models/story/generate", GROWS),
+        place.post("/v2/models/story/generate", PLAIN, GOOD),
+    )
+    again = await place.good()
+
+    assert (failed.status, good.status, again.status) == (500, 200, 200)
+
+
+async def test_an_answer_ends_behind_a_last_token_with_which_its_grammar_grows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a stop token is allowed then."""
+    lacks_room = grammars.Place._lacks_room
+    rooms = list[int]()
+
+    def at_the_end(one: grammars.Place) -> bool:
+        rooms.append(len(one._rooms))
+        is_first = rooms[-1] == len(GROWTH) - 1
+        return (is_first and len(one._taken) == len("abbc")) or lacks_room(one)
+
+    monkeypatch.setattr(grammars.Place, "_lacks_room", at_the_end)
+    answer = await place.good()
+
+    assert answer.json["tokens"][:-1] == [ord(one) for one in "abbc"]
+    assert rooms[-1] == len(GROWTH) - 2

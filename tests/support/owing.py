@@ -303,6 +303,7 @@ CALLED: Mapping[str, tuple[str, ...] | str] = {
     "concurrency.limited:LimitedCall.whenever": _STEP,
     "concurrency.limited:_tell": ("load", "compile", "finish"),
     "concurrency.sharing:SingleFlight.run": _STEP,
+    "generation.slots:Slots._pause": _STEP,
     "grpc.compression:compress": _STEP,
     "grpc.engine.h2_engine:_Stream._expect_progress": _AGAIN,
     "grpc.handler:RequestHandler.accept": ("gRPC",),

@@ -25,13 +25,13 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def _png(width: int, height: int, raw: bytes, *others: bytes) -> bytes:
+def png(width: int, height: int, raw: bytes, *others: bytes) -> bytes:
     """Encode an 8-bit greyscale PNG; `raw` may hold too few pixels."""
     size = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return _PNG + size + b"".join(others) + _chunk(b"IDAT", zlib.compress(raw, 9))
 
 
-def _jpeg(side: int = 512) -> bytes:
+def jpeg(side: int = 512) -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (512, 512, 3)).astype(np.uint8)
     written, times = io.BytesIO(), side // 512
     Image.fromarray(np.tile(noise, (times, times, 1))).save(written, "JPEG", progressive=True)
@@ -40,24 +40,24 @@ def _jpeg(side: int = 512) -> bytes:
 
 def hostile() -> Mapping[str, bytes]:
     """Return images that the decoder must refuse."""
-    jpeg = _jpeg()
-    scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    whole = jpeg()
+    scan = whole[whole.rindex(b"\xff\xda") : -2]
     return {
-        "PNG that says 65 535 x 65 535": _png(65_535, 65_535, bytes(MIB)),
-        "PNG of one pixel more than there may be": _png(4096, 4097, bytes(MIB)),
-        "PNG that is cut off": _png(2000, 2000, bytes(2000 * 1000)),
-        "JPEG cut in half": jpeg[: len(jpeg) // 2],
-        "the largest JPEG, cut": _jpeg(4096)[:-2000],
-        "JPEG cut behind its header": jpeg[:200],
-        "JPEG of 100 000 scans": jpeg[:-2] + scan[:20] * 100_000 + b"\xff\xd9",
-        "JPEG that says 65 500 x 65 500": _resized(jpeg),
+        "PNG that says 65 535 x 65 535": png(65_535, 65_535, bytes(MIB)),
+        "PNG of one pixel more than there may be": png(4096, 4097, bytes(MIB)),
+        "PNG that is cut off": png(2000, 2000, bytes(2000 * 1000)),
+        "JPEG cut in half": whole[: len(whole) // 2],
+        "the largest JPEG, cut": jpeg(4096)[:-2000],
+        "JPEG cut behind its header": whole[:200],
+        "JPEG of 100 000 scans": whole[:-2] + scan[:20] * 100_000 + b"\xff\xd9",
+        "JPEG that says 65 500 x 65 500": _resized(whole),
         "33 MiB of nothing": _PNG + bytes(33 * MIB),
     }
 
 
-def _resized(jpeg: bytes) -> bytes:
-    at = jpeg.index(b"\xff\xc2") + 5
-    return jpeg[:at] + struct.pack(">HH", 65_500, 65_500) + jpeg[at + 4 :]
+def _resized(image: bytes) -> bytes:
+    at = image.index(b"\xff\xc2") + 5
+    return image[:at] + struct.pack(">HH", 65_500, 65_500) + image[at + 4 :]
 
 
 def judge(images: Mapping[str, bytes], decode: Callable[[bytes], object]) -> Outcome:

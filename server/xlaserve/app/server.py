@@ -360,8 +360,8 @@ class Application:
         version = model.versions.get(entry.version) if model else None
         if version is None or version.instance is None:
             return ModelRow(entry, None, None)
-        info = version.instance.info
-        return ModelRow(entry, info.memory.total_bytes, info.compile_seconds)
+        instance = version.instance
+        return ModelRow(entry, instance.memory.total_bytes, instance.info.compile_seconds)
 
     async def serve(self) -> None:
         """Load the startup models, then poll the repository if enabled, until cancelled."""

@@ -70,7 +70,7 @@ class Batch:
         counts: GenerationCounts,
         pause: Callable[[Running], None],
     ) -> None:
-        """`pause` is called with requests whose clients must read first."""
+        """`pause` is called with requests whose clients must read, or grammars grow, first."""
         self._info = info
         self._programs = programs
         self._counts = counts
@@ -325,14 +325,26 @@ class Batch:
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
-        """Fill the mask of allowed tokens of a slot; return False if that failed the request."""
+        """Fill the mask of allowed tokens of a slot.
+
+        Return False if the grammar has to grow first, or if that or the mask failed the request.
+        """
+        constraint, growth = running.constraint, running.growth
+        assert constraint is not None
+        running.growth = None
         try:
-            if running.constraint is not None:
-                running.constraint.fill(self._mask[slot])
+            if growth is not None:
+                growth.result()
+            if constraint.fill(self._mask[slot]):
+                return True
+            assert running.grow is not None
+            running.growth = running.grow()
         except BaseException as error:  # the error concerns only this request
             self._refuse(slot, running, answerable(error))
             return False
-        return True
+        running.is_paused = True
+        self._pause(running)
+        return False
 
     def _refuse(self, slot: int, running: Running, error: Exception) -> None:
         self._leave(slot, running)
@@ -371,7 +383,7 @@ def _by_admission(running: Running) -> int:
 def _ready(waiting: Sequence[Running]) -> list[Running]:
     """Return the waiting requests that could start, by priority.
 
-    Excludes preempted requests whose clients must read first.
+    Excludes preempted requests whose clients must read, or grammars grow, first.
     """
     return sorted((one for one in waiting if not one.is_paused), key=lambda one: one.level)
 

@@ -1,6 +1,7 @@
 """Compilation of requests' grammars, before they are queued for a slot."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 from xlaserve.errors import InvalidParameter
@@ -15,8 +16,9 @@ class Constraining:
     """Compiles grammars on a separate thread, with fair scheduling between callers.
 
     Compiling usually takes a millisecond, and up to a tenth of a second for grammars that are then
-    refused as too large. The thread keeps that off the event loop and the generation thread. The
-    number of queued requests is bounded, since a model is handed only a few more than its slots.
+    refused as too large. A grammar that grows during its answer is compiled again. The thread keeps
+    that off the event loop and the generation thread. The number of queued requests is bounded,
+    since a model is handed only a few more than its slots.
     """
 
     def __init__(
@@ -42,10 +44,19 @@ class Constraining:
         if self._thread is None:
             expected = "none, since the model's configuration lacks the parameter 'grammars'"
             raise InvalidParameter(grammar.parameter, expected, "one")
+        self._submit(running, partial(self._compile, running))
+
+    def _submit(self, running: Running, call: Callable[[], None]) -> "Future[None]":
+        assert self._thread is not None
         try:
-            self._thread.submit(running.sender.caller, partial(self._compile, running))
+            return self._thread.submit(running.sender.caller, call)
         except RuntimeError as error:  # the thread has been closed
             raise ModelFailed(self._model, "it is being unloaded") from error
+
+    def _grow(self, running: Running) -> "Future[None]":
+        """Let the grammar of an answer grow; its steps are paused meanwhile."""
+        assert running.constraint is not None
+        return self._submit(running, running.constraint.grow)
 
     def close(self) -> None:
         """End the grammar subprocess, and the thread after its queued work."""
@@ -60,6 +71,7 @@ class Constraining:
             if self._grammars is not None and grammar and not running.request.is_cancelled:
                 charge = partial(running.request.charge, "the grammar")
                 running.constraint = self._grammars.compile(*grammar, charge)
+                running.grow = partial(self._grow, running)
         # The error concerns only this request.
         except BaseException as error:
             running.request.fail(answerable(error))

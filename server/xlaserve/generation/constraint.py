@@ -18,13 +18,22 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 
 
 class Constraint(Protocol):
-    """The state of an answer within its grammar; used by one thread."""
+    """The state of an answer within its grammar; used by one thread at a time."""
 
-    def fill(self, words: Tensor) -> None:
+    def fill(self, words: Tensor) -> bool:
         """Set the bits of the tokens allowed next, int32[mask_words(vocab)].
 
-        Raises InvalidParameter if the grammar has become too expensive.
+        Returns False if the grammar has to `grow` first. Raises InvalidParameter if it has become
+        too expensive.
         """
+        ...
+
+    def grow(self) -> None:
+        """Get more memory for the grammar. Blocks; not for the generation thread.
+
+        Raises InvalidParameter.
+        """
+        ...
 
     def take(self, token: int) -> bool:
         """Consume a token; return True if no other may follow. Raises InvalidParameter."""

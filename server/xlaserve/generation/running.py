@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,10 @@ class Running:
         """The text so far, for a request with a single answer."""
         self.constraint: Constraint | None = None
         """State of the answer within its grammar."""
+        self.grow: Callable[[], Future[None]] | None = None
+        """Starts to let the grammar grow on another thread; None without a grammar."""
+        self.growth: Future[None] | None = None
+        """The growth that the request waits for, or whose outcome was not looked at yet."""
         self.request = request
         self.freed = freed
         self.prompt = prompt
@@ -85,7 +90,7 @@ class Running:
         """Sequence number of the request's admission."""
         self.output: list[int] = []
         self.is_paused = False
-        """Whether generation is paused until the client reads."""
+        """Whether generation is paused until its client reads, or its grammar has grown."""
         self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
         """Time of submission, then of the last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []

@@ -120,7 +120,11 @@ class Slots:
             return self._batch.take_next(self._waiting)
 
     def _pause(self, running: Running) -> None:
-        running.request.when_writable(partial(self._resume, running))
+        resume = partial(self._resume, running)
+        if running.growth is None:
+            running.request.when_writable(resume)
+        else:
+            running.growth.add_done_callback(lambda _: resume())
 
     def _taken(self) -> list[Running]:
         """Remove and return all requests, including queued ones."""

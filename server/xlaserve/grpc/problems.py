@@ -6,6 +6,7 @@ from types import MappingProxyType
 from grpclib import GRPCError
 from grpclib.const import Status
 
+from xlaserve.errors import DeadlineExceeded
 from xlaserve.grpc.http2.limits import Http2Limits
 from xlaserve.grpc.http2.messages import Problem
 
@@ -23,6 +24,7 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
             Status.CANCELLED,
             "no message within {seconds:g} seconds (message_timeout_seconds)",
         ),
+        Problem.LATE: (Status.DEADLINE_EXCEEDED, str(DeadlineExceeded())),
         Problem.NO_MEMORY: (
             Status.RESOURCE_EXHAUSTED,
             "too many message bytes in progress (max_held_bytes), try again",

@@ -136,12 +136,10 @@ class Grammars:
         charge(first_bytes)
         try:
             grammar = readers[parameter](text)
-            place = Place(self._model, parameter, begin, charge, first_bytes)
         except ValueError as error:
             raise _refused(self._model, parameter, str(error)) from error
-        # The first step takes longest, so it must not run on the generation thread.
-        place.fill(np.zeros(self._words, np.int32))
-        return place
+        sizes = {"first_bytes": first_bytes, "words": self._words}
+        return Place(self._model, parameter, begin, charge, **sizes)
 
 
 class Trial:
@@ -212,7 +210,7 @@ class Trial:
 
 
 class Place:
-    """The state of an answer within a grammar (a Constraint). Used by one thread."""
+    """The state of an answer within a grammar (a Constraint). Used by one thread at a time."""
 
     def __init__(
         self,
@@ -220,56 +218,78 @@ class Place:
         parameter: str,
         begin: Callable[[int], Any],
         charge: Callable[[int], None],
+        *,
         first_bytes: int,
+        words: int,
     ) -> None:
         """Start a grammar with `begin(states)`, whose first bytes the trial measured.
 
-        Raises ValueError from `begin`, and the exceptions of `charge`.
+        Its masks have this many words. Blocks; raises InvalidParameter.
         """
         self._model = model
         self._parameter = parameter
         self._begin = begin
         self._charge = charge
         self._matcher: Any = None
-        self._rooms = iter(GROWTH.items())
+        self._rooms = [
+            (states, most_bytes)
+            for states, most_bytes in GROWTH.items()
+            if most_bytes >= first_bytes or states == MOST_STATES
+        ]
+        """Limits of states that it may still be given, ascending, each with its charge."""
         self._charged_bytes = 0
         self._taken: list[int] = []
         self._spent_ns = 0
         """CPU time of the steps so far that exceeds their average budget."""
-        self._enter(first_bytes)
+        self._words = words
+        self.grow()
+        self.check()
 
-    def _enter(self, least_bytes: int) -> bool:
-        """Restart the grammar with the next higher limit of states, and replay the tokens taken.
+    def grow(self) -> None:
+        """Start again with the next higher limit of states, and replay the tokens taken. Blocks.
 
-        Returns False if there is no higher limit. Limits whose charge is less than `least_bytes`
-        are skipped.
+        Not on the generation thread, where every other request would wait: it compiles the grammar,
+        and the mask behind that takes longest. For the same reason it is not part of the time that
+        the steps of the answer may take. Raises InvalidParameter.
         """
-        for states, most_bytes in self._rooms:
-            if most_bytes >= least_bytes or states == MOST_STATES:
+        words = np.zeros(self._words, np.int32)
+        try:
+            while self._rooms and (self._matcher is None or self._lacks_room()):
+                states, most_bytes = self._rooms.pop(0)
                 self._charge(most_bytes - self._charged_bytes)
                 self._charged_bytes = most_bytes
                 self._matcher = None  # not two at a time
                 self._matcher = self._begin(states)
                 self._matcher.consume_tokens(self._taken)
-                return True
-        return False
+                self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        except ValueError as error:
+            raise _refused(self._model, self._parameter, str(error)) from error
 
     def _lacks_room(self) -> bool:
-        """Tell whether the grammar hit its limit of states and was restarted with a higher one."""
+        """Tell whether the grammar has reached its limit of states."""
         matcher = self._matcher
-        return matcher.is_error() and _TOO_MANY in matcher.get_error() and self._enter(0)
+        return matcher.is_error() and _TOO_MANY in matcher.get_error()
+
+    @property
+    def _is_full(self) -> bool:
+        return bool(self._rooms) and self._lacks_room()
 
     def check(self) -> None:
         """Raise InvalidParameter if the grammar has failed."""
         if self._matcher.is_error():
             raise _refused(self._model, self._parameter, self._matcher.get_error())
 
-    def fill(self, words: Tensor) -> None:
-        """Set the bits of the tokens allowed next; raises InvalidParameter."""
+    def fill(self, words: Tensor) -> bool:
+        """Set the bits of the tokens allowed next; False if the grammar has to `grow` first.
+
+        Raises InvalidParameter.
+        """
+        if self._is_full:
+            return False
         begun_ns = time.thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        while self._lacks_room():
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._is_full:
+            return False
         self.check()
         spent_ns = self._spent_ns + time.thread_time_ns() - begun_ns - _STEP_NS
         self._spent_ns = max(0, spent_ns)
@@ -280,15 +300,20 @@ class Place:
                 f" {MOST_STEPS_SECONDS:g} in total (model '{self._model}'): make it less ambiguous",
                 "a slower one",
             )
+        return True
 
     def take(self, token: int) -> bool:
-        """Consume a token; return True if no other may follow. Raises InvalidParameter."""
+        """Consume a token; return True if no other may follow. Raises InvalidParameter.
+
+        If the grammar has to grow before it is known whether one may, returns False; the next mask
+        then has only tokens that end the answer.
+        """
         begun_ns = time.thread_time_ns()
         self._taken.append(token)
         self._matcher.consume_token(token)
-        while self._lacks_room():
-            pass
         self._spent_ns += time.thread_time_ns() - begun_ns
+        if self._is_full:
+            return False
         self.check()
         return bool(self._matcher.is_stopped())
 

@@ -141,6 +141,8 @@ class ModelConfig:
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Class labels of each output, by index; read from the label files."""
+    labels_bytes: int = field(default=0, compare=False)
+    """Memory of the labels; outputs that name one file share it."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """Configured fields that have no effect (see `fields.FIELDS`); logged with the load."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)

@@ -49,6 +49,7 @@ class Ledger:
     __slots__ = (
         "_kinds",
         "_on_pressure",
+        "_peaks",
         "_waiting",
         "_waiting_bytes",
         "held",
@@ -57,7 +58,6 @@ class Ledger:
         "limit",
         "low",
         "most",
-        "peak",
         "pressures",
         "refused",
         "spare",
@@ -80,8 +80,6 @@ class Ledger:
         """Whether there is memory pressure or a request is waiting; fast paths are then skipped."""
         self.pressures = 0
         """Number of times that memory pressure has begun."""
-        self.peak = 0
-        """Maximum of `held` since it was reset; short messages do not update it."""
         self.refused = 0
         """Number of requests and answers refused for lack of memory."""
         self.waited = 0
@@ -91,6 +89,7 @@ class Ledger:
         self._waiting: deque[Wait] = deque()
         self._waiting_bytes = 0
         self._on_pressure: list[Callable[[], None]] = []
+        self._peaks: list[Peak] = []
 
     def open(self) -> "Account":
         """Create an account for a new connection."""
@@ -99,6 +98,12 @@ class Ledger:
     def on_pressure(self, call: Callable[[], None]) -> None:
         """Register a callback for the start of memory pressure; it may release memory."""
         self._on_pressure.append(call)
+
+    def watch(self) -> "Peak":
+        """Record peaks of `held` for one more reader, for as long as the ledger exists."""
+        peak = Peak(self)
+        self._peaks.append(peak)
+        return peak
 
     def held_for(self, kind: Kind) -> int:
         """Return the number of bytes held for a purpose."""
@@ -114,6 +119,11 @@ class Ledger:
     def count(self, kind: Kind, change: int) -> None:
         """Add bytes to a kind other than REQUESTS; the caller updates `held`."""
         self._kinds[kind] += change
+
+    def rise(self) -> None:
+        """Record `held` as the peak of each reader, if it is; not called for short messages."""
+        for peak in self._peaks:
+            peak.most = max(peak.most, self.held)
 
     def press(self) -> None:
         """Enter memory pressure, and call the callbacks, unless already under pressure."""
@@ -156,6 +166,21 @@ class Ledger:
         self._waiting_bytes -= wait.held
 
 
+class Peak:
+    """The maximum of the bytes held since its only reader last asked."""
+
+    __slots__ = ("_ledger", "most")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.most = ledger.held
+
+    def take(self) -> int:
+        """Return the maximum since the last call; short messages do not count."""
+        most, self.most = self.most, self._ledger.held
+        return most
+
+
 class Account:
     """The bytes held for one connection."""
 
@@ -178,7 +203,7 @@ class Account:
         if kind:
             self._kinds[kind] += count
             ledger.count(kind, count)
-            ledger.peak = max(ledger.peak, ledger.held)
+            ledger.rise()
         if ledger.held > ledger.high:
             ledger.press()
 
@@ -221,7 +246,7 @@ class Account:
         if not self.allows(count):
             return False
         self.hold(count, kind)
-        self.ledger.peak = max(self.ledger.peak, self.ledger.held)
+        self.ledger.rise()
         return True
 
     def take(self, what: str, count: int) -> None:
@@ -238,7 +263,7 @@ class Account:
         if not self.admits(count) or self.ledger.is_behind(count):
             return False
         self.hold(count)
-        self.ledger.peak = max(self.ledger.peak, self.ledger.held)
+        self.ledger.rise()
         return True
 
     def wait(self, count: int, granted: Callable[[], None]) -> "Wait | None":
@@ -289,7 +314,7 @@ class Wait:
         assert granted is not None
         self._ledger.dequeue(self)
         self.account.hold(self.count)
-        self._ledger.peak = max(self._ledger.peak, self._ledger.held)
+        self._ledger.rise()
         granted()
 
     def cancel(self) -> None:

@@ -124,7 +124,7 @@ class Finisher:
             version=version.number,
             compile_seconds=round(model.info.compile_seconds, 3),
             cached_programs=model.info.cached_programs,
-            size_bytes=model.info.memory.total_bytes,
+            size_bytes=instance.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in model.info.buckets},
             split_batches={b.rows: b.split_rows for b in model.info.buckets if b.split_rows},
         )

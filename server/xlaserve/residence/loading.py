@@ -203,7 +203,7 @@ class VersionLoader:
             compile_seconds=round(runner.info.compile_seconds, 3),
             cached_programs=runner.info.cached_programs,
             shared_programs=runner.info.shared_programs,
-            size_bytes=runner.info.memory.total_bytes,
+            size_bytes=loaded.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
             split_batches={b.rows: b.split_rows for b in runner.info.buckets if b.split_rows},
         )
@@ -317,8 +317,9 @@ class VersionLoader:
             runner = await self._run_evicting(version, model, source, reservation)
         finally:
             self._shrinking -= 1
+        memory = runner.info.memory.with_labels(model.config.labels_bytes)
         try:
-            await self._book(reservation, runner.info.memory.on_devices(devices.names[0]))
+            await self._book(reservation, memory.on_devices(devices.names[0]))
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
@@ -327,8 +328,7 @@ class VersionLoader:
 
     def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
         """Predict the bytes per device from the headers of the files. Blocks."""
-        machinery = self._machinery
-        later = self._background_compile
+        machinery, later = self._machinery, self._background_compile
         sizes = machinery.predict_size(
             source.directory, config, devices, source.roots, in_background=later
         )

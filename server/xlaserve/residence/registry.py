@@ -19,7 +19,7 @@ from xlaserve.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.residence.repository.names import check_asked_version
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
 from xlaserve.residence.steps import is_planned, missing_step, steps_of
-from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.runtime.loaded import ModelInfo, ModelMemory
 from xlaserve.serving.access.sight import seen_now, without_names
 from xlaserve.serving.call import Admission
 from xlaserve.serving.checks import QuickCheck
@@ -67,7 +67,7 @@ class Instance:
         self.runner = runner
         self.fingerprint = fingerprint
         self.config = config
-        self._device = device
+        self.device = device
         """The first device of the server."""
         self.platform = device.partition(":")[0]
         """The JAX platform of the server."""
@@ -109,14 +109,14 @@ class Instance:
         return sorted({bucket.rows for bucket in self.info.buckets})
 
     @property
-    def held(self) -> Mapping[str, int]:
-        """Return the bytes held on each device."""
-        return self.info.memory.on_devices(self._device)
+    def memory(self) -> ModelMemory:
+        """Return the memory of the loaded model and its labels."""
+        return self.info.memory.with_labels(self.config.labels_bytes)
 
     @property
-    def alone(self) -> Mapping[str, int]:
-        """Return the bytes that the model would hold on each device if it shared no programs."""
-        return self.info.memory.alone_on_devices(self._device)
+    def held(self) -> Mapping[str, int]:
+        """Return the bytes held on each device."""
+        return self.memory.on_devices(self.device)
 
     @property
     def parameters(self) -> Mapping[str, str]:
@@ -430,14 +430,14 @@ class Registry:
 
     def alone_bytes(self, name: str) -> int:
         """Return `size_bytes` as if the model shared no programs; raises ModelNotFound."""
-        return fullest(instance.alone for instance in self._loaded(name))
+        return fullest(one.memory.alone_on_devices(one.device) for one in self._loaded(name))
 
     def computation(self, name: str) -> str:
         """Return the key of a model's shared programs; empty if none, or for several versions.
 
         Raises ModelNotFound if no version is loaded.
         """
-        found = [instance.info.memory.computation for instance in self._loaded(name)]
+        found = [instance.memory.computation for instance in self._loaded(name)]
         return found[0] if len(found) == 1 else ""
 
     def needed_bytes(self, name: str) -> int:

@@ -1,7 +1,7 @@
 """The interface between the core and every kind of loaded model."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -64,10 +64,23 @@ class ModelMemory:
     """
     states_bytes: int = 0
     """Bytes of sequence states: all slots of all replicas, used or not."""
+    labels_bytes: int = 0
+    """Class labels of the configuration, on the host; counted on the first device."""
     computation: str = ""
     """Key of the parts shared with other models, or an empty string if none are shared."""
     alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes by device as if the model shared nothing; empty if it shares nothing."""
+
+    def with_labels(self, size: int) -> "ModelMemory":
+        """Return this memory and that of the configuration's labels."""
+        if not size:
+            return self
+        return replace(
+            self,
+            labels_bytes=size,
+            per_device=_more_on_first(self.per_device, size),
+            alone_per_device=_more_on_first(self.alone_per_device, size),
+        )
 
     def alone_on_devices(self, first: str) -> Mapping[str, int]:
         """Return the maximum bytes by device that the model would need if it shared nothing."""
@@ -86,7 +99,13 @@ class ModelMemory:
             + self.temporaries_bytes
             + self.executables_bytes
             + self.states_bytes
+            + self.labels_bytes
         )
+
+
+def _more_on_first(sizes: Mapping[str, int], more: int) -> Mapping[str, int]:
+    first = next(iter(sizes), None)
+    return sizes if first is None else MappingProxyType({**sizes, first: sizes[first] + more})
 
 
 @dataclass(frozen=True, slots=True)

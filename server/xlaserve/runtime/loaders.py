@@ -384,12 +384,14 @@ def predict_size(
     states = row.predict_slots(path, config, roots, parts)
     if config.sequence_batching is not None:
         states += config.sequence_batching.states_bytes(config.max_batch_size)
+    labels = {min(used): config.labels_bytes}
     if sharding is None and wanted.platform == devices.platform and processes == 1:
         recorded = _recorded(row, path, config, devices, roots)
         if recorded is not None:
             return {
                 device_name(wanted.platform, index): recorded.on_device(seats.count(index))
                 + states * seats.count(index)
+                + labels.get(index, 0)
                 for index in sorted(used)
             }
     found: dict[str, int] = {}
@@ -398,7 +400,8 @@ def predict_size(
             wanted.platform, config, seats.count(index), in_background, patience_seconds
         )
         size = row.predict_size(path, lambda name: processes * parts(name), roots, serving)
-        found[device_name(wanted.platform, index)] = size + states * serving.replicas
+        size += states * serving.replicas + labels.get(index, 0)
+        found[device_name(wanted.platform, index)] = size
     return found
 
 

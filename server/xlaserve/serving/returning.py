@@ -44,6 +44,7 @@ class Returning:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._peak = ledger.watch()
         self._in_thread = in_thread
         self._quick_bytes = EXCESS_BYTES + kept_bytes
         """Growth above which a quiet server trims immediately."""
@@ -70,7 +71,7 @@ class Returning:
         """Trim the heap if that is worthwhile, and log changes of memory pressure."""
         self._report()
         ledger = self._ledger
-        came, ledger.peak = ledger.peak - ledger.held, ledger.held
+        came = self._peak.take() - ledger.held
         resident = self._resident()
         if resident is None:
             return

@@ -268,7 +268,7 @@ async def test_executions_that_wait_are_added_up_with_the_longest_wait() -> None
     )
     for model, since in (("m", [now - 40 * MS, now - 10 * MS]), ("n", [now - 70 * MS]), ("o", [])):
         instance: Any = SimpleNamespace(
-            info=SimpleNamespace(memory=SimpleNamespace(total_bytes=1, per_device={})),
+            memory=SimpleNamespace(total_bytes=1, per_device={}),
             backlog=partial(Backlog.of, since),
         )
         world.registry.version(model, "1").instance = instance

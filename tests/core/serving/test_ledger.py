@@ -266,10 +266,12 @@ def test_pressure_begins_high_and_ends_low(ledger: Ledger) -> None:
     assert 1 == ledger.pressures
 
 
-def test_the_peak_is_of_what_was_reserved(ledger: Ledger) -> None:
+def test_each_reader_has_the_peak_since_it_last_asked(ledger: Ledger) -> None:
+    often, once = ledger.watch(), ledger.watch()
     account = ledger.open()
     account.reserve(1000)
     account.release(500)
     account.reserve(100)
 
-    assert 1000 == ledger.peak
+    assert (1000, 600) == (often.take(), often.take())
+    assert 1000 == once.take()

@@ -182,6 +182,8 @@ class ServerConnection:
     def sweep(self, ticks_for_a_message: int, ticks_for_an_answer: int) -> None:
         """Expire slow requests and reset streams whose client does not read the answer.
 
+        A request whose message is incomplete has no call yet, so its deadline is checked here.
+
         The server calls this at regular intervals; the limits are numbers of such calls.
         """
         streams = self._streams
@@ -191,9 +193,12 @@ class ServerConnection:
         if self._headers.open_block and self._headers.open_since < oldest:  # RFC 9113 10.5.1
             self.end(ErrorCode.ENHANCE_YOUR_CALM, "incomplete header block")
             return
-        expired = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
-        for stream in expired:
-            stream.begin(Problem.EXPIRED)
+        now = self._conduct.now()
+        for stream in [stream for stream in streams.open.values() if not stream.begun]:
+            if stream.deadline is not None and stream.deadline <= now:
+                stream.begin(Problem.LATE)
+            elif stream.tick < oldest:
+                stream.begin(Problem.EXPIRED)
         for stream in self._sender.stalled(streams.tick - ticks_for_an_answer):
             streams.cut_off(stream, "the client does not read the answer")
 

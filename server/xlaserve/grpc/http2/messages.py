@@ -37,6 +37,8 @@ class Problem(Enum):
     """The compressed flag of the prefix is neither 0 nor 1."""
     EXPIRED = auto()
     """The message did not arrive in time."""
+    LATE = auto()
+    """The client's deadline passed before the message was complete."""
     NO_MEMORY = auto()
     """Other requests occupy the memory available for messages."""
 

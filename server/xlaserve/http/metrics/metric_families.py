@@ -138,20 +138,21 @@ def _cached(reading: VersionReading, value: int) -> Iterable[Row]:
 def _bytes(reading: VersionReading) -> list[Row]:
     if reading.instance is None:
         return []
-    memory = reading.instance.info.memory
+    memory = reading.instance.memory
     return [
         ("", ',part="parameters"', memory.parameters_bytes),
         ("", ',part="constants"', memory.constants_bytes),
         ("", ',part="temporaries"', memory.temporaries_bytes),
         ("", ',part="executables"', memory.executables_bytes),
         ("", ',part="states"', memory.states_bytes),
+        ("", ',part="labels"', memory.labels_bytes),
     ]
 
 
 def _device_bytes(reading: VersionReading) -> list[Row]:
     if reading.instance is None:
         return []
-    held = reading.instance.info.memory.per_device
+    held = reading.instance.memory.per_device
     return [("", f',device="{escape(device)}"', size) for device, size in held.items()]
 
 
@@ -309,7 +310,7 @@ _ROWS: tuple[Family[VersionReading], ...] = (
     gauge(
         "xlaserve_model_bytes",
         "Memory of a loaded model: parameters, constants, temporaries of the largest batch, "
-        "executables",
+        "executables, states of sequences, labels of classes",
         _bytes,
         "part",
     ),

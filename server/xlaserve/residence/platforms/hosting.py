@@ -120,7 +120,7 @@ class HostingBoard:
         loaded = [version for version in model.versions.values() if version.instance is not None]
         return HostedReading(
             model.name,
-            sum(one.instance.info.memory.total_bytes for one in loaded if one.instance is not None),
+            sum(one.instance.memory.total_bytes for one in loaded if one.instance is not None),
             None if self._mesh is None else self._mesh.told_bytes(model.name),
             "" if self._container is None else self._container.hosted(model).url,
             max((one.origin.at_ns for one in loaded if one.origin is not None), default=0),

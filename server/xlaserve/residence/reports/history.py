@@ -283,7 +283,7 @@ def _unasked(version: VersionSample) -> VersionSample:
 def _sample(version: Version, before: VersionSample | None) -> VersionSample:
     """Sample a version; returns the previous object if nothing has changed."""
     statistics, instance = version.statistics, version.instance
-    memory = None if instance is None else instance.info.memory
+    memory = None if instance is None else instance.memory
     size = None if memory is None else memory.total_bytes
     success, fail = statistics.success.count, statistics.fail_count
     if before is not None and (success, fail, size) == (

@@ -213,7 +213,7 @@ def _version(registry: Registry, version: Version) -> VersionReading:
 
 
 def _loaded(instance: Instance) -> LoadedReading:
-    info, config, memory = instance.info, instance.config, instance.info.memory
+    info, config, memory = instance.info, instance.config, instance.memory
     return LoadedReading(
         info.platform,
         tuple(_tensor(one, of_input(config, info, one.name)) for one in info.inputs),
@@ -229,6 +229,7 @@ def _loaded(instance: Instance) -> LoadedReading:
             "temporaries": memory.temporaries_bytes,
             "executables": memory.executables_bytes,
             "states": memory.states_bytes,
+            "labels": memory.labels_bytes,
         },
         dict(instance.held),
         CompiledReading(

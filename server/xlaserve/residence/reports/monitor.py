@@ -116,7 +116,7 @@ def _row(registry: Registry, version: Version) -> StatusRow:
         version.number,
         state,
         reason,
-        size_bytes=instance.info.memory.total_bytes if instance else None,
+        size_bytes=instance.memory.total_bytes if instance else None,
         compile_seconds=instance.info.compile_seconds if instance else None,
         pending=instance.pending if instance else 0,
         success_count=success.count,

@@ -4,6 +4,7 @@ All functions block on disk I/O and run in threads, never on the event loop.
 """
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -130,7 +131,10 @@ class DirectoryReader:
                     raise InvalidModel(
                         f"label_filename of output '{output.name}': {error}"
                     ) from error
-        return replace(config, labels=MappingProxyType(labels)) if labels else config
+        if not labels:
+            return config
+        size = sum(map(_memory_of, found.values()))
+        return replace(config, labels=MappingProxyType(labels), labels_bytes=size)
 
     def versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
@@ -179,6 +183,10 @@ def check_own_files(config: ModelConfig) -> None:
                 f"{field}: expected a file in the directory of the model, got "
                 f"{shown(name)}; only configurations in a repository may name other files"
             )
+
+
+def _memory_of(lines: tuple[bytes, ...]) -> int:
+    return sys.getsizeof(lines) + sum(map(sys.getsizeof, lines))
 
 
 def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
