@@ -14,7 +14,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from support import costs, hanging, unsteady
+from support import costs, hanging, unsteady, written_programs
 from support.made_once import made_once
 from support.server import Serve, serving
 
@@ -36,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for each in (unsteady, costs):
         each.pytest_configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Check all programs that fixtures and tests write."""
+    written_programs.watch()
 
 
 @pytest.hookimpl(tryfirst=True)

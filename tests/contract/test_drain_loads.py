@@ -12,6 +12,7 @@ from support.conditions import until
 from support.http import Connection, connect, message
 from support.process import STOP_SECONDS, served
 from support.python_models import write
+from support.several import LAYOUTS
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -66,9 +67,12 @@ async def told_over_grpc(asked: Any) -> str:
     return "OK"
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.slow] if name != "2" else []) for name in LAYOUTS],
+)
 async def test_every_load_that_waits_is_answered_and_the_server_ends(
-    tmp_path: Path, processes: int
+    tmp_path: Path, layout: str
 ) -> None:
     """Two of twenty loads run a model's code that never returns; the others wait for a thread."""
     models, begun = tmp_path / "models", tmp_path / "begun"
@@ -78,7 +82,6 @@ async def test_every_load_that_waits_is_answered_and_the_server_ends(
         write(models, name, NEVER_LOADED.format(begun=str(begun / name)), CONFIG)
     settings = {
         "model-control-mode": "explicit",
-        "processes": str(processes),
         "load-threads": "2",
         "grace-seconds": str(GRACE_SECONDS),
         "load-seconds": str(GRACE_SECONDS),
@@ -86,7 +89,7 @@ async def test_every_load_that_waits_is_answered_and_the_server_ends(
     flags = [text for name, value in settings.items() for text in (f"--{name}", value)]
     async with (
         AsyncExitStack() as stack,
-        served(models, "--allow-python-models", *flags) as server,
+        served(models, "--allow-python-models", *flags, *LAYOUTS[layout]) as server,
     ):
         clients = [await stack.enter_async_context(connect(server.http)) for _ in names[::2]]
         channels = [

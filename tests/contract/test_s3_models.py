@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from support.asking import client
 from support.http import ask
-from support.s3 import BUCKET, serving_bucket
+from support.s3 import BUCKET, S3_FAILURES, failing_bucket, serving_bucket
 from support.server import RunningServer, Serve
 
 from xlaserve.settings.choices import ModelControlMode
+from xlaserve.storage import fetching
 from xlaserve.storage.fsspec_store import FsspecStore
 from xlaserve.storage.objects import StoreProblem
 
@@ -46,14 +47,18 @@ async def says(server: RunningServer, action: str, model: str = MODEL) -> tuple[
     return answer.status, answer.body.decode()
 
 
-async def test_a_bucket_is_a_repository(serve: Serve, bucket: Any, tmp_path: Path) -> None:
-    """Listed, loaded over gRPC and REST, served, reloaded when an ETag changes, and unloaded."""
-    settings = {
-        "repository": f"s3://{BUCKET}/models",
+def settings_of(tmp_path: Path, bucket: str = BUCKET) -> dict[str, Any]:
+    return {
+        "repository": f"s3://{bucket}/models",
         "http_endpoint": "port:0",
         "remote_schemes": ("s3",),
         "remote_cache_directory": str(tmp_path / "cache"),
     }
+
+
+async def test_a_bucket_is_a_repository(serve: Serve, bucket: Any, tmp_path: Path) -> None:
+    """Listed, loaded over gRPC and REST, served, reloaded when an ETag changes, and unloaded."""
+    settings = settings_of(tmp_path)
     ones = np.ones((1, 16), np.int32)
     async with serve(**settings) as server, client(server) as asking:
         counts = server.application.repository.remotes.counts
@@ -88,18 +93,55 @@ async def test_a_bucket_is_a_repository(serve: Serve, bucket: Any, tmp_path: Pat
 async def test_a_bucket_that_is_not_there_is_named(
     serve: Serve, bucket: Any, tmp_path: Path
 ) -> None:
-    settings = {
-        "repository": "s3://nothing/models",
-        "http_endpoint": "port:0",
-        "remote_schemes": ("s3",),
-        "remote_cache_directory": str(tmp_path / "cache"),
-    }
-    async with serve(**settings) as server:
+    async with serve(**settings_of(tmp_path, "nothing")) as server:
         status, text = await says(server, "load")
 
     assert 400 <= status
     said = "s3://nothing/models/simple cannot be read: it does not exist"
     assert said in json.loads(text)["error"]
+
+
+OBJECT = f"{BUCKET}/models/{MODEL}/1/params.safetensors"
+REQUESTS = {"page": ("GET", "listing"), "mark": ("HEAD", OBJECT), "object": ("GET", OBJECT)}
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(failure, kind) for failure, row in S3_FAILURES.items() for kind in sorted(row.of)],
+)
+async def test_a_load_meets_each_failure_of_a_bucket(
+    serve: Serve,
+    bucket: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: str,
+    kind: str,
+) -> None:
+    """Requests are retried where that may help; the failure is reported and counted."""
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE_SECONDS", 0.001)
+    row, asked = S3_FAILURES[failure], REQUESTS[kind]
+    with failing_bucket() as shelves:
+        shelves.failure = row.answer
+        async with serve(**settings_of(tmp_path)) as server:
+            counts = server.application.repository.remotes.counts
+            assert counts is not None
+            shelves.failing[asked] = 1000
+            status, text = await says(server, "load")
+            tried = 1000 - shelves.failing[asked]
+            assert row.status == status, text
+            assert row.text in json.loads(text)["error"]
+            # Headers are read before the fetch, whose last request confirms the mark.
+            assert (kind == "mark", row.status == 503) == (counts.failures, counts.refused)
+            attempts = fetching.ATTEMPTS if kind in row.again else 1
+            assert attempts - 1 == counts.retries
+            # aiohttp repeats a GET or HEAD once if its connection breaks before the answer.
+            assert tried == attempts * (2 if failure == "reset" else 1)
+
+            shelves.failing[asked] = tried - 1 if kind in row.again else 1
+            status, text = await says(server, "load")
+            assert (200 if kind in row.again else row.status) == status, text
+            shelves.failing.clear()
+            assert (200, "{}") == await says(server, "load")
 
 
 def test_a_large_object_is_read_in_ranges(bucket: Any) -> None:

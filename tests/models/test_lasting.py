@@ -3,8 +3,11 @@
 # Some of the jax functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -14,17 +17,20 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 from support import kinds, tiny_language
+from support.written_programs import may_be_newer
 
 from xlaserve import export_model
 from xlaserve.artifact import artifact, computation
 from xlaserve.artifact.computation import READ_FROM, STABLEHLO_VERSIONS, stablehlo_version
 from xlaserve.authoring import migration, read_back
 from xlaserve.errors import InvalidModel
+from xlaserve.generation import exporting
 from xlaserve.runtime import loaders
 
 ROOT = Path(__file__).parents[2]
 SLOW = ("solve", "encoder", "language", "random", "det", "fft", "svd", "counter")
 """Kinds whose export takes seconds: `tox run -e lasts` and `slow` include them."""
+LINEAR_ALGEBRA = ("eigvalsh", "qr", "cholesky", "solve", "svd", "det", "fft")
 OF_JAX = ("plain",)
 """Written by jax.export in its own StableHLO version; `repo migrate` makes it portable."""
 
@@ -46,6 +52,15 @@ def test_every_program_is_read_by_the_oldest_jax(name: str, tmp_path: Path) -> N
 
     found = {file: stablehlo_version(data) for _, file, data in kinds.programs(tmp_path)}
     assert set(found.values()) <= set(STABLEHLO_VERSIONS), found
+
+
+def test_every_program_that_a_test_writes_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "lasting", computation.of_artifact)
+
+    with pytest.raises(AssertionError, match=r"no longer read by the oldest JAX: .*chunk\.jaxexp"):
+        tiny_language.export(tmp_path / "m/1")
 
 
 def test_the_oldest_jax_that_is_named_reads_what_lasts() -> None:
@@ -115,11 +130,41 @@ def test_a_composite_of_open_shapes_is_a_call() -> None:
     np.testing.assert_allclose(expected, jax.jit(back.call)(left, right), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(LINEAR_ALGEBRA[:3], id="quick"),
+        pytest.param(LINEAR_ALGEBRA[3:], id="slow", marks=pytest.mark.slow),
+    ],
+)
+def test_an_export_of_linear_algebra_prints_no_errors(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """A version of StableHLO that cannot express it is tried, on which MLIR would report."""
+    code = (
+        "import pathlib, sys; from support import kinds; "
+        "kinds.write(pathlib.Path(sys.argv[1]), iter(sys.argv[2:]))"
+    )
+    paths = [str(ROOT / "tests"), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "models"), *names],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "" == done.stderr
+    assert set(names) == {path.name for path in (tmp_path / "models").iterdir()}
+
+
 @pytest.fixture
-def _older(monkeypatch: pytest.MonkeyPatch) -> None:
+def _older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulate an operation so new that no StableHLO version readable by all JAXs has it."""
     monkeypatch.setattr(computation, "STABLEHLO_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(computation, "READ_FROM", {"1.0.0": "0.5.0", "1.14.0": "0.9.2"})
+    with may_be_newer():
+        yield
 
 
 SAID = (

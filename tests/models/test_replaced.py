@@ -13,13 +13,12 @@ import jax.export
 import numpy as np
 import pytest
 from support import tiny_language
-from support.lasting import without_stablehlo
+from support.lasting import without_stablehlo, written_by_jax_alone
 from typer.testing import CliRunner
 
-from xlaserve.artifact import computation, replaced
+from xlaserve.artifact import replaced
 from xlaserve.authoring.migration import Result, migrate, undo
 from xlaserve.cli import application
-from xlaserve.generation import exporting
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
 from xlaserve.runtime.load_context import LoadContext
@@ -33,8 +32,7 @@ def _exported(root: Path) -> Path:
 
 
 def _generator(root: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "lasting", computation.of_artifact)
+    with written_by_jax_alone():
         return tiny_language.export(root / "m" / "1")
 
 

@@ -1,13 +1,25 @@
 """Version directories in the older format, and a `deserialize` that rejects expired exports."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax.export
+import pytest
 from jax.export import Exported
 
-from xlaserve.artifact import manifest
+from support.written_programs import may_be_newer
+from xlaserve.artifact import computation, manifest
+from xlaserve.generation import exporting
+
+
+@contextmanager
+def written_by_jax_alone() -> Iterator[None]:
+    """Write generators within this context as jax.export does, in the newest StableHLO."""
+    with pytest.MonkeyPatch.context() as patch, may_be_newer():
+        patch.setattr(exporting, "lasting", computation.of_artifact)
+        yield
 
 
 def without_stablehlo(directory: Path) -> Path:

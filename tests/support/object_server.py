@@ -164,13 +164,20 @@ class _Server(ThreadingHTTPServer):
 def serving_objects(**objects: bytes) -> Iterator[tuple[str, Shelves]]:
     """Serve objects for the duration of a block; yields the URL of `root/` and the shelves."""
     shelves = Shelves(dict(objects))
-    handler = type("Handler", (Handler,), {"shelves": shelves})
+    with serving(Handler, shelves) as url:
+        yield f"{url}/root", shelves
+
+
+@contextmanager
+def serving(kind: type[Handler], shelves: Shelves, **more: object) -> Iterator[str]:
+    """Serve with a handler that has these attributes; yields the URL."""
+    handler = type("Handler", (kind,), {"shelves": shelves, **more})
     server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/root", shelves
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         shelves.released.set()
         shelves.may_list.set()

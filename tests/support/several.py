@@ -3,9 +3,10 @@
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,14 @@ from support import identity_models, python_models
 from support.process import START_SECONDS, ServerProcess, served
 
 READY = "workers ready"
+LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "1": (),
+        "2": ("--processes", "2"),
+        "front-ends": ("--processes", "3", "--process-roles", "front-ends"),
+    }
+)
+"""Flags for one process, for two workers, and for two front ends with an engine."""
 WHO = "import os\nreturn {'y': np.full(1, os.getpid(), np.int64)}"
 """Body of a model that returns its process id."""
 CONFIG = """

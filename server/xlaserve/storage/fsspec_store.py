@@ -50,20 +50,20 @@ imported.
 """
 
 
-def _s3(seconds: float) -> Mapping[str, Any]:
-    limits = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"max_attempts": 1}}
-    return {"config_kwargs": limits}
+def _s3(seconds: float, retries: int) -> Mapping[str, Any]:
+    limits = {"connect_timeout": seconds, "read_timeout": seconds}
+    return {"config_kwargs": {**limits, "retries": {"max_attempts": retries}}}
 
 
-def _plain(seconds: float) -> Mapping[str, Any]:
+def _plain(seconds: float, retries: int) -> Mapping[str, Any]:
     return {}
 
 
-_OPTIONS: Mapping[str, Callable[[float], Mapping[str, Any]]] = MappingProxyType(
+_OPTIONS: Mapping[str, Callable[[float, int], Mapping[str, Any]]] = MappingProxyType(
     {"s3": _s3, "gs": _plain, "az": _plain, "hf": _plain}
 )
-"""File system options by scheme, given a timeout in seconds. They include no credentials: each SDK
-finds its own.
+"""File system options by scheme, given a timeout in seconds and the number of retries by the SDK.
+They include no credentials: each SDK finds its own.
 """
 
 
@@ -97,11 +97,15 @@ class FsspecStore:
     ) -> "FsspecStore":
         """Create the file system for a URL's scheme; the SDK reads its environment."""
         fsspec: Any = importlib.import_module("fsspec")
-        options = dict(_OPTIONS[scheme](seconds))
+        # `attempts` are counted: within each, s3fs and botocore would make ten requests to S3.
+        sdk_retries = 1 if attempts is None else 0
+        options = dict(_OPTIONS[scheme](seconds, sdk_retries))
         # Disable the listings cache: it would hide changes.
         made = fsspec.filesystem(
             scheme, skip_instance_cache=True, use_listings_cache=False, **options
         )
+        if not sdk_retries:
+            made.retries = 1  # attempts of s3fs, not an option of its constructor
         return cls(made, root, seconds=seconds, max_objects=max_objects, attempts=attempts)
 
     def objects(self, below: str = "") -> list[RemoteObject]:

@@ -27,7 +27,7 @@ from xlaserve.concurrency.control_plane import (
 )
 from xlaserve.concurrency.remaking import Remaking
 from xlaserve.concurrency.sharing import Turns
-from xlaserve.errors import EngineGone, EngineLost, ShuttingDown, XlaserveError
+from xlaserve.errors import EngineGone, EngineLost, LoadCancelled, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
 from xlaserve.workers.failures import error_of
 from xlaserve.workers.messages import (
@@ -236,11 +236,15 @@ class Control:
             # If the engine died during the change, clients must not retry it on every replica.
             gone = (EngineGone if engine is None else EngineLost)(change.subject)
             return Failure(type(gone).__name__, str(gone))
-        if did.failure is None:
+        failure = did.failure
+        if failure is None:
             self._remember(change)
         else:
             _remove(change)
-        return did.failure
+            # The engine stops after the front ends, so it does not know why it cancels a load.
+            if self._is_stopping and failure.error == LoadCancelled.__name__:
+                failure = _SHUTTING_DOWN
+        return failure
 
     async def _by_others(
         self, origin: WorkerProcess, asked: _Asked
@@ -400,12 +404,8 @@ class Control:
                     continue  # loaded from a client's files or configuration: all have the same
                 dids = await self._by_others(worker, _Asked(change))
             for other, failure in _failures(dids).items():
-                _log.error(
-                    "model files differ between a worker and a restarted one",
-                    worker=other.role.worker,
-                    subject=name,
-                    error=failure.text,
-                )
+                about = {"worker": other.role.worker, "subject": name, "error": failure.text}
+                _log.error("model files differ between a worker and a restarted one", **about)
 
     # --- Questions ---
 
@@ -487,7 +487,7 @@ def _refused(change: ChangeText, *, is_stopping: bool) -> Failure:
     _remove(change)
     if is_stopping:
         return _SHUTTING_DOWN
-    return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
+    return Failure(LoadCancelled.__name__, f"the load of '{change.subject}' was cancelled")
 
 
 def _failures(dids: Mapping[WorkerProcess, Did | None]) -> dict[WorkerProcess, Failure]:
