@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,11 @@ import numpy as np
 import pytest
 import tritonclient.utils as triton
 import tritonclient.utils.shared_memory as shm
-from support import identity_models
-from support.conditions import until
+from support import identity_models, python_models
+from support.conditions import MOST_SECONDS, until
 from support.doubling import export_double
 from support.fake_cuda import FakeCuda
+from support.gated import Gate, gate
 from support.http import ask
 from support.server import RunningServer, Serve
 from support.stock import KINDS, Stock, stock_client
@@ -35,12 +36,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve.runtime.devices.cuda_driver import CudaDriver, open_driver
-from xlaserve.serving.call import NOBODY, Call
-from xlaserve.serving.inference import InferOutput, RequestedOutput
+from xlaserve.serving.call import NOBODY
 from xlaserve.serving.inputs.cuda_regions import CudaRegions
 from xlaserve.serving.inputs.shared_memory import Regions
-from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
-from xlaserve.tensors import DATATYPES
 
 DATA = np.arange(4, dtype=np.float32).reshape(1, 4)
 SIZE = DATA.nbytes
@@ -365,27 +363,109 @@ async def test_bytes_of_regions_are_limited(serve: Serve, models: Path, memory: 
     assert "no more than 5000 bytes of shared memory may be registered" in text
 
 
-async def test_a_region_may_be_unregistered_while_it_is_used(
-    server: RunningServer, quick: Stock, memory: Memory
-) -> None:
-    """A request in progress keeps it open, and writes its output there."""
-    regions = server.application.engine.regions
-    places: list[Any] = []
-    memory.put(DATA)
-    await register(quick, memory)
-    files = open_files()
-    used = weakref.ref(regions.find(NOBODY, "r"))
-    requested = RequestedOutput("y", {REGION: "r", "shared_memory_byte_size": SIZE})
-    places.append(OutputPlaces("echo", [requested], regions, Call()))
-    await quick.ask("unregister_system_shared_memory")
-    places[0].write([InferOutput("y", DATATYPES["FP32"], 2 * DATA)])
+WAITING = """
+from support.gated import pass_gate
 
-    assert used() is not None
-    assert files == open_files()
-    places.clear()
-    assert used() is None
-    assert files - 1 == open_files()
-    assert (2 * DATA).tolist() == memory.get(np.float32, DATA.shape).tolist()
+class Waiting(PythonModel):
+    inputs = {{"x": ("FP32", [1, 4])}}
+    outputs = {{"y": ("FP32", [1, 4])}}
+
+    def infer(self, inputs):
+        pass_gate({!r}, inputs["x"])
+        return {{"y": 2 * inputs["x"]}}
+"""
+
+
+@pytest.fixture
+async def waiting(serve: Serve, tmp_path: Path) -> AsyncIterator[tuple[Gate, RunningServer]]:
+    """A model with two copies whose executions the test releases."""
+    code = WAITING.format(str(tmp_path / "gate"))
+    python_models.write(tmp_path / "models", "waiting", code, "instance_group { count: 2 }")
+    identity_models.write(tmp_path / "models", "echo", "FP32", (-1, 4))
+    settings = {"http_endpoint": "port:0", "max_shared_memory_regions": 2}
+    async with (
+        gate(tmp_path / "gate") as held,
+        serve(
+            tmp_path / "models", load_model=("*",), allow_python_models=True, **settings
+        ) as server,
+    ):
+        yield held, server
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["both", "input"])
+async def test_an_unregistered_region_is_listed_while_a_request_uses_it(
+    waiting: tuple[Gate, RunningServer], memory: Memory, beside: bool
+) -> None:
+    """As in Triton: its requests read and write it, further ones may name it, then it is gone."""
+    held, server = waiting
+    memory.put(DATA)
+    async with stock_client("http.aio", server) as other:
+        for kind in KINDS:
+            async with stock_client(kind, server) as client:
+                await register(other, memory)
+
+                def infer(client: Stock = client) -> Coroutine[Any, Any, Any]:
+                    outputs = [wanted(client, SIZE, 64)] if beside else None
+                    return client.ask("infer", "waiting", [placed(client)], outputs=outputs)
+
+                held.free(3)
+                for _ in range(3):
+                    await infer()
+                asked = [asyncio.create_task(infer())]
+                await until(lambda: held.held == 1)
+                await other.ask("unregister_system_shared_memory")
+                used = await listed(other, "r")
+                if kind != "http":  # its only thread is busy
+                    for _ in range(3):
+                        await client.ask("infer", "echo", [placed(client)])
+                    asked.append(asyncio.create_task(infer()))
+                    await until(lambda: held.held == 2)
+                    held.free()
+                    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+
+                    assert used == await listed(other)
+                held.free()
+                await asyncio.gather(*asked)
+                async with asyncio.timeout(MOST_SECONDS):
+                    while await listed(other):
+                        pass
+
+                assert {("r", memory.key, 0, 4096)} == used
+                assert "expected a region that is registered" in await client.fault(
+                    "infer", "waiting", [placed(client)]
+                )
+        if beside:
+            assert (2 * DATA).tolist() == memory.get(np.float32, DATA.shape, 64).tolist()
+
+
+async def test_a_new_region_may_have_the_name_of_one_that_is_used(
+    waiting: tuple[Gate, RunningServer], memory: Memory
+) -> None:
+    """Both count towards the limits, and a request uses the region that its name had first."""
+    held, server = waiting
+    memory.put(DATA)
+    async with stock_client("grpc.aio", server) as client:
+        await register(client, memory)
+        outputs = [wanted(client, SIZE, 64)]
+        asked = asyncio.create_task(
+            client.ask("infer", "waiting", [placed(client)], outputs=outputs)
+        )
+        await until(lambda: held.held == 1)
+        files = open_files()
+        await client.ask("unregister_system_shared_memory", "r")
+        await client.ask("register_system_shared_memory", "r", memory.key, 64, offset=512)
+        fault = await client.fault("register_system_shared_memory", "s", memory.key, 64)
+        during = await listed(client)
+        assert files + 1 == open_files()
+        held.free()
+        await asked
+        await until(lambda: files == open_files())
+        await register(client, memory, "s")
+
+        assert "no more than 2 regions" in fault
+        assert {("r", memory.key, 512, 64)} == during
+        assert {*during, ("s", memory.key, 0, 4096)} == await listed(client)
+    assert (2 * DATA).tolist() == memory.get(np.float32, DATA.shape, 64).tolist()
 
 
 async def test_a_region_that_is_truncated_while_it_is_read_is_an_error(

@@ -150,7 +150,7 @@ def test_what_is_written_is_read(text: str, expected: SequenceBatching) -> None:
         ('state { input_name: "h" }', ".state[0].output_name: expected a name"),
         (
             f"state {{ {STATE.replace('TYPE_FP32', 'TYPE_STRING')} }}",
-            ".state[0].data_type: expected one of TYPE_BOOL",
+            ".state[0].data_type: expected numbers (for texts, a Python model that keeps them)",
         ),
         (
             f"state {{ {STATE.replace(', 3', ', -1')} }}",

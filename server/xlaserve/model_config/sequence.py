@@ -135,7 +135,8 @@ def _state(place: str, given: inference.ModelSequenceBatchingState) -> State:
     datatype = BY_CONFIG_NAME.get(given.data_type.name or "")
     if datatype is None or datatype is BYTES:
         known = ", ".join(name for name, row in BY_CONFIG_NAME.items() if row is not BYTES)
-        raise _unfit(f"{place}.data_type", f"one of {known}", given.data_type.name)
+        expected = f"numbers (for texts, a Python model that keeps them), one of {known}"
+        raise _unfit(f"{place}.data_type", expected, given.data_type.name)
     for index, size in enumerate(given.dims):
         if size < 1:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0", size)

@@ -156,7 +156,7 @@ class Engine:
         if account is not None and (size > SHORT_BYTES or account.ledger.is_pressed):
             reserve_made(call, size, _SHARED)
             account = None
-        call.is_volatile, call.reads_memory = known.has_views, known.is_shared
+        call.is_volatile, call.read_from = known.has_views, known.read_from
         call.inputs = known.read(request)
         call.rows, call.key = known.rows, known.key
         call.chosen, call.shaping = known.chosen, known.forms
@@ -242,7 +242,7 @@ class Engine:
         """Read a call's inputs from shared memory, on a thread if they are large."""
         size = shared.copied_bytes
         call.is_volatile = shared.has_views
-        call.reads_memory = True
+        call.read_from = shared.regions
         reserve_made(call, size, _SHARED)
         if size <= AT_ONCE_BYTES:
             self._check_and_begin(call, instance, shared.read(), shared)

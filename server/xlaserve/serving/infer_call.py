@@ -152,8 +152,10 @@ class InferCall(Call):
     """
     is_volatile = False
     """Whether the client can change the inputs during execution: they are in shared memory."""
-    reads_memory = False
-    """Whether inputs are read from outside the message; equal messages may then differ in them."""
+    read_from: Sequence[object] = ()
+    """Shared memory regions of the inputs, in use until the call ends; equal messages may differ in
+    what these contain.
+    """
     takes_many = False
     """Whether the client accepts several answers."""
     wants_whole = False

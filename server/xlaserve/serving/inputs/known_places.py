@@ -46,8 +46,6 @@ class KnownPlaces:
         """The `QuickCheck` that has accepted the form."""
         self.copied_bytes = 0 if shared is None else shared.copied_bytes
         """Bytes of memory needed to read the inputs."""
-        self.is_shared = shared is not None
-        """Whether any inputs are in shared memory."""
         self.has_views = shared is not None and shared.has_views
         self.rows: int = call.rows
         self.key: ShapeKey = call.key
@@ -59,8 +57,9 @@ class KnownPlaces:
             data = request.inputs[index].data
             known = (place.region, place.offset, place.size, data.dtype, data.shape, is_view)
             self._inputs[index] = _Known(*known)
-        regions = [place.region for place, _ in places.values()]
-        regions += [] if forms is None else forms.regions
+        self.read_from = () if shared is None else shared.regions
+        """Regions of the inputs."""
+        regions = [*self.read_from, *(() if forms is None else forms.regions)]
         self.regions: list[SharedRegion] = list({id(region): region for region in regions}.values())
 
     @classmethod
@@ -93,7 +92,9 @@ class KnownPlaces:
                 index not in places or tensor.data.dtype.kind in _DECODED
             ):
                 return
-        regions.known.keep(form, cls(instance.quick, request, call, shared, forms))
+        known = cls(instance.quick, request, call, shared, forms)
+        if regions.are_registered(known.regions):  # the cache would keep another one alive
+            regions.known.keep(form, known)
 
     def read(self, request: InferRequest) -> Tensors:
         """Return the current inputs; raises InvalidRegion if a file was truncated."""

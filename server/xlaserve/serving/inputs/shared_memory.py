@@ -219,6 +219,10 @@ class Regions:
         self.driver: Any = None
         """The CUDA driver (a `cuda_regions.Driver`); None if JAX does not run on CUDA."""
         self._regions: dict[str, SharedRegion] = {}
+        self._leaving: weakref.WeakSet[SharedRegion] = weakref.WeakSet()
+        """Unregistered regions that calls in progress keep alive. As in Triton, they stay in the
+        status, so that clients see when their memory is free, and requests may still name them.
+        """
         self.known: BoundedCache[Form, Any] = BoundedCache(MOST_KNOWN)
         """Cached tensor locations (`KnownPlaces`) by request form; cleared whenever regions
         change.
@@ -285,13 +289,13 @@ class Regions:
         if not byte_size:
             raise InvalidRegion(shown(name), "a byte_size of 1 or more", "0")
         most = self.policy.max_regions
-        if len(self._regions) >= most:
+        if len(self._regions) + len(self._leaving) >= most:
             raise TooManyRegions(most, "regions", "max_shared_memory_regions")
 
     def keep(self, region: SharedRegion, name: str) -> None:
         """Register an open region under a name; raises TooManyRegions."""
         most = self.policy.max_bytes
-        if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
+        if sum(r.byte_size for r in self._all()) + region.byte_size > most:
             raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
         region.owner = owner_now()
         self.known.clear()
@@ -309,7 +313,7 @@ class Regions:
         call = current_call.get()
         found = [
             region
-            for known, region in self._regions.items()
+            for known, region in self._by_name().items()
             if region.kind == kind and name in ("", known) and self._may_use(call, region)
         ]
         if name and not found:
@@ -318,12 +322,13 @@ class Regions:
 
     def count(self, kind: str) -> int:
         """Return the number of regions of a kind, over all callers."""
-        return sum(region.kind == kind for region in self._regions.values())
+        return sum(region.kind == kind for region in self._all())
 
     def unregister(self, peer: Peer, name: str = "") -> None:
         """Unregister the region with a name, or all; unknown names are ignored.
 
-        Requests in progress continue to use it; its file is closed after the last of them.
+        Requests in progress continue to use it; after the last of them it leaves the status, and
+        its file is closed. Meanwhile a new region may have its name.
         """
         self.drop(peer, KIND, name)
 
@@ -334,11 +339,9 @@ class Regions:
             return
         self._permit(peer)
         self.known.clear()
-        self._regions = {
-            known: region
-            for known, region in self._regions.items()
-            if region.kind != kind or name not in ("", known)
-        }
+        for known, region in list(self._regions.items()):
+            if region.kind == kind and name in ("", known):
+                self._leaving.add(self._regions.pop(known))
 
     def find(self, peer: Peer, name: str, call: Call | None = None) -> SharedRegion:
         """Return the region that a request names.
@@ -347,7 +350,7 @@ class Regions:
         access each other's memory, even if they share a model.
         """
         self._permit(peer, call)
-        region = self._regions.get(name)
+        region = self._regions.get(name) or self._by_name().get(name)
         if region is None or not self._may_use(call, region):
             raise InvalidRegion(shown(name), "a registered region", "none with this name")
         return region
@@ -365,6 +368,17 @@ class Regions:
         # A list comprehension: a generator would cost a call for each region.
         return not [one for one in regions if one.owner and one.owner != call.owner]
 
+    def are_registered(self, regions: Iterable[SharedRegion]) -> bool:
+        """Tell whether none of these regions has been unregistered."""
+        return not any(region in self._leaving for region in regions)
+
+    def _all(self) -> list[SharedRegion]:
+        return [*self._leaving, *self._regions.values()]
+
+    def _by_name(self) -> dict[str, SharedRegion]:
+        """Return the region that each name stands for: a registered one first."""
+        return {region.name: region for region in self._leaving} | self._regions
+
     def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
         """Tell whether the caller owns the region or manages the whole server."""
         if not region.owner or call is None or call.owner == region.owner:
@@ -374,6 +388,7 @@ class Regions:
     def close(self) -> None:
         """Drop all regions at shutdown."""
         self.known.clear()
+        self._leaving.clear()
         self._regions.clear()
 
     def _permit(self, peer: Peer, call: Call | None = None) -> None:

@@ -93,6 +93,11 @@ class SharedInputs:
                 else:
                     self.copied_bytes += place.size
 
+    @property
+    def regions(self) -> tuple[SharedRegion, ...]:
+        """Return the regions of the inputs."""
+        return tuple(place.region for place, _ in self.places.values())
+
     def read(self) -> InferRequest:
         """Return the request with its inputs read from shared memory; thread-safe.
 

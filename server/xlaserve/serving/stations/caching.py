@@ -92,7 +92,7 @@ class Caching(Around):
             entry = None
         if entry is not None:
             note(call.parent, entry.uses)
-            if call.shaping is None and not call.reads_memory:
+            if call.shaping is None and not call.read_from:
                 # If an outer station processes the answer further, this call is a relay, whose
                 # `kept` is unused.
                 call.kept = entry

@@ -25,7 +25,7 @@ class Relay(InferCall):
         self.found, self.instance, self.is_found = call.found, call.instance, True
         self.inputs, self.parameters = call.inputs, call.parameters
         self.tensor_parameters = call.tensor_parameters
-        self.is_volatile, self.reads_memory = call.is_volatile, call.reads_memory
+        self.is_volatile, self.read_from = call.is_volatile, call.read_from
         self.rows, self.key, self.chosen = call.rows, call.key, call.chosen
         self.started_ns, self.submitted_ns = call.started_ns, call.submitted_ns
         self.has_begun = True

@@ -9,7 +9,7 @@ from xlaserve.serving.stations.relay import Relay
 CARRIED = (
     *("model", "version", "id", "headers", "peer", "principal", "parent", "client", "sight"),
     *("found", "instance", "inputs", "parameters", "tensor_parameters", "rows", "key", "chosen"),
-    *("is_volatile", "reads_memory", "started_ns", "submitted_ns"),
+    *("is_volatile", "read_from", "started_ns", "submitted_ns"),
 )
 """Attributes that a relay copies from its call."""
 OWN = {
