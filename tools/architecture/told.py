@@ -314,7 +314,7 @@ WORKERS: tuple[Worker, ...] = (
         "nothing; shutdown waits one second for it",
     ),
     Worker(
-        "serving/observability/gpus.py: Gpus.asked",
+        "serving/observability/gpus.py: Gpus.polling",
         "`gpus`, if the server may use a GPU",
         "polls the GPU driver for metrics",
         "the latest sample",

@@ -127,5 +127,5 @@ def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:
             reason=reason,
             to_do="once it is readable, send SIGUSR2 again to load its models",
         )
-    first, *beside = (path for number, path in enumerate(given) if number not in away)
-    return replace(settings, repository=first, model_repository=tuple(beside))
+    first, *others = (path for number, path in enumerate(given) if number not in away)
+    return replace(settings, repository=first, model_repository=tuple(others))

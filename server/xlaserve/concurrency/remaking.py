@@ -92,5 +92,5 @@ class Remaking(Generic[C, E]):
         if change.kind not in OF_LOADS:
             return False
         # Ignore the model's own name, which may contain one of the words.
-        said = self._text(error).replace(f"'{change.subject}'", "")
-        return _OF_ANOTHER.search(said) is not None
+        text = self._text(error).replace(f"'{change.subject}'", "")
+        return _OF_ANOTHER.search(text) is not None

@@ -133,8 +133,8 @@ class Batch:
             self._counts.prompt_tokens += len(running.prompt)
             running.request.begin()
         self._mask[slot] = -1
-        self._programs.begin(slot, running.prompt, running.asked.bias, running.output)
-        self._reals[slot] = running.asked.reals
+        self._programs.begin(slot, running.prompt, running.parameters.bias, running.output)
+        self._reals[slot] = running.parameters.reals
         # Copied now: before the first chunk, the source slot may be given to another request.
         self._copy(slot, running)
 
@@ -302,10 +302,10 @@ class Batch:
         """Return the integers of a step, INT32 [rows, INTEGERS]; `size` of 0 means all slots."""
         found: list[tuple[int, ...]] = [self._idle] * (size or self._info.slots)
         for row, (_, running) in zip(rows, active, strict=True):
-            asked = running.asked
-            may_stop = len(running.output) >= asked.min_tokens
+            parameters = running.parameters
+            may_stop = len(running.output) >= parameters.min_tokens
             found[row] = (
-                *(running.last, running.written, 1, asked.top_k, may_stop),
+                *(running.last, running.written, 1, parameters.top_k, may_stop),
                 *running.seed_words,
             )
         # Three times faster than assigning the rows of an array one by one.
@@ -314,14 +314,14 @@ class Batch:
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
         """Record the time since each request's last token, grouped by equal times."""
-        told: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for running in active:
             if running.output:
-                told[running.told_ns] = told.get(running.told_ns, 0) + 1
+                counts[running.told_ns] = counts.get(running.told_ns, 0) + 1
             else:
                 self._counts.first_token.add(now - running.told_ns)
             running.told_ns = now
-        for told_ns, count in told.items():
+        for told_ns, count in counts.items():
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:

@@ -135,13 +135,13 @@ class Slots:
             model=self._model,
             error=repr(error),
         )
-        told: Exception = ModelFailed(self._model, f"a step failed: {error}")
+        failure: Exception = ModelFailed(self._model, f"a step failed: {error}")
         try:
             raise_if_exhausted(self._model, error)
         except Exception as exhausted:
-            told = exhausted
+            failure = exhausted
         for running in self._taken():
-            self._fail(running, told)
+            self._fail(running, failure)
         try:
             self._programs.reset()
         except BaseException as again:

@@ -19,16 +19,16 @@ class Rounds(Generic[C]):
         look: Callable[[C], None],
         *,
         seconds: Callable[[], float],
-        behind: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seconds` returns the interval, before each round; `behind` is called after each round.
+        """`seconds` returns the interval, before each round; `afterwards` is called after it.
 
         `look` may be called with a connection that was closed after the round began.
         """
         self._connections = connections
         self._look = look
         self._seconds = seconds
-        self._behind = behind
+        self._afterwards = afterwards
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Handle | None = None
         self._left: list[C] = []
@@ -67,4 +67,4 @@ class Rounds(Generic[C]):
         for connection in turn:
             self._look(connection)
         if not self._left:
-            self._behind()
+            self._afterwards()

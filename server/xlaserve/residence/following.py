@@ -187,8 +187,8 @@ class RepositoryFollower:
                 missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
                 self._registry.failed.note(name, str(missing))
             to_do = f"fix its files, then {_NEXT[self._settings.model_control_mode]}"
-            said = {"model": name, "error": str(error), "to_do": to_do}
-            self._log.error("model not loaded from the repository", **said)
+            fields = {"model": name, "error": str(error), "to_do": to_do}
+            self._log.error("model not loaded from the repository", **fields)
         except Exception as error:
             self._failed[name] = (type(error).__name__, str(error))
             self._log.exception("model not loaded from the repository", model=name)

@@ -248,7 +248,7 @@ class ModelCache:
             raise FetchCancelled from None  # the server is stopping
 
     def _wait(self, running: dict[Future[str], str], wanted: Wanted, control: FetchControl) -> None:
-        told = time.monotonic()
+        reported = time.monotonic()
         left = set(running)
         while left:
             done, left = wait(left, _LOOK_SECONDS, FIRST_EXCEPTION)
@@ -257,8 +257,8 @@ class ModelCache:
                     raise FetchCancelled  # the server is stopping
                 future.result()
             control.check()
-            if time.monotonic() - told > _PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
                 self._log.info(
                     "model fetch in progress",
                     model=wanted.model,

@@ -82,8 +82,8 @@ class HttpStore:
             pages = {begin(self._page, first): (first, 0)}
             looks: set[Future[RemoteObject]] = set()
             while pages or looks:
-                asked: set[Future[Any]] = {*pages, *looks}
-                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                pending: set[Future[Any]] = {*pages, *looks}
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 found += [look.result() for look in done & looks]
                 looks -= done
                 for page in done & pages.keys():
@@ -271,9 +271,9 @@ class _Answer:
             connection = http.client.HTTPConnection(host, parts.port, timeout=seconds)
         try:
             path = parts.path or "/"
-            asked = f"{path}?{parts.query}" if parts.query else path
+            target = f"{path}?{parts.query}" if parts.query else path
             plain = {"Accept-Encoding": "identity", "Connection": "close", **headers}
-            connection.request(method, asked, headers=plain)
+            connection.request(method, target, headers=plain)
             return cls(connection, connection.getresponse(), seconds)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
@@ -293,8 +293,8 @@ class _Answer:
     @property
     def length(self) -> int | None:
         """Return the Content-Length, or None."""
-        said = self._response.headers.get("Content-Length", "")
-        return int(said) if said.isascii() and said.isdigit() else None
+        text = self._response.headers.get("Content-Length", "")
+        return int(text) if text.isascii() and text.isdigit() else None
 
     @property
     def mark(self) -> str:
@@ -314,15 +314,15 @@ class _Answer:
             is_away=status in _TRANSIENT | _DENIED or status >= _SERVER_ERROR,
         )
 
-    def check_length(self, found: RemoteObject, asked: tuple[int, int]) -> None:
+    def check_length(self, found: RemoteObject, bounds: tuple[int, int]) -> None:
         """Check that the response contains the requested range; raises StoreProblem."""
-        start, stop = asked
-        said = self._response.headers.get("Content-Range")
+        start, stop = bounds
+        text = self._response.headers.get("Content-Range")
         if self.status == http.client.PARTIAL_CONTENT:
-            got = _RANGE.fullmatch(said or "")
+            got = _RANGE.fullmatch(text or "")
             if got is None or tuple(map(int, got.groups())) != (start, stop - 1, found.size_bytes):
                 raise StoreProblem(
-                    f"asked for bytes {start} to {stop - 1} of '{found.name}', got '{said}'",
+                    f"asked for bytes {start} to {stop - 1} of '{found.name}', got '{text}'",
                     is_transient=False,
                 )
         if self.length is not None and self.length != stop - start:

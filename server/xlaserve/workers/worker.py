@@ -194,18 +194,18 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
                 ),
                 asyncio.ensure_future(_listen(silence, link)),
             ]
-            beside = [
+            tasks = [
                 asyncio.ensure_future(_say_ready(parent, application)),
                 asyncio.ensure_future(_count(parent, listeners, application)),
             ]
             if bridged is not None:
-                beside.append(asyncio.ensure_future(bridged))
-                beside[-1].add_done_callback(_end_without_bridges)
+                tasks.append(asyncio.ensure_future(bridged))
+                tasks[-1].add_done_callback(_end_without_bridges)
             try:
                 with suppress(asyncio.CancelledError):
                     await serving
             finally:
-                _cancel(beside)
+                _cancel(tasks)
     finally:
         # Keep listening until draining ends, since clients may wait for changes that need the
         # parent.
@@ -329,25 +329,25 @@ async def _listen(silence: Silence, link: Link) -> None:
 async def _say_ready(parent: Parent, application: Application) -> None:
     """Report to the parent whenever this process becomes ready or not ready."""
     changed = asyncio.Event()
-    told = False
+    reported = False
     with application.registry.observe(changed.set):
         while True:
             now = application.control.follower.is_ready_here
-            if now != told:
+            if now != reported:
                 parent.tell(Here(now))
-                told = now
+                reported = now
             await changed.wait()
             changed.clear()
 
 
 async def _count(parent: Parent, listeners: HandedListeners, application: Application) -> None:
     """Report the number of connections to the parent whenever it changes."""
-    told = Connections(0, 0)
+    reported = Connections(0, 0)
     while True:
         now = Connections(application.open_connections, listeners.received)
-        if now != told:
+        if now != reported:
             parent.tell(now)
-            told = now
+            reported = now
         await asyncio.sleep(_REPORT_SECONDS)
 
 

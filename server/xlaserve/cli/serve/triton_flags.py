@@ -104,8 +104,8 @@ def _log_level(value: str, values: Values) -> Mapping[str, str]:
     if values.get("log-verbose", "0") not in ("0", "false"):
         return {"log_level": "debug"}
     levels = (("log-info", "info"), ("log-warning", "warning"))
-    asked = (level for flag, level in levels if truth(flag, values.get(flag, "true")))
-    return {"log_level": next(asked, "error")}
+    enabled = (level for flag, level in levels if truth(flag, values.get(flag, "true")))
+    return {"log_level": next(enabled, "error")}
 
 
 def _exit_on_error(value: str, values: Values) -> Mapping[str, str]:

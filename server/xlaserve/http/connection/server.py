@@ -218,9 +218,9 @@ class HttpServer:
             elsewhere = _elsewhere(match.route, path)
             if elsewhere is not None:
                 return await self._begun(call, request, _not_kept(elsewhere))
-            asked = self._asked(match.names, request, call)
-            self._learn(match.route, asked, request)
-            answer = await match.route.handle(asked)
+            parsed = self._http_request(match.names, request, call)
+            self._learn(match.route, parsed, request)
+            answer = await match.route.handle(parsed)
             if isinstance(answer, HttpStream):
                 await self._stream(request, call, answer)
                 return None
@@ -279,7 +279,7 @@ class HttpServer:
             {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
         )
 
-    def _asked(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
+    def _http_request(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
         held = request.connection.held
 
         async def read() -> memoryview:
@@ -290,12 +290,12 @@ class HttpServer:
 
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
-    def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
+    def _learn(self, route: Route, parsed: HttpRequest, request: Request) -> None:
         """Cache the header block of a request for the fast path, if its route supports it."""
         if route.prepare is None:
             return
         with suppress(XlaserveError):  # the handler raises the same error
-            begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
+            begin = route.prepare(replace(parsed, headers=deciding(parsed.headers)))
             if begin is not None:
                 self._heads.learn(request, begin, self._finish(request))
 

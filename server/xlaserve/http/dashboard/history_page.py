@@ -137,10 +137,10 @@ class HistoryRoutes:
         """Return the last hour up to now, with which the page compares later readings."""
         await self._history.look()
         own = self._history.snapshot()
-        asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
+        replies = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
         history = own
-        if len(asked.answers) > 1:
-            history = await asyncio.to_thread(fold_histories, list(asked.answers.values()))
+        if len(replies.answers) > 1:
+            history = await asyncio.to_thread(fold_histories, list(replies.answers.values()))
         sees = models_shown(self._permits, request.call)
         if sees is not everything:
             history = await asyncio.to_thread(history_in_sight, history, sees)
@@ -155,7 +155,7 @@ class HistoryRoutes:
             [_moment(sample) for sample in history.recent],
             hour,
             history.failures,
-            dict(asked.missing) if sees is everything else {},
+            dict(replies.missing) if sees is everything else {},
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 

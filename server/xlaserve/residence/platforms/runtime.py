@@ -198,8 +198,8 @@ class ModelRuntime:
         No error if the same files are already loaded under this id. Raises LoadFailed, OutOfMemory
         or LoadCancelled (ModelMesh SPI, loadModel).
         """
-        said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
-        change = Change(ChangeKind.LOAD_AT, model.id, said)
+        arguments = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
+        change = Change(ChangeKind.LOAD_AT, model.id, arguments)
         self._loading[model.id] += 1
         try:
             return await self._control.plane.apply(change, partial(self._load_here, model))
@@ -210,9 +210,9 @@ class ModelRuntime:
                 self._predicted.pop(model.id, None)
 
     async def _load_change(self, change: Change) -> None:
-        said = change.arguments
-        location = Location(said["path"], said["schema"])
-        await self._load_here(RuntimeModel(change.subject, location, said["key"]))
+        arguments = change.arguments
+        location = Location(arguments["path"], arguments["schema"])
+        await self._load_here(RuntimeModel(change.subject, location, arguments["key"]))
 
     async def _load_here(self, model: RuntimeModel) -> LoadedSize:
         find = partial(self._repository.find_at, model.id, model.location)
@@ -236,8 +236,8 @@ class ModelRuntime:
             alone = self._registry.alone_bytes(model.id)
             shared = alone - self._registry.size_bytes(model.id)
             self._largest_shared_bytes = max(self._largest_shared_bytes, shared)
-            told = self._countable(self._told.tell(model.id))
-            loaded = LoadedSize(told, self._max_concurrency(model.id))
+            size = self._countable(self._told.tell(model.id))
+            loaded = LoadedSize(size, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before its size could be reported
         # Remember the size without sharing: the model that now accounts for shared programs may be
@@ -263,8 +263,8 @@ class ModelRuntime:
 
     def told_bytes(self, model_id: str) -> int | None:
         """Return the size that the mesh knows, without updating it; None if it knows none."""
-        told = self._told.of(model_id)
-        return None if told is None else self._countable(told)
+        size = self._told.of(model_id)
+        return None if size is None else self._countable(size)
 
     @property
     def untold_bytes(self) -> int:
@@ -318,7 +318,7 @@ class ModelRuntime:
         the file size known to the mesh; the 90th percentile of all needs; the default. Memory of
         other models that the mesh does not count is added, so that the mesh makes room for it.
         """
-        self._predictions.asked(model.id, model.files)
+        self._predictions.note_request(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
         if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
             # The mesh will not try to load such a large model. When it asks again, minutes later,
@@ -360,5 +360,5 @@ class ModelRuntime:
         if not self._settings.limit_model_concurrency:
             return 0
         _, instance = self._registry.resolve(model_id)
-        asked = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
-        return min(int(asked[0]), MAX_NUMBER) if asked else self._settings.max_concurrency
+        requested = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
+        return min(int(requested[0]), MAX_NUMBER) if requested else self._settings.max_concurrency

@@ -167,9 +167,9 @@ class History:
                     waiting = Backlog.together([waiting, backlog]) if backlog.pending else waiting
                 if seen.success:
                     buckets = list(map(int.__add__, buckets, seen.buckets))
-                asked = seen.success + seen.fail
-                more = asked - (known.success + known.fail if known else 0)
-                if asked or seen.size_bytes is not None:
+                requests = seen.success + seen.fail
+                more = requests - (known.success + known.fail if known else 0)
+                if requests or seen.size_bytes is not None:
                     active.append((more, seen))
             yield
         active.sort(key=lambda pair: -pair[0])

@@ -212,9 +212,9 @@ class Executables:
 
     def _tell(self, event: str, reason: str) -> None:
         """Log a message once per load."""
-        if (said := f"{event}: {reason}") not in self._told:
+        if (message := f"{event}: {reason}") not in self._told:
             _log.info(event, **self._of, reason=reason)
-        self._told.add(said)
+        self._told.add(message)
 
     def _options(self, site: Site) -> CompilerOptions:
         return self._compilation.options.key(site.platform, len(site.devices))

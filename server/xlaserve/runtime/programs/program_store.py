@@ -187,7 +187,7 @@ class ProgramStore:
 
     def _look(self, look: _Look, names: Sequence[str]) -> None:
         try:
-            look.found = self._asked(names, look.control)
+            look.found = self._first_stored(names, look.control)
         except StoreProblem as problem:
             look.problem = problem
         except FetchCancelled:
@@ -199,7 +199,7 @@ class ProgramStore:
             self._looks.release()
             look.done.set()
 
-    def _asked(self, names: Sequence[str], control: FetchControl) -> Entry | Unusable | None:
+    def _first_stored(self, names: Sequence[str], control: FetchControl) -> Entry | Unusable | None:
         store = self._opened()
         for name in names:
             found = store.find(name)

@@ -194,10 +194,10 @@ class AccessControl:
         fail.
         """
         if self._restrictions is not None:
-            asked = Call()
-            asked.operation, asked.headers, asked.peer = operation, call.headers, call.peer
+            probe = Call()
+            probe.operation, probe.headers, probe.peer = operation, call.headers, call.peer
             try:
-                self._restrictions.check(asked)
+                self._restrictions.check(probe)
             except Restricted:
                 return nothing
         return self.sees(call, operation)

@@ -118,7 +118,7 @@ class Waits:
         known: Collection[InferCall] = () if going is None else going
         needed: dict[InferCall, int] = {}
         """Number of predecessors that must proceed first; 0 for calls that can proceed."""
-        behind: dict[InferCall, list[InferCall]] = {}
+        followers: dict[InferCall, list[InferCall]] = {}
         found, free, count = [call], list[InferCall](), 0
         while found:
             one = found.pop()
@@ -133,9 +133,9 @@ class Waits:
             if count > MOST_WAITS:
                 return False
             for earlier in before:
-                behind.setdefault(earlier, []).append(one)
+                followers.setdefault(earlier, []).append(one)
             found.extend(before)
-        _let_go(free, needed, behind)
+        _let_go(free, needed, followers)
         if going is not None:
             going.update(one for one, count in needed.items() if count <= 0)
         return needed[call] > 0
@@ -175,11 +175,11 @@ class Waits:
 def _let_go(
     free: list[InferCall],
     needed: dict[InferCall, int],
-    behind: Mapping[InferCall, Sequence[InferCall]],
+    followers: Mapping[InferCall, Sequence[InferCall]],
 ) -> None:
     """Propagate progress: decrement the counts of dependent calls, which may become free too."""
     while free:
-        for later in behind.get(free.pop(), ()):
+        for later in followers.get(free.pop(), ()):
             needed[later] -= 1
             if not needed[later]:
                 free.append(later)

@@ -100,7 +100,7 @@ class Ensemble:
         return ()
 
     async def _run(self, call: InferCall) -> _Done:
-        asked = _asked(call)
+        requested = _requested_outputs(call)
         found: dict[tuple[str, str], _Found] = {}
         wanted: Mapping[str, Value] = {}
         parameters = None
@@ -114,9 +114,9 @@ class Ensemble:
             async with aclosing(run.answers()) as answers:
                 async for flow in answers:
                     wanted = await run.wanted(flow)
-                    parameters = flow.answer_parameters(asked)
+                    parameters = flow.answer_parameters(requested)
                     if self._plan.info.is_decoupled:
-                        call.answer(_respond(call, asked, wanted, parameters), last=False)
+                        call.answer(_respond(call, requested, wanted, parameters), last=False)
                         await call.writable()
         # Steps queue and compute alternately; reported as if all queueing came first.
         begun = call.submitted_ns + run.queue_ns
@@ -161,7 +161,7 @@ class Ensemble:
     ) -> None:
         """Answer with the outputs that exist: steps may omit or replace some."""
         try:
-            response = _respond(call, _asked(call), executed.outputs, parameters)
+            response = _respond(call, _requested_outputs(call), executed.outputs, parameters)
         except ENDS:
             raise
         except BaseException as error:
@@ -254,8 +254,8 @@ class _Run:
         }
         for name, lead in planned.leads.items():
             if name in given:
-                told = (version.model, "input", name)
-                given[name] = _led(lead, await self._on_host(given[name]), *told)
+                subject = (version.model, "input", name)
+                given[name] = _led(lead, await self._on_host(given[name]), *subject)
         if planned.is_checked:
             _check(version.model, instance.info, given)
         # Keep its outputs on the device, where the next step may use them.
@@ -280,8 +280,8 @@ class _Run:
             found = cast("dict[str, Value]", await self._threads.run(partial(_fetch, found)))
         for name, lead in plan.leads.items():
             if name in found:
-                told = (call.instance.model, "output", name)
-                found[name] = _led(lead, cast(Tensor, found[name]), *told, rows=call.rows)
+                subject = (call.instance.model, "output", name)
+                found[name] = _led(lead, cast(Tensor, found[name]), *subject, rows=call.rows)
         for name, shape in plan.outputs.items():
             if name in found:
                 found[name] = shape(found[name])
@@ -315,7 +315,7 @@ def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
     A step's model may have been replaced by one with other outputs since the ensemble was loaded;
     clients rely on the metadata.
     """
-    for name in _asked(call):
+    for name in _requested_outputs(call):
         (spec,) = (spec for spec in call.instance.info.outputs if spec.name == name)
         value = found.get(name)
         got = "none" if value is None else _described(cast(Tensor, value))
@@ -335,7 +335,7 @@ def _datatype(value: Value) -> Datatype | None:
     return datatype_of(value.dtype) if isinstance(value, np.ndarray) else None
 
 
-def _asked(call: InferCall) -> list[str]:
+def _requested_outputs(call: InferCall) -> list[str]:
     """Return the names of the requested outputs."""
     specs = call.instance.info.outputs if call.chosen is None else call.chosen
     return [spec.name for spec in specs]
@@ -343,13 +343,13 @@ def _asked(call: InferCall) -> list[str]:
 
 def _respond(
     call: InferCall,
-    asked: Sequence[str],
+    requested: Sequence[str],
     outputs: Mapping[str, Value],
     parameters: AnswerParameters | None,
 ) -> InferResponse:
     """Build a response with those requested outputs that exist."""
     found = cast(Tensors, outputs)
-    call.chosen = specs_of({name: found[name] for name in asked if name in found})
+    call.chosen = specs_of({name: found[name] for name in requested if name in found})
     return respond(call, found, parameters)
 
 

@@ -361,7 +361,7 @@ class FrontEnd:
             self._started.set()
 
     def _show(self, name: str, versions: Sequence[Any]) -> None:
-        said = {number for number, *_ in versions}
+        numbers = {number for number, *_ in versions}
         self._registry.failed.forget(name)
         for number, *of_version in versions:
             if not number:
@@ -371,13 +371,13 @@ class FrontEnd:
         model = self._registry.find(name)
         if model is None:
             return
-        for number in [number for number in model.versions if number not in said]:
+        for number in [number for number in model.versions if number not in numbers]:
             self._show_version(model.versions.pop(number), _GONE_VERSION)
         if not model.versions:
             self._registry.forget(name)
 
-    def _show_version(self, version: Version, said: Sequence[Any]) -> None:
-        state, reason, fault, handle, described, _, url = said
+    def _show_version(self, version: Version, row: Sequence[Any]) -> None:
+        state, reason, fault, handle, described, _, url = row
         version.lifecycle.follow(State(state), reason)
         before = version.instance
         if not handle:

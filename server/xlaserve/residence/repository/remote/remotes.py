@@ -130,7 +130,7 @@ class Remotes:
 
 
 def _directory(settings: Settings) -> Path:
-    said = settings.remote_cache_directory
-    if said == _AUTO:
+    setting = settings.remote_cache_directory
+    if setting == _AUTO:
         return cache_home("xlaserve-models", "remote_cache_directory")
-    return Path(said)
+    return Path(setting)
