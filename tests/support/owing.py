@@ -254,7 +254,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "workers.link:Link.ask_all": f"{_OF_OTHERS}the parent, or its silence",
     "workers.link:Link._apply": "read by the function that begins it",
     "workers.link:Link._spooled": "read by the function that begins it",
-    "workers.control:Control.make_again": "read by the function that begins it",
+    "workers.control:Control.replay_change": "read by the function that begins it",
     "workers.offload.offloading:Offloading.run": _PARENT,
     "workers.offload.offloading:Offloading._open": "a connection, which ends with it",
     "workers.parent:Supervisor.__init__": f"{_OF_OTHERS}the last worker to start, or its fault",

@@ -256,7 +256,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
-        "workers/control.py: Control.make_again",
+        "workers/control.py: Control.replay_change",
         "asyncio's thread pool",
         "writes the files of such a change where the workers can read them",
         "the files of one load",

@@ -312,7 +312,7 @@ class OneProcess:
         reply = self._replies.get(question)
         return [] if reply is None else [await reply(None)]
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         """Repeat a change of the replaced process; raises the errors of the change."""
         await self._makes[change.kind](change)
         self._remember(change)

@@ -103,10 +103,10 @@ _REALS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 
-_Found: TypeAlias = Mapping[str, Parameter]
+_Parameters: TypeAlias = Mapping[str, Parameter]
 
 
-def read(parameters: _Found, info: GenerationInfo) -> GenerationParameters:
+def read(parameters: _Parameters, info: GenerationInfo) -> GenerationParameters:
     """Validate the generation parameters of a request; raises InvalidParameter.
 
     A request without a seed gets a random one.
@@ -130,7 +130,7 @@ def read(parameters: _Found, info: GenerationInfo) -> GenerationParameters:
     )
 
 
-def _grammar(found: _Found) -> Grammar | None:
+def _grammar(found: _Parameters) -> Grammar | None:
     """Return the requested grammar or None; refuse parameters that contradict it."""
     given = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
     if not given:
@@ -143,7 +143,7 @@ def _grammar(found: _Found) -> Grammar | None:
     return given[0]
 
 
-def _checked(name: str, row: _Row, parameters: _Found) -> Parameter:
+def _checked(name: str, row: _Row, parameters: _Parameters) -> Parameter:
     value = parameters.get(name)
     if value is None:
         return row.default

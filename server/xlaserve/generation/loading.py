@@ -243,7 +243,7 @@ class _Read:
 
     record: Record
     generation: GenerationInfo
-    text: texts.Found
+    text: texts.LoadedText
     tokenizer: bytearray | None
 
     @classmethod

@@ -18,7 +18,7 @@ from xlaserve.tensors import Parameter, Tensor
 _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
-class Given(NamedTuple):
+class StepResults(NamedTuple):
     """The results of a step, split into one answer per row."""
 
     step: Step
@@ -29,7 +29,7 @@ class Given(NamedTuple):
     """The log-probability of each row's token, FP32 [1]."""
 
     @classmethod
-    def of(cls, step: Step) -> "Given":
+    def of(cls, step: Step) -> "StepResults":
         """Split the results of a step."""
         # Splitting into a list is several times faster than indexing the array for each slot.
         rows = list(step.tokens[:, None]), list(step.logprobs[:, None])
@@ -124,7 +124,7 @@ class Running:
         self.written = 0
         self.preempted += 1
 
-    def take(self, row: int, given: Given, max_length: int) -> bool:
+    def take(self, row: int, given: StepResults, max_length: int) -> bool:
         """Process the token in a row of a step, and send it; return whether it was the last.
 
         Raises InvalidParameter if the grammar fails.
@@ -179,7 +179,7 @@ class Running:
         return AnswerParameters(parameters)
 
 
-def _outputs(row: int, given: Given, most: int) -> dict[str, Tensor]:
+def _outputs(row: int, given: StepResults, most: int) -> dict[str, Tensor]:
     top_tokens, top_logprobs = given.top(row, most)
     return {
         "token": given.tokens[row],

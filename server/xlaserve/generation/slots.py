@@ -92,7 +92,7 @@ class Slots:
                 self._recover(answerable(error))
             took = time.perf_counter_ns() - begun
             self.counts.host_ns += took - (self._programs.busy_ns - busy)
-        for running in self._taken():
+        for running in self._remove_all():
             self._fail(running, ModelFailed(self._model, "it was unloaded"))
 
     def _turn(self) -> None:
@@ -122,7 +122,7 @@ class Slots:
     def _pause(self, running: Running) -> None:
         running.request.when_writable(partial(self._resume, running))
 
-    def _taken(self) -> list[Running]:
+    def _remove_all(self) -> list[Running]:
         """Remove and return all requests, including queued ones."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
@@ -140,7 +140,7 @@ class Slots:
             raise_if_exhausted(self._model, error)
         except Exception as exhausted:
             failure = exhausted
-        for running in self._taken():
+        for running in self._remove_all():
             self._fail(running, failure)
         try:
             self._programs.reset()

@@ -25,7 +25,7 @@ from xlaserve.concurrency.control_plane import (
     ChangeText,
     Journal,
 )
-from xlaserve.concurrency.remaking import Remaking
+from xlaserve.concurrency.replay import Replay
 from xlaserve.concurrency.sharing import Turns
 from xlaserve.errors import EngineGone, EngineLost, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
@@ -366,12 +366,12 @@ class Control:
             return None if did is None else did.failure
 
         # The changes' files are on disk, so there are no contents to drop from memory.
-        remaking = Remaking(make, attrgetter("text"), lambda change: change)
+        replay = Replay(make, attrgetter("text"), lambda change: change)
         for known in self._journal.changes():
             if worker.makes(known.kind):
-                await remaking.make(known)
-        await remaking.settle()
-        for one in remaking.failed:
+                await replay.make(known)
+        await replay.settle()
+        for one in replay.failed:
             fields = {"of": worker.role.worker, "subject": one.change.subject}
             _log.error("worker lacks changes of other workers", **fields, error=one.error.text)
 
@@ -458,7 +458,7 @@ class Control:
         answers = await asyncio.gather(*(self._answer(worker, ask) for worker in ready))
         return [answer.said for answer in answers if answer.said is not None]
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         """Make a change of the replaced server in all workers, and record it.
 
         Raises an XlaserveError if a worker could not make it.

@@ -21,7 +21,7 @@ from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
 from xlaserve.language.text_settings import text_limits
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
-from xlaserve.process.children import stay_deaf
+from xlaserve.process.children import shield_from_signals
 from xlaserve.process.endings import end_with_parent
 from xlaserve.process.endpoints import Listener
 from xlaserve.process.output import logged_output
@@ -355,7 +355,7 @@ def main() -> None:
     """Serve as a worker until the parent sends Stop or is gone."""
     end_with_parent(int(sys.argv[2]))
     # Only the parent handles signals, since terminals and systemd send them to all processes.
-    stay_deaf()
+    shield_from_signals()
     open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
     faulthandler.enable(sys.stderr)

@@ -287,7 +287,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     Raises InvalidSettings for a refused flag, a missing value, or a setting that is also set by a
     flag of `serve`.
     """
-    given, others = _taken(arguments)
+    given, others = _split(arguments)
     values = dict(given)
     obeyed: dict[str, str] = {}
     made: list[str] = []
@@ -313,7 +313,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     return Translation((*others, *made), tuple(dict.fromkeys(unused)), MappingProxyType(obeyed))
 
 
-def _taken(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def _split(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split a command line into tritonserver's flags with their values, and other arguments."""
     given: list[tuple[str, str]] = []
     others: list[str] = []

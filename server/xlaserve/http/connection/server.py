@@ -147,12 +147,12 @@ class HttpServer:
         """Stop accepting connections, finish requests in flight within `seconds`, and stop."""
         drain, self._drain = self._drain, None
         if drain is not None:
-            self._hurry()
+            self._shorten_answer_timeout()
             await drain.run(seconds)
         if self._looks is not None:
             self._looks.stop()
 
-    def _hurry(self) -> None:
+    def _shorten_answer_timeout(self) -> None:
         """Limit the answer timeout to the body timeout, for clients that do not read."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._looks is not None:

@@ -22,7 +22,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.files.roots import Roots
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import parse_json
-from xlaserve.process.children import stay_deaf
+from xlaserve.process.children import shield_from_signals
 from xlaserve.process.endings import end_session_with_this, end_with_parent
 from xlaserve.python_models import loading
 from xlaserve.python_models.failures import described
@@ -342,7 +342,7 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     # The kernel kills this process with the server, even if the model's code hangs.
     end_with_parent(parent)
     end_session_with_this()
-    stay_deaf()
+    shield_from_signals()
     # A pipe is buffered by blocks: without this, the log gets lines after 8 KiB or at the end.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     end = socket.socket(fileno=descriptor)

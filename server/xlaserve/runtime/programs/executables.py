@@ -112,7 +112,7 @@ class Executables:
         self._kept.keep(place, executable, written)
         return Made(executable, seconds)
 
-    def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
+    def recompile(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
         """Compile a program again that came from the cache and proved unusable.
 
         `is_ours`: this load read it from the cache.

@@ -212,7 +212,7 @@ class Compiler:
                 one.is_cached = False
                 return tried
             wanted = self._wanted(*place)
-            self._fill(place, one, self._executables.make_again(wanted, tried, is_ours=is_ours))
+            self._fill(place, one, self._executables.recompile(wanted, tried, is_ours=is_ours))
         return warmed(one.executable, copy.leaves, specs, bucket)
 
     def _measure(
@@ -307,7 +307,7 @@ class Compiler:
                 if is_exhausted(error) or not executables[rows].is_cached:
                     raise
                 wanted = self._wanted(copy, rows, sizes)
-                executables[rows] = self._executables.make_again(wanted, f"it failed: {error}")
+                executables[rows] = self._executables.recompile(wanted, f"it failed: {error}")
             return run(tensors)
 
         return run

@@ -35,13 +35,13 @@ from xlaserve.tensors import Datatype, Tensor, datatype_of, describe, specs_of
 
 _CPU = "cpu"
 _Part = TypeVar("_Part", bound=InferCall)
-_Found: TypeAlias = tuple[ServedVersion, Served]
+_ResolvedModel: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Steps(Protocol):
     """The part of the engine that executes ensemble steps."""
 
-    def resolve(self, name: str, number: str) -> _Found:
+    def resolve(self, name: str, number: str) -> _ResolvedModel:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         ...
 
@@ -101,7 +101,7 @@ class Ensemble:
 
     async def _run(self, call: InferCall) -> _Done:
         requested = _requested_outputs(call)
-        found: dict[tuple[str, str], _Found] = {}
+        found: dict[tuple[str, str], _ResolvedModel] = {}
         wanted: Mapping[str, Value] = {}
         parameters = None
         with ExitStack() as leases:
@@ -122,7 +122,9 @@ class Ensemble:
         begun = call.submitted_ns + run.queue_ns
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
-    def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
+    def _plan_for(
+        self, call: InferCall, found: Mapping[tuple[str, str], _ResolvedModel]
+    ) -> EnsemblePlan:
         """Return a plan that fits the models as currently loaded."""
         loads = [instance.quick for _, instance in found.values()]
         if loads != self._planned_for:
@@ -176,7 +178,7 @@ class _Run:
     def __init__(
         self,
         plan: EnsemblePlan,
-        found: Mapping[tuple[str, str], _Found],
+        found: Mapping[tuple[str, str], _ResolvedModel],
         steps: Steps,
         threads: HostThreads,
         call: InferCall,

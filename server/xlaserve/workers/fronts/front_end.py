@@ -164,7 +164,7 @@ class FrontEnd:
         self._calls[number] = call, model
         call.wait_at(_Passed(self, number))
         if call.takes_many and model.info.is_decoupled:
-            self._streams[number] = Taking(call, partial(self._taken, number))
+            self._streams[number] = Taking(call, partial(self._note_taken, number))
             # If the client finishes the call before the model does, the call has left its place by
             # then, so `_Passed.leave` is not called.
             call.hold(partial(self.leave, number, call))
@@ -175,7 +175,7 @@ class FrontEnd:
         if self._calls.pop(number, None) is not None and self._bridge is not None:
             self._bridge.say((Kind.CANCEL, number, call.executed is not None))
 
-    def _taken(self, number: int, answers: int) -> None:
+    def _note_taken(self, number: int, answers: int) -> None:
         if self._bridge is not None:
             self._bridge.say((Kind.TAKEN, number, answers))
 
