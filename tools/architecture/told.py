@@ -406,7 +406,7 @@ WORKERS: tuple[Worker, ...] = (
         "messages on the pipe",
     ),
     Worker(
-        "residence/platforms/predictions.py: FilesLook.__init__",
+        "residence/platforms/predictions.py: FileReader.__init__",
         "`predict`",
         "reads model files to predict the memory that a model needs",
         "files",
@@ -427,7 +427,7 @@ WORKERS: tuple[Worker, ...] = (
         "futures of the thread that lists the store",
     ),
     Worker(
-        "runtime/programs/program_store.py: ProgramStore._looked",
+        "runtime/programs/program_store.py: ProgramStore._look_up",
         "`look`, one per lookup",
         "looks up a compiled program in a store; abandoned if the store does not answer",
         "the store",

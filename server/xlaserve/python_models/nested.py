@@ -211,7 +211,7 @@ class NestedCalls:
         """Tell whether a model can answer now. Blocks until the event loop has looked."""
         found: Future[bool] = Future()
 
-        def look() -> None:
+        def resolve() -> None:
             instance: object = None
             try:
                 instance = self._engine.resolve(model, version)[1]
@@ -225,7 +225,7 @@ class NestedCalls:
             note(_call_of(within), [use_of(model, version, instance)])
             found.set_result(instance is not None)
 
-        return self._post(look) and found.result()
+        return self._post(resolve) and found.result()
 
     def _post(self, call: Callable[[], None]) -> bool:
         with suppress(RuntimeError):  # the event loop is closed

@@ -26,7 +26,7 @@ Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[
 Mark: TypeAlias = FileMark | None
 """Identity of a file, following symbolic links; None if it is missing."""
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 """Seconds between two checks of the files."""
 
 _log = structlog.get_logger("reloads")
@@ -39,7 +39,7 @@ class _Row:
     files: Sequence[Path]
     marks: tuple[Mark, ...]
     """Identities of the files before they were last read."""
-    looking: asyncio.Task[None] | None = None
+    checking: asyncio.Task[None] | None = None
     """The check in progress, or the last one."""
     is_due: bool = False
     """Whether a reload was requested while the check was running."""
@@ -60,13 +60,13 @@ class Reloads:
         self,
         wait: Wait,
         *,
-        look_seconds: float,
+        check_seconds: float,
         on_signal: Callable[[bool], None] = lambda begins: None,
         notes: EventNotes | None = None,
     ) -> None:
         self._notes = notes or EventNotes()
         self._wait = wait
-        self._look_seconds = look_seconds
+        self._check_seconds = check_seconds
         self.on_signal = on_signal
         self._rows: list[_Row] = []
         self._requested = asyncio.Event()
@@ -92,7 +92,7 @@ class Reloads:
                 self.on_signal(True)
             try:
                 for row in self._rows:
-                    await self._look_in_time(row, requested=requested)
+                    await self._check_in_time(row, requested=requested)
             finally:
                 if requested:
                     self.on_signal(False)
@@ -100,31 +100,31 @@ class Reloads:
     async def _is_requested(self) -> bool:
         """Wait for a requested reload until the next check is due; tell whether there was one."""
         try:
-            async with asyncio.timeout(self._look_seconds):
+            async with asyncio.timeout(self._check_seconds):
                 await self._requested.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _look_in_time(self, row: _Row, *, requested: bool) -> None:
+    async def _check_in_time(self, row: _Row, *, requested: bool) -> None:
         """Check one resource; a slow check continues while the next ones start.
 
         So an unreadable file does not delay the reload of others, such as revoked credentials.
         """
-        if row.looking is not None and not row.looking.done():
+        if row.checking is not None and not row.checking.done():
             row.is_due = row.is_due or requested
             return
         requested, row.is_due = requested or row.is_due, False
-        row.looking = asyncio.ensure_future(self._look(row, requested=requested))
+        row.checking = asyncio.ensure_future(self._check(row, requested=requested))
         try:
-            await asyncio.wait([row.looking], timeout=_ALONE_SECONDS)
+            await asyncio.wait([row.checking], timeout=_ALONE_SECONDS)
         except asyncio.CancelledError:
-            row.looking.cancel()
+            row.checking.cancel()
             raise
-        if not row.looking.done():
+        if not row.checking.done():
             _log.warning("slow to read, others proceed", what=row.name)
 
-    async def _look(self, row: _Row, *, requested: bool) -> None:
+    async def _check(self, row: _Row, *, requested: bool) -> None:
         # Taken before the files are read: a change during the read is seen by the next check.
         marks = await self._wait(lambda: marks_of(row.files)) if row.files else ()
         if not requested and marks == row.marks:

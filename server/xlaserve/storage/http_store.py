@@ -80,12 +80,12 @@ class HttpStore:
         try:
             first = f"{below.strip('/')}/".removeprefix("/")
             pages = {begin(self._page, first): (first, 0)}
-            looks: set[Future[RemoteObject]] = set()
-            while pages or looks:
-                pending: set[Future[Any]] = {*pages, *looks}
+            heads: set[Future[RemoteObject]] = set()
+            while pages or heads:
+                pending: set[Future[Any]] = {*pages, *heads}
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                found += [look.result() for look in done & looks]
-                looks -= done
+                found += [head.result() for head in done & heads]
+                heads -= done
                 for page in done & pages.keys():
                     directory, depth = pages.pop(page)
                     names = page.result()
@@ -97,7 +97,7 @@ class HttpStore:
                         )
                     for name in names:
                         if not name.endswith("/"):
-                            looks.add(begin(self._head, directory + name))
+                            heads.add(begin(self._head, directory + name))
                         elif depth < _MAX_DEPTH:
                             inner = directory + name
                             pages[begin(self._page, inner)] = inner, depth + 1
@@ -136,14 +136,14 @@ class HttpStore:
 
     def confirm(self, found: RemoteObject) -> None:
         """Check that an object is unchanged since it was listed; raises ObjectChanged."""
-        now = self._look(found.name)
+        now = self._stored(found.name)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
 
     def find(self, name: str) -> RemoteObject | None:
         """Return an object, or None if it is missing; raises StoreProblem."""
         try:
-            return self._look(name)
+            return self._stored(name)
         except ObjectMissing:
             return None
 
@@ -159,7 +159,7 @@ class HttpStore:
         with self._asking:
             return self._attempts.run(partial(ask, name))
 
-    def _look(self, name: str) -> RemoteObject:
+    def _stored(self, name: str) -> RemoteObject:
         return self._attempts.run(partial(self._head, name))
 
     def _page(self, directory: str) -> list[str]:

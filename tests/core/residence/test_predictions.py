@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidModel
-from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions
+from xlaserve.residence.platforms.predictions import FileReader, FilesSeen, Predictions
 
 
 def test_the_last_need_counts_under_every_name() -> None:
@@ -96,7 +96,7 @@ async def test_files_that_cannot_be_looked_at_are_as_good_as_not_there(error: Ex
     def fail() -> FilesSeen:
         raise error
 
-    look = FilesLook()
+    look = FileReader()
     seen = FilesSeen(7, "key")
     answers = [await look(fail), await look(lambda: seen)]
     look.close()

@@ -301,7 +301,7 @@ async def test_a_file_that_was_rotated_is_opened_anew(tmp_path: Path, way: str) 
     if way == "asked for":
         file.reopen()
     else:
-        file.look()
+        file.check_rotation()
     assert file.write(b"second\n")
     file.close()
 

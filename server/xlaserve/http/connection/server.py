@@ -32,7 +32,7 @@ from xlaserve.net.accepting import Acceptor, Handshakes
 from xlaserve.net.compression import deflate_where_worth
 from xlaserve.net.ledger import Account
 from xlaserve.net.rounds import Rounds
-from xlaserve.net.stall import LOOKS
+from xlaserve.net.stall import CHECKS
 from xlaserve.net.tls import MakeContext
 from xlaserve.process.endpoints import Listening
 from xlaserve.residence.server import NAME
@@ -100,7 +100,7 @@ class HttpServer:
         self._server: Server | None = None
         self._acceptor: Acceptor | None = None
         self._drain: Drain | None = None
-        self._looks: Rounds[Connection] | None = None
+        self._progress_checks: Rounds[Connection] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
         """Calls whose answers are being streamed."""
@@ -136,12 +136,12 @@ class HttpServer:
         )
         self._acceptor = acceptor
         self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
-        self._looks = Rounds(
+        self._progress_checks = Rounds(
             lambda: tuple(server.connections),
-            self._look,
-            seconds=lambda: self._answer_seconds / LOOKS,
+            self._check_progress,
+            seconds=lambda: self._answer_seconds / CHECKS,
         )
-        self._looks.begin()
+        self._progress_checks.begin()
 
     async def drain(self, seconds: float) -> None:
         """Stop accepting connections, finish requests in flight within `seconds`, and stop."""
@@ -149,18 +149,18 @@ class HttpServer:
         if drain is not None:
             self._shorten_answer_timeout()
             await drain.run(seconds)
-        if self._looks is not None:
-            self._looks.stop()
+        if self._progress_checks is not None:
+            self._progress_checks.stop()
 
     def _shorten_answer_timeout(self) -> None:
         """Limit the answer timeout to the body timeout, for clients that do not read."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
-        if self._looks is not None:
-            self._looks.begin()
+        if self._progress_checks is not None:
+            self._progress_checks.begin()
 
-    def _look(self, connection: Connection) -> None:
+    def _check_progress(self, connection: Connection) -> None:
         """Abort a connection whose client does not read."""
-        if connection.looks_without_progress() > LOOKS:
+        if connection.checks_without_progress() > CHECKS:
             connection.abort()
 
     @property

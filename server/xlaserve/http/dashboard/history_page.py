@@ -135,7 +135,7 @@ class HistoryRoutes:
 
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Return the last hour up to now, with which the page compares later readings."""
-        await self._history.look()
+        await self._history.sample()
         own = self._history.snapshot()
         replies = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
         history = own
@@ -160,7 +160,7 @@ class HistoryRoutes:
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> HistorySnapshot:
-        await self._history.look()
+        await self._history.sample()
         return self._history.snapshot()
 
 
@@ -180,7 +180,7 @@ def _interval(before: Sample, after: Sample) -> Interval:
     seconds = after.at - before.at
     delta = _less(after.buckets, before.buckets)
     lags = _less(after.lag, before.lag)
-    looks = sum(lags)
+    samples = sum(lags)
     known = {(each.name, each.version): each for each in before.models}
     failures = {
         reason: more
@@ -197,7 +197,7 @@ def _interval(before: Sample, after: Sample) -> Interval:
         after.used_bytes,
         after.devices,
         [_of_model(known.get((m.name, m.version)), m, seconds) for m in after.models],
-        (after.lag_seconds - before.lag_seconds) / looks if looks else None,
+        (after.lag_seconds - before.lag_seconds) / samples if samples else None,
         quantile(lags, 0.99, LAG_BOUNDS),
         after.pending,
         after.oldest_seconds,

@@ -31,7 +31,7 @@ from xlaserve.tensors import Tensor
 
 _log: Any = structlog.get_logger("python")
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _NOTED_BYTES = 1 << 20
 """A change of the process's memory is reported only above this size."""
 _LEAST_PAUSE_SECONDS = 0.1
@@ -103,7 +103,7 @@ class ProcessCopy:
         self._writer.start()
         while True:
             try:
-                self.loaded.result(_LOOK_SECONDS)
+                self.loaded.result(_POLL_SECONDS)
             except NotYet:
                 self._beginning.check_cancelled()
             else:
@@ -169,7 +169,7 @@ class ProcessCopy:
         try:
             shared_bytes = self._beginning.host.shared_bytes
             lines = ProcessLog(self._log)
-            process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
+            process = RunningProcess(lines, _POLL_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process could not start: {error.strerror}"
         except BaseException as error:
@@ -208,14 +208,14 @@ class ProcessCopy:
 
     def _listen(self, process: RunningProcess, services: Services) -> str:
         """Handle messages until an exception ends the loop; return the text of a failed load."""
-        looked = time.monotonic()
+        polled_at = time.monotonic()
         while True:
             try:
                 message = process.pipe.receive()
             except TimeoutError:
                 message = None
-            if time.monotonic() - looked >= _LOOK_SECONDS:
-                looked = time.monotonic()
+            if time.monotonic() - polled_at >= _POLL_SECONDS:
+                polled_at = time.monotonic()
                 self._tell_cancelled(process.pipe)
                 self._measure(process)
             if message is not None:

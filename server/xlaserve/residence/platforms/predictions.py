@@ -18,7 +18,7 @@ from xlaserve.errors.panics import answering
 K = TypeVar("K")
 V = TypeVar("V")
 
-LOOK_SECONDS = 0.2
+READ_SECONDS = 0.2
 """Time limit for reading a model's files, in seconds: a mesh waits half a second for a
 prediction."""
 
@@ -117,7 +117,7 @@ class FilesSeen:
     """A key that is equal for models with equal memory needs."""
 
 
-class FilesLook:
+class FileReader:
     """Reads headers of model files, one model at a time, each within a time limit.
 
     Runs in its own thread, so that a hung file system blocks nothing else: predictions then become
@@ -128,11 +128,11 @@ class FilesLook:
         self._thread = ThreadPoolExecutor(1, "predict")
         self._log = structlog.get_logger("runtime")
 
-    async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
-        """Return the result of `look`, or None if files are missing, invalid or too slow."""
-        looking = asyncio.wrap_future(self._thread.submit(answering(look)))
+    async def __call__(self, read: Callable[[], FilesSeen]) -> FilesSeen | None:
+        """Return the result of `read`, or None if files are missing, invalid or too slow."""
+        reading = asyncio.wrap_future(self._thread.submit(answering(read)))
         try:
-            return await asyncio.wait_for(looking, LOOK_SECONDS)
+            return await asyncio.wait_for(reading, READ_SECONDS)
         except (XlaserveError, OSError, TimeoutError):
             return None
         except Exception:

@@ -16,7 +16,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.residence.capacity import Capacity, Sizes
 from xlaserve.residence.control import ModelControl
 from xlaserve.residence.host import load_threads
-from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions, keep
+from xlaserve.residence.platforms.predictions import FileReader, FilesSeen, Predictions, keep
 from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
@@ -152,7 +152,7 @@ class ModelRuntime:
         capacity: Capacity,
         *,
         predict_size: PredictSize,
-        look: FilesLook,
+        file_reader: FileReader,
     ) -> None:
         self._settings = settings
         self._control = control
@@ -160,7 +160,7 @@ class ModelRuntime:
         self._repository = repository
         self._capacity = capacity
         self._predict_size = predict_size
-        self._look = look
+        self._file_reader = file_reader
         self._predictions = Predictions(settings.max_remembered_sizes)
         self._told = ToldSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
@@ -218,7 +218,7 @@ class ModelRuntime:
         find = partial(self._repository.find_at, model.id, model.location)
         keys = [model.files]
 
-        async def look() -> None:
+        async def add_key() -> None:
             seen = await self._seen(model)
             if seen is not None:
                 keys.append(seen.key)
@@ -226,7 +226,7 @@ class ModelRuntime:
         try:
             # Read the files before the load: afterwards, an unload could run before the load is
             # answered.
-            await self._control.load_from(model.id, model.files, find, before=look)
+            await self._control.load_from(model.id, model.files, find, before=add_key)
         except OutOfMemory as error:
             if needed := error.needed_bytes:
                 self._predictions.remember(model.id, needed, *keys, refused=True)
@@ -342,9 +342,9 @@ class ModelRuntime:
         """Read the headers of a model's files, if its path may lie inside the allowed roots."""
         if not self._repository.reaches(model.location.path):
             return None
-        return await self._look(partial(self._look_at, model))
+        return await self._file_reader(partial(self._read_files, model))
 
-    def _look_at(self, model: RuntimeModel) -> FilesSeen:
+    def _read_files(self, model: RuntimeModel) -> FilesSeen:
         source = self._repository.find_at(model.id, model.location)
         devices = Devices.named(tuple(self._capacity.totals), self._capacity.kind) or ONE_CPU
         needed: Counter[str] = Counter()

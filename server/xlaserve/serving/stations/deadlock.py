@@ -74,7 +74,7 @@ class Waits:
         self._places[call] = place
         call.hold(partial(self._forget, call))
         self._timers[call] = asyncio.get_running_loop().call_later(
-            FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
+            FIRST_SECONDS, self._check, call, FIRST_SECONDS, context=outside_call()
         )
 
     def _forget(self, call: InferCall) -> None:
@@ -84,7 +84,7 @@ class Waits:
         if timer is not None:
             timer.cancel()
 
-    def _look(self, call: InferCall, seconds: float) -> None:
+    def _check(self, call: InferCall, seconds: float) -> None:
         place = self._places[call]
         if call.has_ended or (place is not None and place.executing.get(call, False)):
             self._forget(call)
@@ -98,7 +98,7 @@ class Waits:
             return
         seconds = min(2 * seconds, MOST_SECONDS)
         loop = asyncio.get_running_loop()
-        self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
+        self._timers[call] = loop.call_later(seconds, self._check, call, seconds)
 
     def _known_going(self) -> WeakSet[InferCall]:
         """Return the calls recently found able to proceed; a later check corrects errors."""

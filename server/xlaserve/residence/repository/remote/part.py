@@ -139,7 +139,7 @@ class RemotePart:
             reason = f"its files cannot be written: {error.strerror}"
             raise load_failure(name, reason, error) from error
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that the store answers; ignores errors, which are reported elsewhere."""
         with suppress(StoreProblem):
             self._opened().look()

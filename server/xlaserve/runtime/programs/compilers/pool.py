@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.programs.compilers.chil
 arguments are the parent's process id and the memory limit in bytes.
 """
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Interval in seconds at which cancellation and the process's memory are checked."""
 _ATTEMPTS = 2
 """Attempts per job: a crash may not be the model's fault, for example if the system is out of
@@ -117,7 +117,7 @@ class CompilerProcesses:
         task = _Task(job, artifact, parameters)
         self._submit(task)
         try:
-            while not task.done.wait(_LOOK_SECONDS):
+            while not task.done.wait(_POLL_SECONDS):
                 check_cancelled()
                 task.look(self.limits.bytes)
         except BaseException:

@@ -22,7 +22,7 @@ from xlaserve.process.silence import Stopped
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Interval in seconds at which a process's memory is checked."""
 
 DOING = "doing: "
@@ -137,7 +137,7 @@ class CompilerProcess:
         stopped = Stopped(self.pid)
 
         def watch() -> None:
-            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+            while not done.wait(min(_POLL_SECONDS, max(0.0, until - time.monotonic()))):
                 stopped.look()
                 # Set this before the kill: the reader sees end-of-file before `kill` returns.
                 self._killed_for = self._excess(most_bytes, seconds, until, stopped)
