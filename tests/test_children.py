@@ -36,9 +36,9 @@ COMMANDS = ("bench/", "cli/")
 READY = "import signal, sys\n"
 LAST = "print('ready', flush=True)\nsys.stdin.readline()\nprint('alive', flush=True)\n"
 STARTED = """
-from xlaserve.process.children import stay_deaf
+from xlaserve.process.children import shield_from_signals
 import os, subprocess, time
-stay_deaf()
+shield_from_signals()
 """
 BY_EXEC = """
 one = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
@@ -123,8 +123,8 @@ def test_what_the_code_of_others_starts_hears(code: str) -> None:
 
 def test_whoever_starts_them_hears_as_before() -> None:
     code = """
-from xlaserve.process.children import started_deaf
-with started_deaf():
+from xlaserve.process.children import shielded_start
+with shielded_start():
     pass
 print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)
 """

@@ -408,7 +408,7 @@ async def test_new_rules_hold_for_connections_that_are_open(
 ) -> None:
     """Invalid rules are logged and not applied."""
     if because == "a file changed":
-        monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+        monkeypatch.setattr(app, "CHECK_SECONDS", 0.02)
     (tmp_path / "models").mkdir()
     file = tmp_path / "rules.json"
     file.write_text(rules())

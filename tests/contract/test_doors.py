@@ -25,7 +25,7 @@ from xlaserve.errors.access import Unauthenticated
 from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
-from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
+from xlaserve.serving.access.objects import DOORS, RULES, Access, Doors, Rule
 from xlaserve.serving.access.tokens import new_token
 
 # pyright: reportAttributeAccessIssue=false
@@ -173,9 +173,9 @@ async def test_a_door_is_open_to_whom_the_table_says(
 ) -> None:
     name = name_for(door)
     for caller, token in CALLERS.items():
-        wanted: Found = getattr(RULES[row.rule], caller)
+        wanted: Access = getattr(RULES[row.rule], caller)
         await place.prepare(door)
-        if wanted is not Found.NOT_THERE:
+        if wanted is not Access.NOT_THERE:
             seen = await place.ask(row, door, protocol, token, name)
             CHECKS[wanted](seen, caller, row, door)
             continue
@@ -223,11 +223,11 @@ def has_its_own(seen: Seen, caller: str, row: Doors, door: str) -> None:
     assert own in seen.data or (own == b"b-" and "/v1/" in door), (caller, seen)
 
 
-CHECKS: dict[Found, Callable[[Seen, str, Doors, str], None]] = {
-    Found.UNKNOWN: is_unknown,
-    Found.REFUSED: is_refused,
-    Found.WORKS: works,
-    Found.ITS_OWN: has_its_own,
+CHECKS: dict[Access, Callable[[Seen, str, Doors, str], None]] = {
+    Access.UNKNOWN: is_unknown,
+    Access.REFUSED: is_refused,
+    Access.WORKS: works,
+    Access.ITS_OWN: has_its_own,
 }
 
 

@@ -353,7 +353,7 @@ async def test_one_bad_request_of_a_generator_fails_alone(
         step(batch)
 
     def takes(running: Running, *given: Any) -> bool:
-        if running.asked.max_tokens == BAD_LENGTH and len(running.output) == 2:
+        if running.parameters.max_tokens == BAD_LENGTH and len(running.output) == 2:
             beside.append(version.admission.in_progress)
             raise Panic
         return take(running, *given)

@@ -13,7 +13,7 @@ from support.python_models import Start, starting, write, write_function
 from support.server import Serve
 
 from xlaserve.python_models.nested import Nested
-from xlaserve.runtime.calls import Asked
+from xlaserve.runtime.calls import NestedRequest
 from xlaserve.serving.infer_call import InferCall
 from xlaserve.serving.stations.handled import accompany
 
@@ -273,6 +273,6 @@ def test_a_call_for_a_batch_may_take_as_long_as_the_last_of_its_requests(
     for one, deadline in zip(calls, deadlines, strict=True):
         one.deadline = deadline
     accompany(calls, is_shared=len(calls) > 1)
-    nested = [Nested(one, Asked("m", {})) for one in calls]
+    nested = [Nested(one, NestedRequest("m", {})) for one in calls]
 
     assert [expected] * len(calls) == [one.deadline for one in nested]

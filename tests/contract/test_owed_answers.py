@@ -40,7 +40,7 @@ from xlaserve.language.turns import CallerThread
 from xlaserve.net.rounds import Rounds
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import LoopThread, PlainThread, wait_for
-from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen
+from xlaserve.residence.platforms.predictions import FileReader, FilesSeen
 from xlaserve.runtime.programs.compilation_cache import Entry
 from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
 from xlaserve.runtime.programs.program_store import ProgramStore
@@ -525,7 +525,7 @@ class Threads:
         self.host = HostThreads(1)
         self.device = DeviceThreads("cpu:0")
         self.turns = CallerThread("turns")
-        self.looks = FilesLook()
+        self.reader = FileReader()
         self.compilers = CompilerProcesses(Limits(1, 1 << 30, 60, 60))
         nowhere: Any = None
         self.programs = ProgramStore("s3://a/b", nowhere, seconds=60, max_bytes=1 << 20)
@@ -536,7 +536,7 @@ class Threads:
         self.host.close()
         self.device.close()
         self.turns.close()
-        self.looks.close()
+        self.reader.close()
         self.compilers.close()
         self.programs.close(60)
         self.plain.close()
@@ -555,7 +555,7 @@ class Threads:
     async def found(self, call: Callable[[], Any]) -> Any:
         """Return the program from a store; None if the lookup fails."""
         self.programs._asked = lambda names, control: call()  # type: ignore[method-assign]
-        found = await asyncio.to_thread(self.programs._looked, "cpu", ["a"])
+        found = await asyncio.to_thread(self.programs._look_up, "cpu", ["a"])
         if self.programs._away_until:
             self.programs._away_until = 0.0
             raise RuntimeError(SAID)
@@ -623,7 +623,7 @@ class Threads:
 
     async def looked(self, call: Callable[[], Any]) -> Any:
         """Return what a look at files finds; nothing if it fails."""
-        seen = await self.looks(lambda: FilesSeen(call() == "good", 1))
+        seen = await self.reader(lambda: FilesSeen(call() == "good", 1))
         if seen is None:
             raise RuntimeError(SAID)
         return "good"

@@ -242,7 +242,7 @@ async def test_requests_that_are_cancelled_at_any_point_leave_nothing(
         # Shared memory is freed once its last users are known.
         answers = [await client.infer("m", x=what(n, 400_000)) for n in range(5)]
         gc.collect()
-        taken = len(copy._pipe.writer._taken)
+        taken = len(copy._pipe.writer._allocated)
 
     assert list(range(5)) == [int(answer["y"][0]) for answer in answers]
     assert taken <= 2

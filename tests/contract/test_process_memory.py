@@ -79,7 +79,7 @@ async def test_a_process_that_reads_late_is_sent_the_whole_of_a_message(
         os.kill(pid, signal.SIGSTOP)
         try:
             asked = asyncio.ensure_future(client.infer("m", x=x))
-            await asyncio.sleep(5 * copies._LOOK_SECONDS)
+            await asyncio.sleep(5 * copies._POLL_SECONDS)
         finally:
             os.kill(pid, signal.SIGCONT)
         answer = await asked

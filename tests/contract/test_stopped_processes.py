@@ -17,7 +17,7 @@ from support.server import Serve
 
 from xlaserve.language.limited import Limited, LimitedProcess, Limits
 from xlaserve.language.templates import Template
-from xlaserve.process.silence import LOOKS, Stopped, is_stopped
+from xlaserve.process.silence import CHECKS, Stopped, is_stopped
 from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 MOST_SECONDS = 120
@@ -42,7 +42,7 @@ async def test_silence_counts_while_a_process_is_stopped() -> None:
             stopped = Stopped(process.pid, 10, lambda: now[0])
 
             def look_often() -> bool:
-                for _ in range(2 * LOOKS):
+                for _ in range(2 * CHECKS):
                     now[0] += stopped.step
                     stopped.look()
                 return stopped.is_over

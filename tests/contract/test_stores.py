@@ -290,7 +290,7 @@ async def test_a_metric_says_that_a_store_is_away_though_nobody_asks_it(
     url, shelves = place
     more = {"model_control_mode": ModelControlMode.NONE, "poll_interval_seconds": 0.1}
     async with serve(**settings(url, tmp_path, **more)) as server:
-        look = server.application.control.follower.look_at_stores
+        look = server.application.control.follower.check_stores
         assert 1 == await metric(server, STORE)
         shelves.is_away = True
         with capture_logs() as log:

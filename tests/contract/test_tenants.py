@@ -22,7 +22,7 @@ from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, Asking, Seen, cells,
 from support.server import serving
 from support.tls import trusting, write_certificate
 
-from xlaserve.serving.access.objects import RULES, Doors, Found, Rule
+from xlaserve.serving.access.objects import RULES, Access, Doors, Rule
 from xlaserve.serving.access.tokens import new_token
 from xlaserve.serving.call import Operation
 from xlaserve.settings.choices import V2Dialect
@@ -196,17 +196,17 @@ def kind_for(row: Doors, door: str) -> str:
     return "one"
 
 
-def may(row: Doors) -> Found:
+def may(row: Doors) -> Access:
     """Return what a tenant finds at a route; it may read pages, too."""
-    return Found.WORKS if row.operation is Operation.PAGE else RULES[row.rule].owner
+    return Access.WORKS if row.operation is Operation.PAGE else RULES[row.rule].owner
 
 
 def expected(row: Doors, door: str) -> tuple[str, ...]:
     """Return the expected statuses for a tenant's own object; empty if any will do."""
     found = may(row)
-    if found is Found.REFUSED:
+    if found is Access.REFUSED:
         return ("403",) if " " in door else ("7",)
-    if row.rule is Rule.ONLY_ONE or found is Found.NOT_THERE:
+    if row.rule is Rule.ONLY_ONE or found is Access.NOT_THERE:
         return ()
     return (NOTHING_BEHIND.get(door, "200" if " " in door else "0"),)
 
@@ -231,7 +231,7 @@ async def visit(place: Place, tenant: Tenant, seed: int) -> dict[str, int]:
         assert [] == OTHER[tenant].shows_in(seen), (door, protocol, seen)
         if row.deed == "infer" and seen.status in ("0", "200"):
             inferred[own] = inferred.get(own, 0) + 1
-        if may(row) is Found.REFUSED or not is_named(row, door, protocol):
+        if may(row) is Access.REFUSED or not is_named(row, door, protocol):
             continue
         absent = unknown(hidden)
         one = await place.ask(tenant, row, door, protocol, hidden)
@@ -313,7 +313,7 @@ async def look(place: Place, tenant: Tenant) -> dict[tuple[str, str, str], Any]:
     """Return everything that a tenant can read."""
     found = {}
     for row, door, protocol in LOOKS:
-        if may(row) is Found.REFUSED:
+        if may(row) is Access.REFUSED:
             continue
         kinds = ("mix",) if door.endswith("/ready") else ("one", "mix", "story")
         for kind in kinds if is_named(row, door, protocol) else ("one",):

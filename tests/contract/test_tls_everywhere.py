@@ -49,7 +49,7 @@ async def everywhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     files = {**write_certificate(AUTHORITY, folder), "tls_client_ca": str(folder / "ca.pem")}
     with pytest.MonkeyPatch.context() as patched, capture_logs() as log:
         patched.setattr(app, "Gates", lambda **_: Gates(permission=calls.append))
-        patched.setattr(app, "LOOK_SECONDS", 0.05)
+        patched.setattr(app, "CHECK_SECONDS", 0.05)
         # Equal endpoints would be one endpoint.
         endpoints = dict.fromkeys(ENDPOINTS, "port:0") | {"grpc_data_endpoint": "port:00"}
         timeouts = {"preface_seconds": 1.0}

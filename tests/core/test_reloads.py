@@ -32,7 +32,7 @@ async def following(reloads: Reloads) -> AsyncIterator[None]:
 @pytest.fixture
 def reloads() -> Reloads:
     """Make a `Reloads` that polls its files continuously."""
-    return Reloads(call, look_seconds=0.001)
+    return Reloads(call, check_seconds=0.001)
 
 
 def outcomes(log: list[Any]) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ async def test_a_request_reloads_everything_in_order() -> None:
     async def second() -> None:
         done.append("second")
 
-    reloads = Reloads(call, look_seconds=3600)
+    reloads = Reloads(call, check_seconds=3600)
     reloads.add("one", lambda: done.append("first"))
     reloads.add("two", second)
     with capture_logs() as log:
@@ -66,7 +66,7 @@ async def test_what_fails_keeps_nothing_else_from_being_reloaded(error: Exceptio
     def fail() -> None:
         raise error
 
-    reloads = Reloads(call, look_seconds=3600)
+    reloads = Reloads(call, check_seconds=3600)
     reloads.add("broken", fail)
     reloads.add("whole", lambda: None)
     with capture_logs() as log:
@@ -88,7 +88,7 @@ async def test_a_storm_of_requests_is_one_reload_more() -> None:
         begun.append(None)
         await may_end.wait()
 
-    reloads = Reloads(call, look_seconds=3600)
+    reloads = Reloads(call, check_seconds=3600)
     reloads.add("slow", slow)
     with capture_logs() as log:
         async with following(reloads):
@@ -159,7 +159,7 @@ async def test_what_was_broken_is_said_once_until_it_changes(
         looks.append(None)
         return look()
 
-    reloads = Reloads(wait, look_seconds=0.001)
+    reloads = Reloads(wait, check_seconds=0.001)
     reloads.add("file", read, [file])
     with capture_logs() as log:
         async with following(reloads):
@@ -175,7 +175,7 @@ async def test_what_was_broken_is_said_once_until_it_changes(
 
 async def test_a_signal_is_told_of_its_begin_and_end(tmp_path: Path) -> None:
     told: list[bool | str] = []
-    reloads = Reloads(call, look_seconds=3600, on_signal=told.append)
+    reloads = Reloads(call, check_seconds=3600, on_signal=told.append)
     reloads.add("it", lambda: told.append("reload"))
     async with following(reloads):
         reloads.request()
@@ -191,7 +191,7 @@ def test_a_file_that_is_not_there_has_a_mark_too(tmp_path: Path) -> None:
 async def test_what_takes_long_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """If another reload is requested meanwhile, it runs afterwards."""
     monkeypatch.setattr("xlaserve.residence.reloads._ALONE_SECONDS", 0.0)
-    reloads = Reloads(call, look_seconds=3600)
+    reloads = Reloads(call, check_seconds=3600)
     ends, begun, revoked = asyncio.Event(), [], []
 
     async def never_read() -> None:

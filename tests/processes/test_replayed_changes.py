@@ -12,7 +12,7 @@ import pytest
 
 from xlaserve.app import replacing
 from xlaserve.concurrency.control_plane import Change, ChangeKind, ChangeText, Journal, OneProcess
-from xlaserve.concurrency.remaking import Remaking
+from xlaserve.concurrency.replay import Replay
 from xlaserve.errors import FilesMissing, LoadFailed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -65,7 +65,7 @@ class Loads:
             return Did(key[1], Failure("LoadFailed", str(error)))
         return Did(key[1])
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         self.load(change.subject)
 
     async def replies(self, question: str) -> Sequence[Any]:
@@ -147,10 +147,10 @@ async def test_the_files_of_a_load_that_is_not_made_again_are_let_go() -> None:
     async def make(change: Change) -> str | None:
         return {"a": None, "inner": "its step failed"}.get(change.subject, "it fails")
 
-    remaking = Remaking(make, str, lambda change: Change(change.kind, change.subject))
+    replay = Replay(make, str, lambda change: Change(change.kind, change.subject))
     for name in ("a", "bad", "inner"):
-        await remaking.make(Change(ChangeKind.LOAD, name, {}, {"file": b"x"}))
-    held = [(one.change.subject, dict(one.change.files)) for one in remaking.failed]
+        await replay.make(Change(ChangeKind.LOAD, name, {}, {"file": b"x"}))
+    held = [(one.change.subject, dict(one.change.files)) for one in replay.failed]
 
     assert [("bad", {}), ("inner", {"file": b"x"})] == held
 

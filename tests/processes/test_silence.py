@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from support import python_models, several
 
-from xlaserve.process.silence import LOOKS, Silence
+from xlaserve.process.silence import CHECKS, Silence
 
 ANSWER = ("--process-answer-seconds", "4")
 MOST_SECONDS = 120
@@ -25,7 +25,7 @@ def test_silence_is_what_this_process_was_awake_for() -> None:
     now[0] += 1000
     silence.look()
     after_a_stop = silence.seconds
-    for _ in range(2 * LOOKS):
+    for _ in range(2 * CHECKS):
         now[0] += silence.step
         silence.look()
     before, was_long = silence.seconds, silence.is_long

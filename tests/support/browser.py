@@ -15,7 +15,7 @@ from support.tools import program
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 SECONDS = 60
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _PORT_FILE = "DevToolsActivePort"
 
 _FLAGS = (
@@ -111,7 +111,7 @@ class Page:
         try:
             async with asyncio.timeout(SECONDS):
                 while not (value := await self.evaluate(expression)):
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise AssertionError(f"never true in the page: {expression}") from None
         return value
@@ -169,7 +169,7 @@ async def _port(process: asyncio.subprocess.Process, file: Path) -> int:
     async with asyncio.timeout(SECONDS):
         while not (file.exists() and file.read_text().strip()):
             assert process.returncode is None, "the browser ended at once"
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
     return int(file.read_text().splitlines()[0])
 
 

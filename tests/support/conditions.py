@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 MOST_SECONDS = 60
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 
 async def until(holds: Callable[[], object]) -> None:
     """Wait until a condition holds; raises TimeoutError after a generous limit."""
     async with asyncio.timeout(MOST_SECONDS):
         while not holds():
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)

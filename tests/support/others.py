@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from xlaserve.concurrency.others import About, Answering, Asked, Question
+from xlaserve.concurrency.others import About, AllAnswers, Answering, Question
 
 T = TypeVar("T")
 
@@ -24,14 +24,14 @@ class PlayedOthers:
         self.asked: list[tuple[Question, About]] = []
         self.answering: dict[Question, Answering] = {}
 
-    async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
+    async def ask(self, question: Question, about: About, own: T, kind: object) -> AllAnswers[T]:
         """Return the prepared answers."""
         self.asked.append((question, about))
         answers: dict[str, Any] = {"0": own}
         for worker, answer in self._others.items():
             data = msgspec.json.encode(answer, enc_hook=_plain)
             answers[worker] = msgspec.json.decode(data, type=kind)
-        return Asked(answers, self._missing)
+        return AllAnswers(answers, self._missing)
 
     def answer(self, question: Question, answering: Answering) -> None:
         """Store the handler so that a test can call it."""

@@ -52,7 +52,7 @@ def findings_of(found: Exported) -> list[Finding | None]:
 
 def findings_in(refinery: refining.Refinery, found: Exported) -> list[Finding | None]:
     """Return the same for an artifact's refinery; call it within `refining.parsing()`."""
-    asked = proof.Asked(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
+    asked = proof.ProofTask(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
     reason = "is not the same at both sizes"
     for rows in proof.PAIRS:
         modules = [refinery.open_module(size, "cpu") for size in rows]

@@ -16,7 +16,7 @@ async def test_a_round_takes_a_few_in_each_turn_of_the_loop() -> None:
         lambda: range(1000),
         looked.append,
         seconds=lambda: 0.001,
-        behind=lambda: ends.append(len(looked)),
+        afterwards=lambda: ends.append(len(looked)),
     )
     longest = before = 0
 

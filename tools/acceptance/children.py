@@ -32,7 +32,7 @@ _LIMITS = {_REPLACED: REPLACED_SECONDS, _ENDED: MOST_SECONDS}
 DRAIN_SECONDS = 6
 _ENDING_SECONDS = 5.0
 """Seconds a server may take to exit, in addition to its grace period."""
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 _BUSY_SECONDS = 0.02
 """CPU seconds after which a process counts as working."""
 _CONFIG = several.CONFIG + "\nparameters { key: 'execution' value { string_value: 'process' } }"
@@ -288,7 +288,7 @@ def _victim(
                 spent = max(_spent(one) - before.get(one.pid, 0.0) for one in busy)
                 if found and spent >= _BUSY_SECONDS:
                     return found[0]
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise OSError("no child was seen to work")
 
 

@@ -256,7 +256,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
-        "workers/control.py: Control.make_again",
+        "workers/control.py: Control.replay_change",
         "asyncio's thread pool",
         "writes the files of such a change where the workers can read them",
         "the files of one load",
@@ -314,7 +314,7 @@ WORKERS: tuple[Worker, ...] = (
         "nothing; shutdown waits one second for it",
     ),
     Worker(
-        "serving/observability/gpus.py: Gpus.asked",
+        "serving/observability/gpus.py: Gpus.polling",
         "`gpus`, if the server may use a GPU",
         "polls the GPU driver for metrics",
         "the latest sample",
@@ -406,7 +406,7 @@ WORKERS: tuple[Worker, ...] = (
         "messages on the pipe",
     ),
     Worker(
-        "residence/platforms/predictions.py: FilesLook.__init__",
+        "residence/platforms/predictions.py: FileReader.__init__",
         "`predict`",
         "reads model files to predict the memory that a model needs",
         "files",
@@ -427,7 +427,7 @@ WORKERS: tuple[Worker, ...] = (
         "futures of the thread that lists the store",
     ),
     Worker(
-        "runtime/programs/program_store.py: ProgramStore._looked",
+        "runtime/programs/program_store.py: ProgramStore._look_up",
         "`look`, one per lookup",
         "looks up a compiled program in a store; abandoned if the store does not answer",
         "the store",

@@ -8,7 +8,7 @@ from xlaserve.concurrency.workers import Workers
 from xlaserve.grpc.http2.limits import Shared
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.control import ModelControl
-from xlaserve.residence.platforms.predictions import FilesLook
+from xlaserve.residence.platforms.predictions import FileReader
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.history import History
 from xlaserve.residence.repository.repository import Repository
@@ -45,7 +45,7 @@ class Core:
     access: AccessControl
     shared: Shared
     """Objects shared by connections: the memory ledger, and the pool for long messages."""
-    look: FilesLook
+    file_reader: FileReader
     of_code: ModelMetrics
     """Metrics reported by the models' own code."""
     tracing: Tracing

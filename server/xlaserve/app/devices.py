@@ -27,9 +27,9 @@ class DeviceStart:
         settings cannot be used.
         """
         settings = self._settings
-        asked, fraction = settings.device.value, settings.gpu_memory_fraction
+        requested, fraction = settings.device.value, settings.gpu_memory_fraction
         try:
-            return device.start(asked, self._programs.cache, memory_fraction=fraction)
+            return device.start(requested, self._programs.cache, memory_fraction=fraction)
         except InvalidSettings as error:
             if settings.compilation_cache_directory != compilation.AUTO:
                 raise
@@ -37,4 +37,4 @@ class DeviceStart:
             if not self._is_told:
                 self._is_told = True
                 _log.warning("compiled programs not kept", reason=str(error))
-            return device.start(asked, memory_fraction=fraction)
+            return device.start(requested, memory_fraction=fraction)

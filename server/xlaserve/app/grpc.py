@@ -32,7 +32,7 @@ from xlaserve.grpc.services.reflection import reflection_services
 from xlaserve.grpc.services.services import ServicesCodec, injection_paths, load_services
 from xlaserve.net.tls import ServerTls
 from xlaserve.process.endpoints import Listener
-from xlaserve.residence.platforms.predictions import LOOK_SECONDS
+from xlaserve.residence.platforms.predictions import READ_SECONDS
 from xlaserve.residence.platforms.runtime import ModelRuntime
 from xlaserve.residence.readiness import Readiness
 from xlaserve.runtime import loaders
@@ -155,9 +155,9 @@ def _model_runtime(core: Core) -> ModelRuntime:
         predict_size=partial(
             loaders.predict_size,
             processes=core.settings.processes,
-            patience_seconds=LOOK_SECONDS / 2,
+            patience_seconds=READ_SECONDS / 2,
         ),
-        look=core.look,
+        file_reader=core.file_reader,
     )
 
 

@@ -8,7 +8,7 @@ from xlaserve import build
 from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.workers import Workers
 from xlaserve.http.metrics.observing_families import ObservingReading
-from xlaserve.net.status import told_status
+from xlaserve.net.status import reported_status
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.observability.access_file import AccessFile
 from xlaserve.serving.observability.access_log import AccessLog, Sampling
@@ -16,7 +16,7 @@ from xlaserve.serving.observability.failures import Failures
 from xlaserve.serving.observability.gpus import Gpus
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.observability.opentelemetry import OpenTelemetry
-from xlaserve.serving.observability.spans import Telling
+from xlaserve.serving.observability.spans import StatusReporting
 from xlaserve.serving.observability.tracing import TraceSetting, Tracing
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import Device, TlsEndpoint, TraceLevel, TraceMode
@@ -44,7 +44,7 @@ class Observing:
 
     async def watch(self) -> None:
         """Monitor the event loop's lag and the GPUs until cancelled."""
-        with self.gpus.asked():
+        with self.gpus.polling():
             await self.lag.watch()
 
     def reopen(self) -> None:
@@ -80,7 +80,7 @@ def _access_log(settings: Settings) -> AccessLog | None:
         return None
     sampling = Sampling(settings.access_log_rate, round(settings.access_log_slow_ms * 1_000_000))
     file = AccessFile(settings.access_log)
-    return AccessLog(file, told_status, sampling, settings.max_access_records)
+    return AccessLog(file, reported_status, sampling, settings.max_access_records)
 
 
 def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPlane) -> Tracing:
@@ -103,7 +103,7 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
         workers.wait,
         start=start,
         spans=spans,
-        telling=Telling(told_status, "https" if encrypted else "http"),
+        reporting=StatusReporting(reported_status, "https" if encrypted else "http"),
         plane=plane,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import structlog
 
 from xlaserve.concurrency.control_plane import ANSWERING, OF_MODELS, Change, ChangeKind
-from xlaserve.concurrency.remaking import Remaking
+from xlaserve.concurrency.replay import Replay
 from xlaserve.errors import XlaserveError
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -25,7 +25,7 @@ _log = structlog.get_logger("replacing")
 class Here(Protocol):
     """The processes of the new server."""
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         """Apply a change from the replaced server; raise as the original change would."""
 
     async def replies(self, question: str) -> Sequence[Any]:
@@ -48,7 +48,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
     except OSError as error:
         raise ChangesNotTaken(str(error)) from error
     theirs = None
-    remaking = Remaking(partial(_error_of, here), str, _without_files)
+    replay = Replay(partial(_error_of, here), str, _without_files)
     gone: dict[str, tuple[str, str]] = {}
     unloaded: set[str] = set()
     if file is not None:
@@ -60,9 +60,9 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
                 count += 1
                 if change.kind is ChangeKind.UNLOAD:
                     unloaded.add(change.subject)
-                await remaking.make(change)
-        await remaking.settle()
-        for one in remaking.failed:
+                await replay.make(change)
+        await replay.settle()
+        for one in replay.failed:
             if _is_gone(one.change, one.error):
                 gone[one.change.subject] = (type(one.error).__name__, str(one.error))
         _log.info("client changes taken over", changes=count)
@@ -74,7 +74,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
 async def _error_of(here: Here, change: Change) -> XlaserveError | None:
     """Apply a change; return the error if it fails, or None."""
     try:
-        await here.make_again(change)
+        await here.replay_change(change)
     except XlaserveError as error:
         return error
     return None
@@ -127,5 +127,5 @@ def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:
             reason=reason,
             to_do="once it is readable, send SIGUSR2 again to load its models",
         )
-    first, *beside = (path for number, path in enumerate(given) if number not in away)
-    return replace(settings, repository=first, model_repository=tuple(beside))
+    first, *others = (path for number, path in enumerate(given) if number not in away)
+    return replace(settings, repository=first, model_repository=tuple(others))

@@ -49,10 +49,10 @@ from xlaserve.residence.host import capacity_bytes, compile_processes, load_thre
 from xlaserve.residence.left_behind import answer_left_behind
 from xlaserve.residence.loading import Machinery, VersionLoader
 from xlaserve.residence.measured import MeasuredMemory
-from xlaserve.residence.platforms.predictions import FilesLook
+from xlaserve.residence.platforms.predictions import FileReader
 from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.residence.registry import Registry
-from xlaserve.residence.reloads import LOOK_SECONDS, Reloads
+from xlaserve.residence.reloads import CHECK_SECONDS, Reloads
 from xlaserve.residence.reports.history import History
 from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.residence.repository.wrong_root import check_roots
@@ -126,7 +126,7 @@ class Application:
         events, notes = events_of(settings, parent)
         self.reloads = Reloads(
             self.workers.wait,
-            look_seconds=LOOK_SECONDS,
+            check_seconds=CHECK_SECONDS,
             on_signal=self._manager.reloads,
             notes=notes,
         )
@@ -224,7 +224,7 @@ class Application:
             notes=notes,
             sees_for=lambda operation: self.access.sees(current_call.get(), operation),
         )
-        self._look = FilesLook()
+        self._file_reader = FileReader()
         self.tracing = tracing(settings, self.gates, self.workers, plane)
         self.history = History(self.registry, self.capacity, counting.failures, self.observing.lag)
         self._core = Core(
@@ -242,7 +242,7 @@ class Application:
             self.gates,
             self.access,
             self.shared,
-            self._look,
+            self._file_reader,
             metrics,
             self.tracing,
             self.observing,
@@ -266,7 +266,7 @@ class Application:
         self._measured.bind(asyncio.get_running_loop())
         async with AsyncExitStack() as stack:
             stack.callback(self._end_threads)
-            stack.callback(self._look.close)
+            stack.callback(self._file_reader.close)
             stack.callback(self.engine.regions.close)
             answer_left_behind(
                 self.control.plane, self.registry, self.engine.regions, self.response_cache
@@ -371,7 +371,7 @@ class Application:
         self._manager.ready()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            await self.control.follower.look()
+            await self.control.follower.check()
 
     # --- start ---
 

@@ -129,17 +129,17 @@ class Successor:
         assert self._channel is not None
         assert self._process is not None
         try:
-            said = self._channel.recv(len(TAKEN_OVER))
+            message = self._channel.recv(len(TAKEN_OVER))
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if said == WANTED and not self._is_given_changes:
+            message = b""
+        if message == WANTED and not self._is_given_changes:
             self._is_given_changes = True
             self._work(self._hand_over(self._channel))
             return
         self._close_channel()
-        if said != TAKEN_OVER:
+        if message != TAKEN_OVER:
             self._work(self._failed(self._process))
         else:
             self._work(self._replaced(self._process.pid))

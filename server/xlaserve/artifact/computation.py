@@ -249,21 +249,21 @@ def not_lasting(module: bytes, written_by: str = "") -> str:
 
 def _obstacle(module: bytes) -> str:
     """Return the reason why a portable artifact needs a newer StableHLO version."""
-    heard: list[str] = []
+    diagnostics: list[str] = []
 
     def hear(diagnostic: Any) -> bool:
-        heard.append(str(diagnostic.message))
+        diagnostics.append(str(diagnostic.message))
         return True
 
     with _plain(module) as whole, whole.context.attach_diagnostic_handler(hear):
         try:
             _serialized(whole, STABLEHLO_VERSIONS[-1])
         except ValueError as error:
-            heard.append(str(error))
-    found = next((_OPERATION.search(text) for text in heard if _OPERATION.search(text)), None)
+            diagnostics.append(str(error))
+    found = next((_OPERATION.search(text) for text in diagnostics if _OPERATION.search(text)), None)
     if found is not None:
         return f"that lacks the operation {found[1]}"
-    return (heard or ["it uses a newer StableHLO"])[0].splitlines()[0][:_REASON_CHARACTERS]
+    return (diagnostics or ["it uses a newer StableHLO"])[0].splitlines()[0][:_REASON_CHARACTERS]
 
 
 def neutral(module: bytes) -> bytes:
@@ -293,8 +293,8 @@ def _plain(module: bytes) -> Iterator[Any]:
         if composites.MARK.encode() in module:
             composites.without_composites(whole)
         # Failing to serialize is expected here, so keep MLIR from reporting it on stderr.
-        heard = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
-        with heard:
+        handler = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
+        with handler:
             yield whole
 
 

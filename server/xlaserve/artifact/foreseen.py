@@ -87,8 +87,8 @@ def _is_exact(described: Manifest, config: ModelConfig) -> bool:
 
 def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Return the compiled sizes of open dimensions other than the batch."""
-    said = config.parameters.get(COMPILED_SHAPES)
-    if said is None:
+    declared = config.parameters.get(COMPILED_SHAPES)
+    if declared is None:
         return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}
     names = {size for shape in described.named_shapes for size in shape[1:]}
-    return compiled_shapes.parse(said, [name for name in names if not name.isdecimal()])
+    return compiled_shapes.parse(declared, [name for name in names if not name.isdecimal()])

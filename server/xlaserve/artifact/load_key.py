@@ -20,14 +20,14 @@ def load_key(path: Path, config: ModelConfig, roots: Roots) -> str | None:
     described = manifest.read(path, roots)
     record = described.files.get(manifest.STABLEHLO) or described.files[manifest.ARTIFACT]
     groups = () if config.message is None else config.message.instance_group
-    said = replace(config, name="", version_policy=VersionPolicy())
+    relevant = replace(config, name="", version_policy=VersionPolicy())
     parts = (
         record.sha256,
         described.parameters_bytes,
         described.max_batch_size,
         sorted(described.defaults.items()),
-        sorted(said.parameters.items()),
-        replace(said, parameters={}),
+        sorted(relevant.parameters.items()),
+        replace(relevant, parameters={}),
         [bytes(group) for group in groups],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

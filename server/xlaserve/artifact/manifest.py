@@ -124,14 +124,14 @@ class Manifest:
     @property
     def defaults(self) -> Mapping[str, str]:
         """Return the shape options as default `parameters` of a model configuration."""
-        said: dict[str, str] = {}
+        parameters: dict[str, str] = {}
         if self.batch_independent is not None:
-            said["batch_independent"] = str(self.batch_independent).lower()
+            parameters["batch_independent"] = str(self.batch_independent).lower()
         if self.compiled_shapes:
-            said[COMPILED_SHAPES] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
+            parameters[COMPILED_SHAPES] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
         if self.max_on_demand_shapes:
-            said[MAX_ON_DEMAND_SHAPES] = str(self.max_on_demand_shapes)
-        return said
+            parameters[MAX_ON_DEMAND_SHAPES] = str(self.max_on_demand_shapes)
+        return parameters
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):

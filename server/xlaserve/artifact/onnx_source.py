@@ -133,8 +133,8 @@ def key(
     Raises InvalidModel for a file that cannot be read, or that is outside the roots.
     """
     digest = hashlib.sha256()
-    said = (sorted(source.sizes.items()), source.is_unbatched, source.path.name)
-    digest.update(repr((said, _converter())).encode())
+    options = (sorted(source.sizes.items()), source.is_unbatched, source.path.name)
+    digest.update(repr((options, _converter())).encode())
     digest.update(_hash(source.path, limit_bytes, roots, check_cancelled))
     for file in _beside(source.path, deep=not source.is_alone):
         digest.update(f"{file.relative_to(source.path.parent)}\0".encode(errors="surrogateescape"))

@@ -136,7 +136,7 @@ def _scratch_bytes(
     record = described.files.get(manifest.STABLEHLO)
     if record is None or described.durable is None or record.size_bytes > LIMIT_ESTIMATED_BYTES:
         return inputs + outputs
-    asked = _Asked(
+    key = _EstimateKey(
         record.sha256,
         partial(
             files.read_checked,
@@ -153,7 +153,7 @@ def _scratch_bytes(
         programs.rows,
         widens=not serving.is_accelerator,
     )
-    rest = _within(asked, serving.patience_seconds)
+    rest = _within(key, serving.patience_seconds)
     return inputs + (outputs if rest is None else max(outputs, round(_SPARE * rest)))
 
 
@@ -167,7 +167,7 @@ def _is_taken(described: Manifest, index: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _EstimateKey:
     """The key of a cached estimate; it contains the module's hash, not the module."""
 
     sha256: str
@@ -179,7 +179,7 @@ class _Asked:
     widens: bool
 
 
-def _within(asked: _Asked, seconds: float | None) -> int | None:
+def _within(key: _EstimateKey, seconds: float | None) -> int | None:
     """Return the estimate, or None if it takes longer than `seconds`.
 
     An estimate that takes longer is completed in the background and cached for later calls. Also
@@ -188,25 +188,25 @@ def _within(asked: _Asked, seconds: float | None) -> int | None:
     if ESTIMATING not in sys.modules:
         return None
     if seconds is None:
-        return _estimated(asked)
+        return _estimated(key)
     try:
-        return _ESTIMATING.submit(_estimated, asked).result(seconds)
+        return _ESTIMATING.submit(_estimated, key).result(seconds)
     except TimeoutError:
         return None
 
 
 @lru_cache(MAX_ESTIMATES)
-def _estimated(asked: _Asked) -> int | None:
+def _estimated(key: _EstimateKey) -> int | None:
     """Return the bytes of an execution's outputs and temporaries, or None if analysis fails."""
-    module = bytes(asked.read())
+    module = bytes(key.read())
     try:
         found = sys.modules[ESTIMATING].of_module(
             module,
-            asked.shapes,
-            asked.kept,
-            asked.platform,
-            widens=asked.widens,
-            rows=asked.rows,
+            key.shapes,
+            key.kept,
+            key.platform,
+            widens=key.widens,
+            rows=key.rows,
         )
     # JAX may raise anything for an invalid module; the load will report the problem.
     except Exception:

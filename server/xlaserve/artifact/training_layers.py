@@ -35,7 +35,7 @@ class Layer:
     """Attribute with the dropout rate. If it is missing or 0, both modes are equal."""
 
     @property
-    def told(self) -> str:
+    def advice(self) -> str:
         """Return advice for the user, in the framework's terms."""
         return self.to_do.format(local=self.local)
 
@@ -115,7 +115,7 @@ def said_of_module(module: bytes, *, takes_integers: bool) -> str:
     """
     layer = training_layer(module)
     if layer is not None:
-        return f"{_LOOKS}: {layer.name} {layer.does}; export it again: {layer.told}"
+        return f"{_LOOKS}: {layer.name} {layer.does}; export it again: {layer.advice}"
     return _DRAWN if not takes_integers and _draws(module) else ""
 
 

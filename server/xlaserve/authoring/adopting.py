@@ -45,7 +45,7 @@ def read(path: Path, options: Options) -> Exportable:
     layer = None if options.training_mode else training_layer(exported.mlir_module_serialized)
     if layer is not None:
         raise InvalidModel(
-            f"{path.name} looks like training mode: {layer.name} {layer.does}; {layer.told} and"
+            f"{path.name} looks like training mode: {layer.name} {layer.does}; {layer.advice} and"
             " write it again, or adopt it unchanged with --training-mode"
         )
     artifact.check_runs(exported, jax.export.default_export_platform(), path.name)

@@ -27,7 +27,7 @@ _EXAMPLE = "('FP32', [-1, 784])"
 def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
     """Return the specs of the declared inputs; raises InvalidModel."""
     specs = (
-        tuple(_described_spec(name, said) for name, said in inputs.items())
+        tuple(_described_spec(name, described) for name, described in inputs.items())
         if isinstance(inputs, Mapping)
         else tuple(inputs)
     )
@@ -50,14 +50,14 @@ def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
         _check_specs(inputs)
         return inputs, None
     flat, nesting = flatten_inputs(inputs)
-    return {name: _described(name, said) for name, said in flat.items()}, nesting
+    return {name: _described(name, described) for name, described in flat.items()}, nesting
 
 
-def _described(name: str, said: Any) -> Described:
+def _described(name: str, given: Any) -> Described:
     """Return datatype and shape of an input, given as a pair, an array or a ShapeDtypeStruct."""
-    pair: Any = said
-    if not isinstance(said, type) and hasattr(said, "shape") and hasattr(said, "dtype"):
-        pair = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
+    pair: Any = given
+    if not isinstance(given, type) and hasattr(given, "shape") and hasattr(given, "dtype"):
+        pair = given.dtype, tuple(_size(number, size) for number, size in enumerate(given.shape))
     is_pair = not isinstance(pair, str) and isinstance(pair, Sequence) and len(pair) == 2
     if not is_pair or not _is_shape(pair[1]):
         raise InvalidModel(
@@ -75,10 +75,10 @@ def _described(name: str, said: Any) -> Described:
     return str(datatype), shape
 
 
-def _is_shape(said: object) -> bool:
-    if isinstance(said, str) or not isinstance(said, Sequence):
+def _is_shape(given: object) -> bool:
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return False
-    return all(isinstance(one, Integral | str) for one in said)
+    return all(isinstance(one, Integral | str) for one in given)
 
 
 def _check_specs(inputs: object) -> None:
@@ -124,10 +124,10 @@ def checked_sizes(
     return {name: min(listed.get(name, [TRIED_SIZE])) for name in names}
 
 
-def _described_spec(name: str, said: Any) -> TensorSpec:
-    if not is_described(said):
+def _described_spec(name: str, given: Any) -> TensorSpec:
+    if not is_described(given):
         raise InvalidModel(f"input '{name}' is a tree, expected a datatype and a shape")
-    return _input_spec(name, *said)
+    return _input_spec(name, *given)
 
 
 def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorSpec:
@@ -144,21 +144,21 @@ def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorS
         raise InvalidModel(f"input '{name}': {error}") from error
 
 
-def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
+def max_batch_of(requested: int | None, inputs: Sequence[TensorSpec]) -> int:
     closed = [spec for spec in inputs if spec.shape[:1] != (-1,)]
-    if asked is None:
-        asked = 0 if closed else DEFAULT_MAX_BATCH_SIZE
-    if asked and closed:
+    if requested is None:
+        requested = 0 if closed else DEFAULT_MAX_BATCH_SIZE
+    if requested and closed:
         raise InvalidModel(
-            f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {asked} its first "
-            "dimension is -1"
+            f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {requested} its"
+            " first dimension is -1"
         )
     if closed and len(closed) < len(inputs):
         raise InvalidModel(
             f"either all inputs start with -1 or none: give input '{closed[0].name}', which is"
             f" {closed[0]}, a leading row dimension"
         )
-    return asked
+    return requested
 
 
 def check_params(before: object, params: object) -> None:
@@ -169,8 +169,10 @@ def check_params(before: object, params: object) -> None:
     )
     missing = ", ".join(name for name in known if name not in given)
     added = ", ".join(name for name in given if name not in known)
-    told = [f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names]
-    if told:
+    differences = [
+        f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names
+    ]
+    if differences:
         raise InvalidModel(
-            f"params {' and '.join(told)}: expected the tree of the served parameters"
+            f"params {' and '.join(differences)}: expected the tree of the served parameters"
         )

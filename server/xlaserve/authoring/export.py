@@ -165,8 +165,8 @@ class Exportable:
             temporary.replace(made, target)
         unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
         lasts = not_lasting(lowered.computation.module)
-        for told in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
-            (on_notice or partial(_log_notice, target))(told)
+        for text in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
+            (on_notice or partial(_log_notice, target))(text)
         return target
 
 

@@ -190,8 +190,8 @@ def _manifest_of(directory: Path) -> str:
 
 def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
     """Raise InvalidModel if the configuration has a checksum of one of these files."""
-    said = read_config(directory.parent)
-    for checksum in said.checksums:
+    config = read_config(directory.parent)
+    for checksum in config.checksums:
         place = Path(checksum.file)
         if place.parent == Path(directory.name) and place.name in names:
             raise InvalidModel(
@@ -272,9 +272,9 @@ def _generator(directory: Path) -> _Renewal:
     for name in (generator.DECODE, generator.CHUNK):
         limit, expected = LIMIT_ARTIFACT_BYTES, described.files[name].record
         data = files.read_checked(directory, name, limit_bytes=limit, record=expected)
-        if said := _renewed(data, name):
-            done.append(f"{name} {said.text}")
-            changes[name] = said.data
+        if renewed := _renewed(data, name):
+            done.append(f"{name} {renewed.text}")
+            changes[name] = renewed.data
             lost.append(_bytes_of(name, Writer.of(described.jax_version).jax))
 
     def write(target: Path) -> None:

@@ -59,6 +59,6 @@ def _told(found: list[Layer]) -> str:
     others = ", ".join(layer.name for layer in list(kinds)[1:])
     return (
         f"the function looks like training mode: {first.name} {first.does}"
-        f"{f' (and {others})' if others else ''}; {first.told}, or export it unchanged with"
+        f"{f' (and {others})' if others else ''}; {first.advice}, or export it unchanged with"
         " training_mode=True"
     )

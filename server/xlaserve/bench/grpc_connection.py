@@ -239,16 +239,16 @@ class GrpcConnection(asyncio.Protocol):
     def _settings(self, flags: int, _: int, payload: bytes) -> None:
         if flags & ACK:
             return
-        said = dict(SETTING.iter_unpack(payload))
-        self.max_streams = said.get(Setting.MAX_CONCURRENT_STREAMS, self.max_streams)
-        frame_bytes = said.get(Setting.MAX_FRAME_SIZE, self._frame_bytes)
+        settings = dict(SETTING.iter_unpack(payload))
+        self.max_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.max_streams)
+        frame_bytes = settings.get(Setting.MAX_FRAME_SIZE, self._frame_bytes)
         self._frame_bytes = min(frame_bytes, _LARGEST_FRAME)
-        window = said.get(Setting.INITIAL_WINDOW_SIZE, self._stream_window)
+        window = settings.get(Setting.INITIAL_WINDOW_SIZE, self._stream_window)
         for stream in self._unsent.values():
             stream.window += window - self._stream_window
         self._stream_window = window
-        if Setting.HEADER_TABLE_SIZE in said:
-            size = min(said[Setting.HEADER_TABLE_SIZE], self._encoder.header_table_size)
+        if Setting.HEADER_TABLE_SIZE in settings:
+            size = min(settings[Setting.HEADER_TABLE_SIZE], self._encoder.header_table_size)
             self._encoder.header_table_size, self._encoded = size, b""
         self._output.append(SETTINGS_ACK)
         if not self.ready.done():

@@ -167,8 +167,8 @@ class Commands(TyperGroup):
         return name, found and loaded(str(name)), rest
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"xlaserve {build.version()}")
         raise typer.Exit
 

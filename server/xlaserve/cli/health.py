@@ -78,16 +78,16 @@ async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_unix_connection(path)
             try:
-                said = await reader.read()
+                answer = await reader.read()
             finally:
                 writer.close()
     except TimeoutError:
         raise CallFailed(url, "no answer in time") from None
     except OSError as error:
         raise CallFailed(url, f"cannot connect: {error.strerror or error}") from None
-    if said == READY or (live and said.startswith(LIVE)):
+    if answer == READY or (live and answer.startswith(LIVE)):
         return None
-    return said.removeprefix(LIVE).decode(errors="replace")
+    return answer.removeprefix(LIVE).decode(errors="replace")
 
 
 async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | None:
@@ -108,9 +108,9 @@ async def _failures(client: ServerClient) -> str:
             raise
         return failure.problem if failure.status == "UNAVAILABLE" else ""
     failed = [entry for entry in entries if is_failure(entry.state, entry.reason)]
-    told = [f"{_named(entry)}: {entry.reason}" for entry in failed[:SHOWN]]
+    shown = [f"{_named(entry)}: {entry.reason}" for entry in failed[:SHOWN]]
     more = [f"and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []
-    return "; ".join((*told, *more))
+    return "; ".join((*shown, *more))
 
 
 def _named(entry: IndexEntry) -> str:

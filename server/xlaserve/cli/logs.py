@@ -74,10 +74,10 @@ def shown(lines: Iterable[str], level: Level = Level.DEBUG, model: str = "") -> 
             if not model:
                 yield printable(line.rstrip("\n"))
             continue
-        said = str(record.get("level", Level.INFO))
-        too_low = said in _ORDER and _ORDER.index(said) < _ORDER.index(level)
+        written = str(record.get("level", Level.INFO))
+        too_low = written in _ORDER and _ORDER.index(written) < _ORDER.index(level)
         if not too_low and (not model or record.get("model") == model):
-            yield _line(record, said)
+            yield _line(record, written)
 
 
 def _line(record: dict[str, Any], level: str) -> str:

@@ -104,7 +104,7 @@ class SharedInputs:
 
         If so, the region and all idle ones are dropped.
         """
-        if await self._asked(self._client.memory.knows(region.name)) is not False:
+        if await self._result_or_none(self._client.memory.knows(region.name)) is not False:
             return False
         for each in (region, *self._idle):
             self._drop(each)
@@ -135,9 +135,9 @@ class SharedInputs:
     async def _forget(self, region: Region) -> None:
         self._drop(region)
         # Ignore an unreachable server: it will not keep the region after a restart.
-        await self._asked(self._client.memory.unregister(region.name))
+        await self._result_or_none(self._client.memory.unregister(region.name))
 
-    async def _asked(self, asking: Awaitable[T]) -> T | None:
+    async def _result_or_none(self, asking: Awaitable[T]) -> T | None:
         """Return the result of a call to the server; None if the call fails."""
         try:
             return await asking

@@ -122,8 +122,10 @@ def _tensor(
 
 def answer_of(result: InferenceResult) -> Answer:
     """Decode an answer by its content types; raise ValueError if they do not match the data."""
-    said = {name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()}
-    kinds = {name: kind for name, kind in said.items() if kind in CONTENT_TYPES}
+    content_types = {
+        name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()
+    }
+    kinds = {name: kind for name, kind in content_types.items() if kind in CONTENT_TYPES}
     of_answer = DATA_FRAME if result.parameters.get(_CONTENT_TYPE) == DATA_FRAME else ""
     return Answer(
         result.model,

@@ -128,7 +128,7 @@ class ControlPlane(Protocol):
         """
         ...
 
-    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+    async def ask_all(self, question: str, content: Any = None) -> Sequence[Answer]:
         """Ask all other processes; returns one Answer per process, also if it did not answer."""
         ...
 
@@ -288,7 +288,7 @@ class OneProcess:
         else:
             self._journal.remember(ChangeText(change.kind, change.subject, dict(change.arguments)))
 
-    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+    async def ask_all(self, question: str, content: Any = None) -> Sequence[Answer]:
         """Return an empty sequence: there are no other processes."""
         return ()
 
@@ -312,7 +312,7 @@ class OneProcess:
         reply = self._replies.get(question)
         return [] if reply is None else [await reply(None)]
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         """Repeat a change of the replaced process; raises the errors of the change."""
         await self._makes[change.kind](change)
         self._remember(change)

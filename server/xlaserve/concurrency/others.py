@@ -23,7 +23,7 @@ class Question(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
+class AllAnswers(Generic[T]):
     """The answers of all workers to a question."""
 
     answers: Mapping[str, T]
@@ -53,7 +53,7 @@ class Others(Protocol):
         """Tell whether the server has more than one worker."""
         ...
 
-    async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
+    async def ask(self, question: Question, about: About, own: T, kind: object) -> AllAnswers[T]:
         """Return the answers of all workers within a time limit; `own` is this worker's answer.
 
         The other workers' answers are decoded as the type `kind`.
@@ -70,9 +70,9 @@ class Nobody:
 
     are_there = False
 
-    async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
+    async def ask(self, question: Question, about: About, own: T, kind: object) -> AllAnswers[T]:
         """Return this process's own answer."""
-        return Asked({"": own})
+        return AllAnswers({"": own})
 
     def answer(self, question: Question, answering: Answering) -> None:
         """Do nothing: there are no other processes."""

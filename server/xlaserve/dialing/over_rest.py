@@ -119,10 +119,10 @@ class RestClient:
         status, _, body = await self._ask("GET", model_path(model, version))
         self._check(status, body)
         try:
-            said = json.loads(body)
-            outputs = said.get("outputs", ())
+            metadata = json.loads(body)
+            outputs = metadata.get("outputs", ())
             labelled = [row["name"] for row in outputs if LABELS in (row.get("parameters") or {})]
-            return ModelTensors(_specs(said["inputs"]), _specs(outputs), frozenset(labelled))
+            return ModelTensors(_specs(metadata["inputs"]), _specs(outputs), frozenset(labelled))
         except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
             raise CallFailed(self._url, f"expected V2 metadata, got {_shown(body)}") from error
 
@@ -168,10 +168,10 @@ class RestClient:
                 self._check(response.status, (await response.read()).removeprefix(b"data:"))
             try:
                 async with aclosing(events(response.content.iter_any())) as found:
-                    async for said in found:
-                        if isinstance(said.get("error"), str) and "model_name" not in said:
-                            raise CallFailed(self._url, said["error"], "UNKNOWN")
-                        yield read_event(said, tensors, time.perf_counter() - started)
+                    async for event in found:
+                        if isinstance(event.get("error"), str) and "model_name" not in event:
+                            raise CallFailed(self._url, event["error"], "UNKNOWN")
+                        yield read_event(event, tensors, time.perf_counter() - started)
             except (ValueError, TypeError) as error:
                 raise CallFailed(self._url, f"expected a stream of events: {error}") from error
 

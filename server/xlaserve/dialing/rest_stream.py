@@ -38,34 +38,34 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any],
                 line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")
             )
             if data:
-                said = json.loads(data)
-                if not isinstance(said, dict):
+                event = json.loads(data)
+                if not isinstance(event, dict):
                     raise ValueError("an event is not a JSON object")
-                yield said
+                yield event
         if len(held) > MOST_EVENT_BYTES:
             raise ValueError(f"an event has more than {MOST_EVENT_BYTES} bytes")
     if held.strip():
         raise ValueError("the stream ended within an event")
 
 
-def read_event(said: Mapping[str, Any], tensors: ModelTensors, seconds: float) -> InferenceResult:
+def read_event(event: Mapping[str, Any], tensors: ModelTensors, seconds: float) -> InferenceResult:
     """Decode an event's outputs; raise ValueError if they do not match the metadata."""
     specs = {spec.name: spec for spec in tensors.outputs}
     outputs: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
-    for field, value in said.items():
+    for field, value in event.items():
         name = _TEXT if field == _TEXT_OUTPUT and field not in specs else field
         if name in specs:
             outputs[name] = _tensor(specs[name], value)
         elif field not in _OF_ANSWER:
             parameters[field] = value
     return InferenceResult(
-        str(said.get("model_name", "")),
-        str(said.get("model_version", "")),
+        str(event.get("model_name", "")),
+        str(event.get("model_version", "")),
         outputs,
         {name: specs[name].datatype for name in outputs},
         seconds,
-        str(said.get("id", "")),
+        str(event.get("id", "")),
         parameters,
     )
 

@@ -83,17 +83,17 @@ def advising(address: ServerAddress) -> Iterator[None]:
     try:
         yield
     except NotReached as error:
-        said = advice(address)
-        if not said:
+        suggestion = advice(address)
+        if not suggestion:
             raise
-        raise NotReached(error.url, f"{error.problem}; {said}", error.status) from error
+        raise NotReached(error.url, f"{error.problem}; {suggestion}", error.status) from error
 
 
 def advice(address: ServerAddress) -> str:
     """Return a text that suggests another URL; empty if the protocol is right or unknown."""
     found = spoken(address)
-    asked = f"{'http' if address.rest else 'grpc'}{'s' if address.tls else ''}"
-    if found in (Spoken.NOBODY, asked):
+    expected = f"{'http' if address.rest else 'grpc'}{'s' if address.tls else ''}"
+    if found in (Spoken.NOBODY, expected):
         return ""
     if address.socket_path:
         place = f"{'http+unix://' if found is Spoken.HTTP else 'unix:'}{address.socket_path}"

@@ -54,8 +54,8 @@ class ModelNotFound(XlaserveError):
     """
 
     def __init__(self, model: str, version: str = "", *, detail: str = "is not found") -> None:
-        asked = f"'{model}'" if not version else f"'{model}' version {version}"
-        super().__init__(f"Request for unknown model: {asked} {detail}")
+        shown = f"'{model}'" if not version else f"'{model}' version {version}"
+        super().__init__(f"Request for unknown model: {shown} {detail}")
 
 
 class VersionNotFound(ModelNotFound):
@@ -69,9 +69,9 @@ class ModelNotReady(XlaserveError):
     """The model exists, but no suitable version is ready."""
 
     def __init__(self, model: str, version: str, state: str, reason: str = "") -> None:
-        asked = f"'{model}'" if not version else f"'{model}' version {version}"
+        shown = f"'{model}'" if not version else f"'{model}' version {version}"
         because = f": {reason}" if reason else ""
-        super().__init__(f"model {asked} is not ready, its state is {state}{because}")
+        super().__init__(f"model {shown} is not ready, its state is {state}{because}")
 
 
 class StillStarting(ModelNotReady):
@@ -79,8 +79,8 @@ class StillStarting(ModelNotReady):
 
     def __init__(self, model: str, version: str, because: str) -> None:
         named = f"model '{model}'" if model else "a model without a name"
-        asked = f"{named} version {version}" if version else named
-        XlaserveError.__init__(self, f"{asked} is not available yet: {because}, try again")
+        shown = f"{named} version {version}" if version else named
+        XlaserveError.__init__(self, f"{shown} is not available yet: {because}, try again")
 
 
 class LoadFailed(XlaserveError):
@@ -492,8 +492,8 @@ class WorkersSilent(XlaserveError):
     """Some processes of the server did not contribute to an answer that requires all of them."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
-        super().__init__(f"some processes of the server did not answer: {said}, try again")
+        listed = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
+        super().__init__(f"some processes of the server did not answer: {listed}, try again")
 
 
 class ProcessSilent(XlaserveError):

@@ -35,15 +35,15 @@ class Roots:
         """Tell whether a path without links is within one of the roots."""
         return self._root_of(resolved) is not None
 
-    def confine(self, path: Path, said: str = "") -> Path:
+    def confine(self, path: Path, shown_as: str = "") -> Path:
         """Resolve a path; raises InvalidModel unless it is within one of the roots.
 
-        The error does not reveal whether the path exists. It names the path as `said`, or by its
-        last component.
+        The error does not reveal whether the path exists. It names the path as `shown_as`, or by
+        its last component.
         """
         resolved = _resolved(path)
         if resolved is None or not self.allow(resolved):
-            raise InvalidModel(_outside(said or path.name))
+            raise InvalidModel(_outside(shown_as or path.name))
         return resolved
 
     def open(self, path: Path) -> BinaryIO:

@@ -23,7 +23,7 @@ _WORD = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationParameters:
     """Validated generation parameters of one request."""
 
     max_tokens: int
@@ -103,10 +103,10 @@ _REALS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 
-_Found: TypeAlias = Mapping[str, Parameter]
+_Parameters: TypeAlias = Mapping[str, Parameter]
 
 
-def read(parameters: _Found, info: GenerationInfo) -> Asked:
+def read(parameters: _Parameters, info: GenerationInfo) -> GenerationParameters:
     """Validate the generation parameters of a request; raises InvalidParameter.
 
     A request without a seed gets a random one.
@@ -117,7 +117,7 @@ def read(parameters: _Found, info: GenerationInfo) -> Asked:
     stops = _tokens("stop_token_ids", str(found["stop_token_ids"]), info.vocab)
     if not found["ignore_eos"]:
         stops |= set(info.stop_tokens)
-    return Asked(
+    return GenerationParameters(
         whole["max_tokens"],
         whole["min_tokens"],
         seed,
@@ -130,20 +130,20 @@ def read(parameters: _Found, info: GenerationInfo) -> Asked:
     )
 
 
-def _grammar(found: _Found) -> Grammar | None:
+def _grammar(found: _Parameters) -> Grammar | None:
     """Return the requested grammar or None; refuse parameters that contradict it."""
-    asked = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
-    if not asked:
+    given = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
+    if not given:
         return None
-    if len(asked) > 1:
-        raise InvalidParameter(asked[1].parameter, f"none beside '{asked[0].parameter}'", "one")
+    if len(given) > 1:
+        raise InvalidParameter(given[1].parameter, f"none beside '{given[0].parameter}'", "one")
     for name in ("min_tokens", "ignore_eos"):
         if found[name]:
-            raise InvalidParameter(name, f"none beside '{asked[0].parameter}'", str(found[name]))
-    return asked[0]
+            raise InvalidParameter(name, f"none beside '{given[0].parameter}'", str(found[name]))
+    return given[0]
 
 
-def _checked(name: str, row: _Row, parameters: _Found) -> Parameter:
+def _checked(name: str, row: _Row, parameters: _Parameters) -> Parameter:
     value = parameters.get(name)
     if value is None:
         return row.default

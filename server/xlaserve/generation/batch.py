@@ -10,7 +10,7 @@ import numpy as np
 
 from xlaserve.errors.panics import answerable
 from xlaserve.generation.prefixes import Prefixes
-from xlaserve.generation.running import Given, Running
+from xlaserve.generation.running import Running, StepResults
 from xlaserve.generation.sampling import INTEGERS, REALS
 from xlaserve.generation.step import Step
 from xlaserve.runtime.generator.counts import GenerationCounts
@@ -79,7 +79,7 @@ class Batch:
         self._slots: list[Running | None] = [None] * info.slots
         self._admitted = 0
         """Number of admissions so far."""
-        self._taken = [0] * info.slots
+        self._admissions = [0] * info.slots
         """Sequence number of the latest admission to each slot."""
         # A position beyond the end: rows written by inactive slots are dropped.
         self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
@@ -127,14 +127,14 @@ class Batch:
         self._slots[slot] = running
         running.passed = 0
         self._admitted += 1
-        running.admitted = self._taken[slot] = self._admitted
+        running.admitted = self._admissions[slot] = self._admitted
         self._counts.running += 1
         if not running.preempted:
             self._counts.prompt_tokens += len(running.prompt)
             running.request.begin()
         self._mask[slot] = -1
-        self._programs.begin(slot, running.prompt, running.asked.bias, running.output)
-        self._reals[slot] = running.asked.reals
+        self._programs.begin(slot, running.prompt, running.parameters.bias, running.output)
+        self._reals[slot] = running.parameters.reals
         # Copied now: before the first chunk, the source slot may be given to another request.
         self._copy(slot, running)
 
@@ -211,7 +211,7 @@ class Batch:
         # Only from slots admitted earlier: if several requests are admitted together (the choices
         # of one prompt), the first one computes its rows and counts no cached tokens.
         others = [
-            other for other in range(len(self._slots)) if self._taken[other] < running.admitted
+            other for other in range(len(self._slots)) if self._admissions[other] < running.admitted
         ]
         found = prefixes.find(running.context, owner, others)
         if found is not None and self._chunks(running, found.rows) < self._chunks(running):
@@ -291,7 +291,7 @@ class Batch:
         counts.output_tokens += len(active)
         counts.positions_used += len(active)
         self._count_times([running for _, running in active], now)
-        given = Given.of(step)
+        given = StepResults.of(step)
         with active[0][1].request.gathered():
             for row, (slot, running) in zip(rows, active, strict=True):
                 self._give(slot, running, row, given)
@@ -302,10 +302,10 @@ class Batch:
         """Return the integers of a step, INT32 [rows, INTEGERS]; `size` of 0 means all slots."""
         found: list[tuple[int, ...]] = [self._idle] * (size or self._info.slots)
         for row, (_, running) in zip(rows, active, strict=True):
-            asked = running.asked
-            may_stop = len(running.output) >= asked.min_tokens
+            parameters = running.parameters
+            may_stop = len(running.output) >= parameters.min_tokens
             found[row] = (
-                *(running.last, running.written, 1, asked.top_k, may_stop),
+                *(running.last, running.written, 1, parameters.top_k, may_stop),
                 *running.seed_words,
             )
         # Three times faster than assigning the rows of an array one by one.
@@ -314,14 +314,14 @@ class Batch:
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
         """Record the time since each request's last token, grouped by equal times."""
-        told: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for running in active:
             if running.output:
-                told[running.told_ns] = told.get(running.told_ns, 0) + 1
+                counts[running.told_ns] = counts.get(running.told_ns, 0) + 1
             else:
                 self._counts.first_token.add(now - running.told_ns)
             running.told_ns = now
-        for told_ns, count in told.items():
+        for told_ns, count in counts.items():
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
@@ -351,7 +351,7 @@ class Batch:
         running.request.fail(error)
         running.freed()
 
-    def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
+    def _give(self, slot: int, running: Running, row: int, given: StepResults) -> None:
         try:
             is_last = running.take(row, given, self._info.max_length)
         except BaseException as error:  # the error concerns only this request

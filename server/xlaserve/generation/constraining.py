@@ -37,7 +37,7 @@ class Constraining:
 
         Raises InvalidParameter, or ModelFailed while the model is being unloaded.
         """
-        grammar = running.asked.grammar
+        grammar = running.parameters.grammar
         if grammar is None:
             self._add(running)
             return
@@ -67,7 +67,7 @@ class Constraining:
 
     def _compile(self, running: Running) -> None:
         try:
-            grammar = running.asked.grammar
+            grammar = running.parameters.grammar
             if self._grammars is not None and grammar and not running.request.is_cancelled:
                 charge = partial(running.request.charge, "the grammar")
                 running.constraint = self._grammars.compile(*grammar, charge)

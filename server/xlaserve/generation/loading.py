@@ -158,13 +158,13 @@ class GeneratorModel(UncompiledModel):
             got = int(tokens.min() if tokens.min() < 0 else tokens.max())
             expected = f"token ids of 0 to {vocab - 1}"
             raise InvalidTensor(self._name, "input", given, expected, f"{got}")
-        asked = asking.read(request.parameters, self.generation)
+        parameters = asking.read(request.parameters, self.generation)
         # A copy: the request's memory belongs to the client or to the message.
         prompt = np.array(tokens, np.int32)
         text, stop = self._text, stops(request.parameters.get(STOP), self._text)
         wants_text = text is not None and (stop or TEXT in request.outputs)
         detokenizer = text.detokenizer(stop) if text is not None and wants_text else None
-        return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
+        return Running(request, freed, prompt, parameters, self._level(request), text=detokenizer)
 
     def text_bytes(self, inputs: Mapping[str, Value]) -> int:
         """Return the memory needed to tokenize a request's text; 0 without text."""
@@ -173,16 +173,16 @@ class GeneratorModel(UncompiledModel):
         return self._prompts.held_bytes(inputs[TEXT])
 
     def choose_outputs(
-        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+        self, requested: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
         """Return the requested outputs; raises UnknownTensor."""
         more = () if self._text is None else (texts.SPEC,)
         specs = (*(OF_MANY if many else OF_ONE), *more)
-        for spec in asked or ():
+        for spec in requested or ():
             if spec not in specs:
                 kind = "output of one of many answers" if many else "output of one answer"
                 raise UnknownTensor(self._name, kind, spec.name, [one.name for one in specs])
-        return asked or specs
+        return requested or specs
 
     def yields_to(self, level: int) -> bool:
         """Tell whether a request of a priority level would preempt a running one."""
@@ -192,8 +192,8 @@ class GeneratorModel(UncompiledModel):
         """Return the priority of a request; 0 for all if there are no priority levels."""
         if not self._batching.priority_levels:
             return 0
-        asked = request.parameters.get("priority")
-        return asked if type(asked) is int and asked else self._batching.default_priority_level
+        level = request.parameters.get("priority")
+        return level if type(level) is int and level else self._batching.default_priority_level
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
@@ -243,7 +243,7 @@ class _Read:
 
     record: Record
     generation: GenerationInfo
-    text: texts.Found
+    text: texts.LoadedText
     tokenizer: bytearray | None
 
     @classmethod

@@ -182,7 +182,7 @@ class Lowering:
         for window in info.windows:
             seen = jax.ShapeDtypeStruct((window,), np.int8)
             held = (self._parameters, self.cache)
-            whole = (*held, *self.tables, *self._asked(seen, info.slots))
+            whole = (*held, *self.tables, *self._step_arguments(seen, info.slots))
             yield Wanted(DECODE, steps, whole, window, logits_bytes=logits)
             yield Wanted(CHUNK, chunks, (*held, seen, tokens, one, one, one), window)
             if info.keeps_prefixes:
@@ -192,7 +192,7 @@ class Lowering:
             for size in () if self.why_whole else info.step_sizes:
                 yield self._partial(size, window)
 
-    def _asked(self, seen: Any, rows: int) -> list[Any]:
+    def _step_arguments(self, seen: Any, rows: int) -> list[Any]:
         """Return the argument shapes of a step, without parameters and state."""
         return [
             seen,
@@ -209,7 +209,7 @@ class Lowering:
         found = (self._place,) * RESULTS
         counts, *tables = self.tables
         slots = jax.ShapeDtypeStruct((size,), np.int32)
-        others = self._asked(jax.ShapeDtypeStruct((window,), np.int8), size)
+        others = self._step_arguments(jax.ShapeDtypeStruct((window,), np.int8), size)
         of_window = [1.0 if axis is None else window / info.max_length for axis in self._axes]
         gathered = sum(
             int(bytes_of(shape) * size / info.slots * part)

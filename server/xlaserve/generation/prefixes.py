@@ -14,7 +14,7 @@ _NOTHING = -1
 """Not a token id; marks slots with too few rows in `_beginnings`."""
 
 
-class Found(NamedTuple):
+class CachedRows(NamedTuple):
     """Cached rows that match the beginning of a prompt."""
 
     slot: int
@@ -65,7 +65,7 @@ class Prefixes:
         self._now += 1
         self._used[slot] = self._now
 
-    def beyond(self, found: Found) -> int:
+    def beyond(self, found: CachedRows) -> int:
         """Return the number of the slot's rows after the matching ones."""
         return len(self._tokens[found.slot]) - found.rows
 
@@ -73,7 +73,7 @@ class Prefixes:
         """Return the least recently used slot."""
         return min(slots, key=self._used.__getitem__)
 
-    def find(self, tokens: Tensor, owner: str, slots: Iterable[int]) -> Found | None:
+    def find(self, tokens: Tensor, owner: str, slots: Iterable[int]) -> CachedRows | None:
         """Return the longest matching prefix in one of the slots; None if it is too short.
 
         Never includes the last token of the prompt, which must be computed to get its logits.
@@ -82,7 +82,7 @@ class Prefixes:
             return None
         same = (self._beginnings == tokens[: self.least]).all(axis=1)
         found = [
-            Found(slot, _common(self._tokens[slot], tokens[:-1]))
+            CachedRows(slot, _common(self._tokens[slot], tokens[:-1]))
             for slot in slots
             if same[slot] and self._owners[slot] == owner
         ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlaserve.generation.asking import Asked
+from xlaserve.generation.asking import GenerationParameters
 from xlaserve.generation.constraint import Constraint
 from xlaserve.generation.step import Step
 from xlaserve.generation.texts import element
@@ -19,7 +19,7 @@ from xlaserve.tensors import Parameter, Tensor
 _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
-class Given(NamedTuple):
+class StepResults(NamedTuple):
     """The results of a step, split into one answer per row."""
 
     step: Step
@@ -30,7 +30,7 @@ class Given(NamedTuple):
     """The log-probability of each row's token, FP32 [1]."""
 
     @classmethod
-    def of(cls, step: Step) -> "Given":
+    def of(cls, step: Step) -> "StepResults":
         """Split the results of a step."""
         # Splitting into a list is several times faster than indexing the array for each slot.
         rows = list(step.tokens[:, None]), list(step.logprobs[:, None])
@@ -51,7 +51,7 @@ class Running:
         request: ModelRequest,
         freed: Callable[[], None],
         prompt: Tensor,
-        asked: Asked,
+        parameters: GenerationParameters,
         level: int = 0,
         *,
         text: Detokenizer | None = None,
@@ -72,8 +72,8 @@ class Running:
         self.request = request
         self.freed = freed
         self.prompt = prompt
-        self.asked = asked
-        self.seed_words = asked.seed_words
+        self.parameters = parameters
+        self.seed_words = parameters.seed_words
         self.level = level
         self.sender = request.sender
         self.passed = 0
@@ -129,35 +129,35 @@ class Running:
         self.written = 0
         self.preempted += 1
 
-    def take(self, row: int, given: Given, max_length: int) -> bool:
+    def take(self, row: int, given: StepResults, max_length: int) -> bool:
         """Process the token in a row of a step, and send it; return whether it was the last.
 
         Raises InvalidParameter if the grammar fails.
         """
-        token, asked = given.numbers[row], self.asked
+        token, parameters = given.numbers[row], self.parameters
         self.written += 1
         self.output.append(token)
         generated = len(self.output)
-        is_stop = generated > asked.min_tokens and token in asked.stops
+        is_stop = generated > parameters.min_tokens and token in parameters.stops
         has_ended = is_stop or (self.constraint is not None and self.constraint.take(token))
-        is_last = has_ended or self.written >= max_length or generated >= asked.max_tokens
+        is_last = has_ended or self.written >= max_length or generated >= parameters.max_tokens
         piece = ""
         if self._text is not None:
             # A stop token produces no text.
             piece = "" if is_stop else self._text.push(token)
             is_last = is_last or self._text.stopped is not None
             piece += self._text.end() if is_last else ""
-        told = self._ending(has_ended=has_ended, is_stop=is_stop) if is_last else None
+        ending = self._ending(has_ended=has_ended, is_stop=is_stop) if is_last else None
         if self.sender.takes_many:
-            outputs = _outputs(row, given, asked.logprobs)
+            outputs = _outputs(row, given, parameters.logprobs)
             if self._text is not None:
                 outputs[TEXT] = element(piece)
-            self.request.answer(outputs, last=is_last, parameters=told)
+            self.request.answer(outputs, last=is_last, parameters=ending)
             return is_last
         self._pieces.append(piece)
-        self._whole.append((float(given.logprobs[row][0]), *given.top(row, asked.logprobs)))
+        self._whole.append((float(given.logprobs[row][0]), *given.top(row, parameters.logprobs)))
         if is_last:
-            self.request.answer(self._all_outputs(), parameters=told)
+            self.request.answer(self._all_outputs(), parameters=ending)
         return is_last
 
     def _all_outputs(self) -> Mapping[str, Tensor]:
@@ -172,19 +172,19 @@ class Running:
 
     def _ending(self, *, has_ended: bool, is_stop: bool) -> AnswerParameters:
         stopped = None if self._text is None else self._text.stopped
-        told: dict[str, Parameter] = {
+        parameters: dict[str, Parameter] = {
             "finish_reason": "stop" if has_ended or stopped else "length",
             "prompt_tokens": len(self.prompt),
             "cached_tokens": self.cached,
         }
         if is_stop:
-            told["stop_token"] = True
+            parameters["stop_token"] = True
         elif stopped:
-            told["stop_string"] = stopped
-        return AnswerParameters(told)
+            parameters["stop_string"] = stopped
+        return AnswerParameters(parameters)
 
 
-def _outputs(row: int, given: Given, most: int) -> dict[str, Tensor]:
+def _outputs(row: int, given: StepResults, most: int) -> dict[str, Tensor]:
     top_tokens, top_logprobs = given.top(row, most)
     return {
         "token": given.tokens[row],

@@ -92,7 +92,7 @@ class Slots:
                 self._recover(answerable(error))
             took = time.perf_counter_ns() - begun
             self.counts.host_ns += took - (self._programs.busy_ns - busy)
-        for running in self._taken():
+        for running in self._remove_all():
             self._fail(running, ModelFailed(self._model, "it was unloaded"))
 
     def _turn(self) -> None:
@@ -126,7 +126,7 @@ class Slots:
         else:
             running.growth.add_done_callback(lambda _: resume())
 
-    def _taken(self) -> list[Running]:
+    def _remove_all(self) -> list[Running]:
         """Remove and return all requests, including queued ones."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
@@ -139,13 +139,13 @@ class Slots:
             model=self._model,
             error=repr(error),
         )
-        told: Exception = ModelFailed(self._model, f"a step failed: {error}")
+        failure: Exception = ModelFailed(self._model, f"a step failed: {error}")
         try:
             raise_if_exhausted(self._model, error)
         except Exception as exhausted:
-            told = exhausted
-        for running in self._taken():
-            self._fail(running, told)
+            failure = exhausted
+        for running in self._remove_all():
+            self._fail(running, failure)
         try:
             self._programs.reset()
         except BaseException as again:

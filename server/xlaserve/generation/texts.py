@@ -35,7 +35,7 @@ _CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedText:
     """The tokenizer and template of a generator, or the reason why it has none."""
 
     text: LanguageText | None
@@ -66,7 +66,7 @@ def read(
     tokenizer: bytearray | None,
     *,
     limits: TextLimits = DEFAULT_TEXT_LIMITS,
-) -> Found:
+) -> LoadedText:
     """Create the tokenizer and template of a generator.
 
     If the configuration lists tensors, `text` is offered only if it is listed; the parameter `text`
@@ -77,9 +77,9 @@ def read(
     if wanted not in ("true", "false"):
         raise InvalidModel(f"parameter '{TEXT}': expected true or false, got '{wanted[:64]}'")
     if wanted == "false":
-        return Found(None, f"has the parameter '{TEXT}' false", is_offered=False)
+        return LoadedText(None, f"has the parameter '{TEXT}' false", is_offered=False)
     if tokenizer is None:
-        return Found(None, "", is_offered=False)
+        return LoadedText(None, "", is_offered=False)
     listed = [tensors for tensors in (config.inputs, config.outputs) if tensors]
     is_listed = all(any(one.name == TEXT for one in tensors) for tensors in listed)
     try:
@@ -93,8 +93,8 @@ def read(
         structlog.get_logger("generation").warning(
             "generator without text support", model=model, reason=str(error)
         )
-        return Found(None, f"has no text support ({error})", is_offered=False)
-    return Found(text, "", is_listed)
+        return LoadedText(None, f"has no text support ({error})", is_offered=False)
+    return LoadedText(text, "", is_listed)
 
 
 class Prompts:

@@ -27,8 +27,8 @@ def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
 
     Returns True without a trial if the cache has too few positions. Leaves the cache empty.
     """
-    kept, behind = min(_KEPT, info.chunk), min(_BEHIND, info.chunk)
-    window = next((w for w in info.windows if w >= kept + behind + _STEPS), None)
+    kept, written = min(_KEPT, info.chunk), min(_BEHIND, info.chunk)
+    window = next((w for w in info.windows if w >= kept + written + _STEPS), None)
     if window is None:
         return True
     begins = [7 * index + 1 for index in range(kept)]
@@ -39,8 +39,8 @@ def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
         alone = _steps(programs, info, window, following, kept)
         programs.reset()
         _prefill(programs, info, window, begins, 0)
-        _prefill(programs, info, window, [11 * index + 3 for index in range(behind)], kept)
-        _steps(programs, info, window, following[::-1], kept + behind)
+        _prefill(programs, info, window, [11 * index + 3 for index in range(written)], kept)
+        _steps(programs, info, window, following[::-1], kept + written)
         again = _steps(programs, info, window, following, kept)
     finally:
         programs.reset()

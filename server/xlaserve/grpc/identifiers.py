@@ -48,8 +48,8 @@ def model_id(metadata: MultiMapping[str | bytes]) -> str | None:
         if name in metadata
     }
     if len(set(ids.values())) > 1:
-        said = (f"{name} is {_shorten(value)}" for name, value in ids.items())
-        raise InvalidRequest(f"the headers name two models: {', '.join(said)}")
+        listed = (f"{name} is {_shorten(value)}" for name, value in ids.items())
+        raise InvalidRequest(f"the headers name two models: {', '.join(listed)}")
     return next(iter(ids.values()), None)
 
 

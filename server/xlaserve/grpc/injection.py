@@ -61,9 +61,9 @@ def told_to_a_mesh(error: BaseException) -> BaseException:
     """Translate an error for ModelMesh: it would drop a loaded model after NOT_FOUND."""
     if not isinstance(error, VersionNotFound):
         return error
-    told = InvalidRequest(f"no such version: {error}")
-    told.__cause__ = error
-    return told
+    translated = InvalidRequest(f"no such version: {error}")
+    translated.__cause__ = error
+    return translated
 
 
 class _SplicingCodec(CodecBase):

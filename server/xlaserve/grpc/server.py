@@ -71,7 +71,7 @@ class GrpcServer:
             lambda: self._connections,
             self._sweep,
             seconds=lambda: self._sweep_seconds,
-            behind=lambda: shared.memory.drop_unused(_SPARE_SECONDS),
+            afterwards=lambda: shared.memory.drop_unused(_SPARE_SECONDS),
         )
         self._draining = False
 

@@ -52,7 +52,7 @@ class Told(NoDisplay):
 
 def main() -> None:
     """Serve until stdin is closed or SIGTERM arrives."""
-    told = Told(os.fdopen(os.dup(1), "w"))
+    output = Told(os.fdopen(os.dup(1), "w"))
     # Redirect the models' output to stderr, which is the log.
     os.dup2(2, 1)
     given = json.loads(sys.stdin.buffer.readline())
@@ -61,20 +61,20 @@ def main() -> None:
     signals.ignore()
     faulthandler.enable(sys.stderr)
     try:
-        left = _serve(given, told)
+        left = _serve(given, output)
     except* (XlaserveError, OSError) as group:
-        told.say(failed=str(_first(group)))
+        output.say(failed=str(_first(group)))
         os._exit(FAILED)
     if left:
         # Exit without waiting for threads that hang.
         os._exit(0)
 
 
-def _serve(given: Mapping[str, Any], told: Told) -> bool:
+def _serve(given: Mapping[str, Any], output: Told) -> bool:
     settings = Settings.read(os.environ, **given)
     level = settings.log_level
     with logged_output("info" if level == "auto" else level):
-        return uvloop.run(run(settings, told, Systemd.of({})))
+        return uvloop.run(run(settings, output, Systemd.of({})))
 
 
 def _first(group: BaseException) -> BaseException:

@@ -81,7 +81,7 @@ class ServerProcess:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + seconds
-        found, said = Started(), b""
+        found, rest = Started(), b""
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
@@ -91,7 +91,7 @@ class ServerProcess:
             if not part:
                 status = self._process.wait()
                 raise NotServing(f"the server ended with status {status}{self._last_words()}")
-            *lines, said = (said + part).split(b"\n")
+            *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 what = json.loads(line)
                 if "failed" in what:

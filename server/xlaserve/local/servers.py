@@ -185,8 +185,8 @@ def _check(started: Started) -> None:
     """Raise NotServing with the reasons if any model failed to load."""
     failed = [row for row in started.models if is_failure(row.state, row.reason)]
     if failed:
-        told = "; ".join(row.reason for row in failed)
-        raise NotServing(f"{told} (serve the others with exit_on_error=False)")
+        reasons = "; ".join(row.reason for row in failed)
+        raise NotServing(f"{reasons} (serve the others with exit_on_error=False)")
 
 
 class Running:

@@ -73,16 +73,16 @@ def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
     """
     if declared(config) is False:
         return BucketPlan(_every_size(max_batch_size, config), independent=False)
-    asked, preferred = _listed(config), _preferred(config)
+    batch_sizes, preferred = _listed(config), _preferred(config)
     if not max_batch_size:
-        if asked:
+        if batch_sizes:
             raise InvalidModel(f"parameter '{BATCH_SIZES}': the model has no batch dimension")
         return BucketPlan((FIXED,))
-    for name, sizes in ((BATCH_SIZES, asked), ("preferred_batch_size", preferred)):
+    for name, sizes in ((BATCH_SIZES, batch_sizes), ("preferred_batch_size", preferred)):
         for size in sizes:
             if not 1 <= size <= max_batch_size:
                 raise InvalidModel(f"{name}: expected 1 to {max_batch_size}, got {size}")
-    found = {*(asked or buckets_up_to(max_batch_size)), *preferred, max_batch_size}
+    found = {*(batch_sizes or buckets_up_to(max_batch_size)), *preferred, max_batch_size}
     if len(found) > MAX_BUCKETS:
         raise InvalidModel(f"expected at most {MAX_BUCKETS} batch sizes, got {len(found)}")
     return BucketPlan(tuple(sorted(found)))
@@ -93,14 +93,14 @@ def exact(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
 
     These are the ones in `batch_sizes`, or 1; others are compiled on demand. Raises InvalidModel.
     """
-    asked = _listed(config) or (1,)
+    batch_sizes = _listed(config) or (1,)
     most = max_batch_size or MAX_BATCH_SIZE
-    if len(asked) > MAX_BUCKETS or not all(1 <= size <= most for size in asked):
+    if len(batch_sizes) > MAX_BUCKETS or not all(1 <= size <= most for size in batch_sizes):
         raise InvalidModel(
             f"{BATCH_SIZES}: expected at most {MAX_BUCKETS} sizes of 1 to {most}, got"
             f" '{config.parameters[BATCH_SIZES][:64]}'"
         )
-    return tuple(sorted(set(asked)))
+    return tuple(sorted(set(batch_sizes)))
 
 
 def buckets_up_to(max_batch_size: int) -> tuple[int, ...]:
@@ -155,10 +155,10 @@ def _boolean(config: ModelConfig, name: str) -> bool | None:
     text = config.parameters.get(name)
     if text is None:
         return None
-    said = text.strip().lower()
-    if said not in _BOOLEANS:
-        raise InvalidModel(f"parameter '{name}': expected true or false, got '{said[:64]}'")
-    return _BOOLEANS[said]
+    word = text.strip().lower()
+    if word not in _BOOLEANS:
+        raise InvalidModel(f"parameter '{name}': expected true or false, got '{word[:64]}'")
+    return _BOOLEANS[word]
 
 
 def _every_size(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:

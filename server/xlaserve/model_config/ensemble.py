@@ -18,7 +18,7 @@ def in_order(
     made_by = _makers(steps, frozenset(inputs))
     sorter: TopologicalSorter[int] = TopologicalSorter()
     for index, step in enumerate(steps):
-        sources = [_maker(made_by, tensor, _called(steps, index)) for tensor in _taken(step)]
+        sources = [_maker(made_by, tensor, _called(steps, index)) for tensor in _tensors_read(step)]
         sorter.add(index, *(source for source in sources if source is not None))
     for tensor in outputs:
         if _maker(made_by, tensor, "the ensemble's output") is None:
@@ -26,7 +26,7 @@ def in_order(
     return tuple(steps[index] for index in _sorted(sorter, steps))
 
 
-def _taken(step: EnsembleStep) -> Iterable[str]:
+def _tensors_read(step: EnsembleStep) -> Iterable[str]:
     return step.input_map.values()
 
 

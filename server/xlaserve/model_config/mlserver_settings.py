@@ -64,8 +64,11 @@ class _Settings(msgspec.Struct):
     def content_types(self) -> dict[str, str]:
         """Return the content types as our parameters."""
         tensors = (*self.inputs, *self.outputs)
-        said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
-        found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}
+        parameters = {
+            CONTENT_TYPE: self.parameters,
+            **{_of(one): one.parameters for one in tensors},
+        }
+        found = {key: (given or {}).get(CONTENT_TYPE) for key, given in parameters.items()}
         return {key: str(kind) for key, kind in found.items() if kind}
 
 

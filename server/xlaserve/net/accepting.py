@@ -132,7 +132,7 @@ class Acceptor:
                 await self._loop.connect_accepted_socket(self._make_protocol, connection)
                 return
             until = self._loop.time() + shakes.seconds
-            await self._heard(connection, until)
+            await self._await_bytes(connection, until)
             await self._shake_hands(connection, shakes.make_context(), until)
         except (OSError, TimeoutError) as error:  # OSError includes SSLError
             self._say(address, str(error) or type(error).__name__)
@@ -170,7 +170,7 @@ class Acceptor:
                 await self._last_word(spare, alert_of(error), until)
                 raise
 
-    async def _last_word(self, connection: socket.socket, said: bytes, until: float) -> None:
+    async def _last_word(self, connection: socket.socket, alert: bytes, until: float) -> None:
         """Send an alert, then read and drop data until the client closes or a timeout passes.
 
         Closing the socket with unread data would send a TCP reset, which can make the client lose
@@ -179,20 +179,20 @@ class Acceptor:
         until = min(until, self._loop.time() + _LAST_WORD_SECONDS)
         with suppress(OSError, TimeoutError):
             connection.setblocking(False)
-            connection.send(said)
+            connection.send(alert)
             connection.shutdown(socket.SHUT_WR)
             async with asyncio.timeout_at(until):
                 left = _MOST_LAST_BYTES
                 while left > 0 and (read := await self._loop.sock_recv(connection, 1 << 14)):
                     left -= len(read)
 
-    async def _heard(self, connection: socket.socket, until: float) -> None:
+    async def _await_bytes(self, connection: socket.socket, until: float) -> None:
         """Wait for the client's first bytes before starting a handshake, which takes 50 KB."""
-        heard: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(connection.fileno(), settle, heard, None)
+        readable: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(connection.fileno(), settle, readable, None)
         try:
             async with asyncio.timeout_at(until):
-                await heard
+                await readable
         except TimeoutError:
             raise TimeoutError("the client sent nothing") from None
         finally:

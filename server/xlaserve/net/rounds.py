@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C")
 
-_LOOKS_OF_A_TURN = 64
+_CHECKS_PER_TURN = 64
 """Maximum connections checked per loop iteration; ten thousand would block it for 0.1 s."""
 
 
@@ -16,19 +16,19 @@ class Rounds(Generic[C]):
     def __init__(
         self,
         connections: Callable[[], Iterable[C]],
-        look: Callable[[C], None],
+        check: Callable[[C], None],
         *,
         seconds: Callable[[], float],
-        behind: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seconds` returns the interval, before each round; `behind` is called after each round.
+        """`seconds` returns the interval, before each round; `afterwards` is called after it.
 
-        `look` may be called with a connection that was closed after the round began.
+        `check` may be called with a connection that was closed after the round began.
         """
         self._connections = connections
-        self._look = look
+        self._check = check
         self._seconds = seconds
-        self._behind = behind
+        self._afterwards = afterwards
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Handle | None = None
         self._left: list[C] = []
@@ -58,13 +58,13 @@ class Rounds(Generic[C]):
         self._go_on()
 
     def _go_on(self) -> None:
-        turn, self._left = self._left[:_LOOKS_OF_A_TURN], self._left[_LOOKS_OF_A_TURN:]
+        turn, self._left = self._left[:_CHECKS_PER_TURN], self._left[_CHECKS_PER_TURN:]
         self._next = (
             self._loop.call_soon(self._go_on)
             if self._left
             else self._loop.call_at(self._due, self._begin_round)
         )
         for connection in turn:
-            self._look(connection)
+            self._check(connection)
         if not self._left:
-            self._behind()
+            self._afterwards()

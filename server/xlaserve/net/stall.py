@@ -4,10 +4,10 @@
 class Stall:
     """Counts consecutive checks of a connection without progress in sending pending bytes."""
 
-    __slots__ = ("_looks", "_seen")
+    __slots__ = ("_checks", "_seen")
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._checks = 0
         self._seen: object = None
 
     def look(self, seen: object, *, waits: bool) -> int:
@@ -18,11 +18,11 @@ class Stall:
         """
         if not waits or seen != self._seen:
             self._seen = seen
-            self._looks = 0
+            self._checks = 0
         else:
-            self._looks += 1
-        return self._looks
+            self._checks += 1
+        return self._checks
 
 
-LOOKS = 8
+CHECKS = 8
 """Number of checks within the time that a client has to read."""

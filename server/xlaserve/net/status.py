@@ -207,7 +207,7 @@ _CLIENT_LEFT = 499
 """The non-standard status that proxies log if the client disconnected before the answer."""
 
 
-def told_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
+def reported_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
     """Return the HTTP status code or gRPC status name with which a call was answered.
 
     `listener` is the setting of the call's endpoint. `http_status` is the status of an HTTP answer

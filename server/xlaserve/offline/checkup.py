@@ -90,12 +90,14 @@ class Checkup:
 
     def _found(self, name: str) -> ModelSource | ModelReport:
         home = Path(self.repository.url(name))
-        said, notes = self._mlserver(home)
+        configuration, notes = self._mlserver(home)
         try:
             return self.repository.find(name)
         except XlaserveError as error:
-            kind = mlserver_settings.KIND if said else ""
-            return ModelReport(name, kind, (), notes, _without_name(name, str(error)), said)
+            kind = mlserver_settings.KIND if configuration else ""
+            return ModelReport(
+                name, kind, (), notes, _without_name(name, str(error)), configuration
+            )
 
     def _mlserver(self, home: Path) -> tuple[str, tuple[str, ...]]:
         """Convert MLServer's settings to a configuration, with notes."""
@@ -106,7 +108,7 @@ class Checkup:
         return ("", ()) if found is None else (found.pbtxt, found.notes)
 
     def _checked(self, source: ModelSource) -> ModelReport:
-        said, more = self._mlserver(Path(self.repository.url(source.name)))
+        configuration, more = self._mlserver(Path(self.repository.url(source.name)))
         notes = dict.fromkeys((*more, *_of_config(source)))
         kind = ""
         versions = tuple(str(version.number) for version in source.versions)
@@ -117,8 +119,8 @@ class Checkup:
                 notes |= dict.fromkeys(self._tried(kind, source, version))
         except XlaserveError as error:
             reason = _without_name(source.name, str(error))
-            return ModelReport(source.name, kind, versions, tuple(notes), reason, said)
-        return ModelReport(source.name, kind, versions, tuple(notes), "", said)
+            return ModelReport(source.name, kind, versions, tuple(notes), reason, configuration)
+        return ModelReport(source.name, kind, versions, tuple(notes), "", configuration)
 
     def _tried(self, kind: str, source: ModelSource, version: VersionSource) -> Iterator[str]:
         if kind == PYTHON and not self.runs_python:

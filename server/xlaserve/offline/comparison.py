@@ -224,10 +224,10 @@ def config_paths(config: ModelConfig) -> Mapping[str, str]:
     message = config.message
     if message is None:
         return {}
-    said: dict[str, object] = message.to_dict(casing=Casing.SNAKE)  # type: ignore[arg-type]  # a function
-    found = dict(_walk("", said))
+    written: dict[str, object] = message.to_dict(casing=Casing.SNAKE)  # type: ignore[arg-type]  # a function
+    found = dict(_walk("", written))
     for name in sorted(given_of(message)):
-        if name not in said:
+        if name not in written:
             found[name] = _shown(getattr(message, name))
     return found
 

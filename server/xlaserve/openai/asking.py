@@ -36,7 +36,7 @@ _SAME = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TextRequest:
     """A parsed request of any endpoint that generates text."""
 
     model: str
@@ -91,18 +91,18 @@ class Asked:
         return {**self.parameters, "seed": (self.seed + index) % _SEEDS}
 
 
-def read_completion(text: memoryview, *, max_depth: int) -> Asked:
+def read_completion(text: memoryview, *, max_depth: int) -> TextRequest:
     """Parse a completion request; raises InvalidBody or InvalidField."""
     body = bodies.read_completion(text, max_depth=max_depth)
     most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
         expected = "false or null with logprobs, since prompt logprobs are not computed"
         raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
-    asked = asked_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
-    return measured(replace(asked, echoes=bool(body.echo)))
+    parsed = text_request_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
+    return measured(replace(parsed, echoes=bool(body.echo)))
 
 
-def read_chat(text: memoryview, *, max_depth: int) -> Asked:
+def read_chat(text: memoryview, *, max_depth: int) -> TextRequest:
     """Parse a chat completion request; raises InvalidBody or InvalidField."""
     body = bodies.read_chat(text, max_depth=max_depth)
     most, other = body.max_completion_tokens, body.max_tokens
@@ -113,9 +113,9 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
         raise InvalidField("top_logprobs", "no value without logprobs", str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
-    asked = asked_of(body, (), messages, other if most is None else most, tops)
+    parsed = text_request_of(body, (), messages, other if most is None else most, tops)
     whole = replace(
-        asked,
+        parsed,
         form=forms.read(forms.wanted(body)),
         variables=variables(body.reasoning_effort, body.chat_template_kwargs or {}),
         prompt_field="messages",
@@ -125,13 +125,13 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
     return measured(whole)
 
 
-def measured(asked: Asked) -> Asked:
+def measured(parsed: TextRequest) -> TextRequest:
     """Return the request with `characters` set; this takes time linear in its size."""
-    if not asked.messages:
-        found = sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
-        return replace(asked, characters=found)
-    given = len(json.dumps(dict(asked.variables))) + sum(map(_characters, asked.messages))
-    return replace(asked, characters=given + asked.form.characters)
+    if not parsed.messages:
+        found = sum(len(prompt) for prompt in parsed.prompts if isinstance(prompt, str))
+        return replace(parsed, characters=found)
+    given = len(json.dumps(dict(parsed.variables))) + sum(map(_characters, parsed.messages))
+    return replace(parsed, characters=given + parsed.form.characters)
 
 
 def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,19 +146,19 @@ def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]
     return {**found, **given}
 
 
-def asked_of(
+def text_request_of(
     body: Sampling,
     prompts: Sequence[Prompt],
     messages: Sequence[Message],
     most: int | None,
     tops: int | None,
-) -> Asked:
+) -> TextRequest:
     """Convert the fields that all endpoints share; raises InvalidField."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidField("stream_options", "no value without stream", "an object")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return Asked(
+    return TextRequest(
         body.model,
         prompts,
         messages,

@@ -182,18 +182,18 @@ _CHUNK = 1 << 16
 
 def read_completion(body: memoryview, *, max_depth: int) -> CompletionFields:
     """Decode a completion request; raises InvalidBody or InvalidField."""
-    asked = read_body(body, _COMPLETION, max_depth)
-    refuse(asked, COMPLETION_REFUSED, "")
-    return asked
+    fields = read_body(body, _COMPLETION, max_depth)
+    refuse(fields, COMPLETION_REFUSED, "")
+    return fields
 
 
 def read_chat(body: memoryview, *, max_depth: int) -> ChatFields:
     """Decode a chat completion request; raises InvalidBody or InvalidField."""
-    asked = read_body(body, _CHAT, max_depth)
-    refuse(asked, CHAT_REFUSED, "")
-    for index, message in enumerate(asked.messages):
+    fields = read_body(body, _CHAT, max_depth)
+    refuse(fields, CHAT_REFUSED, "")
+    for index, message in enumerate(fields.messages):
         refuse(message, MESSAGE_REFUSED, f"messages[{index}].")
-    return asked
+    return fields
 
 
 def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:

@@ -78,11 +78,11 @@ class Choice:
     def take(self, response: InferResponse) -> Piece:
         """Convert a token to an increment; must not be called after the end of the choice."""
         outputs = {output.name: output.data for output in response.outputs}
-        told: Mapping[str, Parameter] = {}
+        parameters: Mapping[str, Parameter] = {}
         if isinstance(response, DetailedResponse):
-            told = response.parameters
-        reason = told.get("finish_reason")
-        is_stop = told.get("stop_token") is True
+            parameters = response.parameters
+        reason = parameters.get("finish_reason")
+        is_stop = parameters.get("stop_token") is True
         text, token = "", None
         if outputs:
             self.tokens += 1
@@ -93,7 +93,7 @@ class Choice:
         if self._detokenizer.stopped is not None:
             self.finish_reason = "stop"
         elif reason is not None:
-            self.cached_tokens = int(told.get("cached_tokens") or 0)
+            self.cached_tokens = int(parameters.get("cached_tokens") or 0)
             text += self._detokenizer.end()
             # The remaining text may complete a stop text.
             is_stopped = self._detokenizer.stopped is not None

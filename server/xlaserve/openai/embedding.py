@@ -63,35 +63,35 @@ class Embeddings:
         self._off_loop = OffLoop(threads)
         self._max_inputs = max_inputs
 
-    async def answer(self, request: HttpRequest, asked: EmbeddingFields) -> HttpResponse:
+    async def answer(self, request: HttpRequest, fields: EmbeddingFields) -> HttpResponse:
         """Return the response with the embedding of each input.
 
         Raises InvalidField, ModelNotFound, ModelNotReady, ModelHasNoText, BudgetExhausted,
         TooManyRequests, and the errors of executions and of the tokenizer.
         """
-        inputs = listed("input", asked.input)
+        inputs = listed("input", fields.input)
         if len(inputs) > self._max_inputs:
             expected = f"at most {self._max_inputs} inputs (max_embedding_inputs)"
             raise InvalidField("input", expected, str(len(inputs)))
-        request.call.model = asked.model
+        request.call.model = fields.model
         for _ in range(_TRIES):
             try:
-                return await self._answer(request, asked, inputs)
+                return await self._answer(request, fields, inputs)
             except _Reloaded:
                 continue
-        raise ModelNotReady(asked.model, "", "LOADING", "it keeps being reloaded")
+        raise ModelNotReady(fields.model, "", "LOADING", "it keeps being reloaded")
 
     async def _answer(
-        self, request: HttpRequest, asked: EmbeddingFields, inputs: Sequence[Prompt]
+        self, request: HttpRequest, fields: EmbeddingFields, inputs: Sequence[Prompt]
     ) -> HttpResponse:
-        with self._engine.require(asked.model) as described:
-            _, instance = self._engine.resolve(asked.model, "")
+        with self._engine.require(fields.model) as described:
+            _, instance = self._engine.resolve(fields.model, "")
             info = described.embedding
             if info is None:
-                expected, got = "an embedding model", f"'{asked.model}', which is not one"
+                expected, got = "an embedding model", f"'{fields.model}', which is not one"
                 raise InvalidField("model", expected, f"{got} ({described.platform})")
-            size = _size(asked, info)
-            encoded = await self._encoded(request, asked.model, inputs, info)
+            size = _size(fields, info)
+            encoded = await self._encoded(request, fields.model, inputs, info)
         most_rows = max(1, described.max_batch_size)
         parts = batches.parts_of([len(ids) for ids in encoded], info, most_rows)
         held = len(inputs) * info.size * (_FP32_BYTES + embedding_answers.NUMBER_BYTES)
@@ -99,11 +99,11 @@ class Embeddings:
         request.grow(held, "the embeddings")
         try:
             found = await self._executed(
-                request.call, _Model(asked.model, instance, info), parts, encoded
+                request.call, _Model(fields.model, instance, info), parts, encoded
             )
             tokens = sum(map(len, encoded))
             request.call.tokens = lambda: (tokens, None)
-            write = partial(_written, asked, found, size, tokens)
+            write = partial(_written, fields, found, size, tokens)
             return HttpResponse(parts=await self._off_loop.run(found.nbytes, write))
         except _Reloaded:
             request.grow(-held, "the embeddings")
@@ -212,9 +212,9 @@ def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
     return found
 
 
-def _size(asked: EmbeddingFields, info: EmbeddingInfo) -> int:
+def _size(fields: EmbeddingFields, info: EmbeddingInfo) -> int:
     """Return the size of the embeddings; raises InvalidField if it is not supported."""
-    size = info.size if asked.dimensions is None else asked.dimensions
+    size = info.size if fields.dimensions is None else fields.dimensions
     if not info.may_cut_to(size):
         cuts = f"1 to {info.size}"
         if info.cuts is not None:
@@ -229,8 +229,8 @@ def _field(inputs: Sequence[Prompt], place: int) -> str:
     return "input" if len(inputs) == 1 else f"input[{place}]"
 
 
-def _written(asked: EmbeddingFields, found: Tensor, size: int, tokens: int) -> list[Buffer]:
-    is_base64 = asked.encoding_format == "base64"
+def _written(fields: EmbeddingFields, found: Tensor, size: int, tokens: int) -> list[Buffer]:
+    is_base64 = fields.encoding_format == "base64"
     return embedding_answers.write(
-        asked.model, batches.cut(found, size), tokens, is_base64=is_base64
+        fields.model, batches.cut(found, size), tokens, is_base64=is_base64
     )

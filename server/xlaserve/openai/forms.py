@@ -120,14 +120,14 @@ def wanted(body: ChatFields) -> Wanted:
     )
 
 
-def read(asked: Wanted) -> Form:
+def read(requested: Wanted) -> Form:
     """Return the format that a request asks for; raises InvalidField."""
-    schema, inside = _schema(asked.format), asked.function_field
-    choice, functions = asked.choice, asked.tools
+    schema, inside = _schema(requested.format), requested.function_field
+    choice, functions = requested.choice, requested.tools
     if not functions:
         if choice not in (None, "none", "auto"):
             raise InvalidField("tool_choice", "none or auto without tools", "another")
-        return Form(schema, format_field=asked.format_field)
+        return Form(schema, format_field=requested.format_field)
     schemas: dict[str, Mapping[str, Any]] = {}
     for index, function in enumerate(functions):
         place, name = f"tools[{index}]{inside}", function.name
@@ -135,16 +135,16 @@ def read(asked: Wanted) -> Form:
             raise InvalidField(f"{place}.name", "unique names", f"'{name}'")
         schemas[name] = _arguments(function, place)
     if choice == "none":
-        return Form(schema, format_field=asked.format_field)
+        return Form(schema, format_field=requested.format_field)
     if schema is not None:
         raise InvalidField(
-            asked.format_field, "text format when tools may be called", "JSON", code=UNSUPPORTED
+            requested.format_field, "text format when tools may be called", "JSON", code=UNSUPPORTED
         )
     given = [
         {"type": "function", "function": _given(function, schemas[function.name])}
         for function in functions
     ]
-    most = MOST_TOOLS if asked.calls_beside else 1
+    most = MOST_TOOLS if requested.calls_beside else 1
     called: Sequence[str] = ()
     if isinstance(choice, NamedTool):
         called, most = (choice.function.name,), 1
@@ -154,7 +154,7 @@ def read(asked: Wanted) -> Form:
             )
     elif choice == "required":
         called = tuple(schemas)
-    return Form(None, given, schemas, called, most, asked.format_field)
+    return Form(None, given, schemas, called, most, requested.format_field)
 
 
 def _schema(form: ResponseFormat | None) -> str | None:

@@ -13,7 +13,7 @@ from xlaserve.http.messages import HttpRequest
 from xlaserve.http.threads import OffLoop
 from xlaserve.language.text_limits import ENCODED_TIMES
 from xlaserve.openai.answers import PromptDetails, Usage
-from xlaserve.openai.asking import Asked, Prompt
+from xlaserve.openai.asking import Prompt, TextRequest
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.openai.choices import Choice
 from xlaserve.openai.errors import CONTEXT_LENGTH, InvalidField
@@ -77,47 +77,47 @@ class Generations:
         self._threads = OffLoop(threads)
         self._max_choices = max_choices
 
-    async def begin(self, request: HttpRequest, asked: Asked, name: str) -> Begun:
+    async def begin(self, request: HttpRequest, parsed: TextRequest, name: str) -> Begun:
         """Start the generation of all choices; `name` is the id of the request.
 
         Raises InvalidField, ModelNotFound, ModelNotReady, BudgetExhausted, and the errors of the
         model's tokenizer and template. Errors of a generation are reported to its call.
         """
-        if asked.choices > self._max_choices:
+        if parsed.choices > self._max_choices:
             raise InvalidField(
                 "n",
                 f"at most {self._max_choices} choices over all prompts (max_choices)",
-                str(asked.choices),
+                str(parsed.choices),
             )
         call = request.call
         assert isinstance(call, ChoiceCall)
-        call.model, call.id = asked.model, name
+        call.model, call.id = parsed.model, name
         call.grow = request.grow
         for _ in range(_TRIES):
-            with self._engine.require(asked.model) as info:
-                _, instance = self._engine.resolve(asked.model, "")
+            with self._engine.require(parsed.model) as info:
+                _, instance = self._engine.resolve(parsed.model, "")
                 generation = info.generation
                 if generation is None:
                     raise InvalidField(
-                        "model", "a language model", f"'{asked.model}', which is {info.platform}"
+                        "model", "a language model", f"'{parsed.model}', which is {info.platform}"
                     )
-                family = asked.form.family(generation)
-                text = self._texts.of(asked.model, generation, request.call.caller)
-                prompts = await self._encoded(request, asked, text, generation)
-                echoes = await self._echoes(request, asked, text) if asked.echoes else ()
-            if self._is_current(asked.model, instance):
-                more = asked.form.parameters(family, generation)
-                whole = replace(asked, parameters={**asked.parameters, **more})
+                family = parsed.form.family(generation)
+                text = self._texts.of(parsed.model, generation, request.call.caller)
+                prompts = await self._encoded(request, parsed, text, generation)
+                echoes = await self._echoes(request, parsed, text) if parsed.echoes else ()
+            if self._is_current(parsed.model, instance):
+                more = parsed.form.parameters(family, generation)
+                whole = replace(parsed, parameters={**parsed.parameters, **more})
                 # Create the choices before any call begins, so that invalid parameters leave no
                 # call behind.
                 choices = [
-                    Choice(text.text, asked.stop, asked.tops, asked.form.parser(family))
-                    for _ in range(asked.choices)
+                    Choice(text.text, parsed.stop, parsed.tops, parsed.form.parser(family))
+                    for _ in range(parsed.choices)
                 ]
                 calls = self._begun(call, whole, name, prompts)
                 length = sum(map(len, prompts))
-                return Begun(calls, choices, length, asked.count, echoes)
-        raise ModelNotReady(asked.model, "", "LOADING", "it keeps being reloaded")
+                return Begun(calls, choices, length, parsed.count, echoes)
+        raise ModelNotReady(parsed.model, "", "LOADING", "it keeps being reloaded")
 
     def _is_current(self, model: str, instance: Served) -> bool:
         """Tell whether the instance still serves the model.
@@ -127,74 +127,76 @@ class Generations:
         return self._engine.resolve(model, "")[1] is instance
 
     def _begun(
-        self, call: ChoiceCall, asked: Asked, name: str, prompts: Sequence[NDArray[np.int32]]
+        self, call: ChoiceCall, parsed: TextRequest, name: str, prompts: Sequence[NDArray[np.int32]]
     ) -> Sequence[ChoiceCall]:
-        calls = call.split(asked.choices)
+        calls = call.split(parsed.choices)
         for index, part in enumerate(calls):
-            prompt = prompts[index // asked.count]
+            prompt = prompts[index // parsed.count]
             self._engine.begin(
                 part,
                 InferRequest(
-                    asked.model,
+                    parsed.model,
                     "",
                     name,
                     (InferInput("tokens", _INT32, prompt),),
                     _OUTPUTS,
-                    parameters=asked.parameters_of(index % asked.count),
+                    parameters=parsed.parameters_of(index % parsed.count),
                 ),
             )
         return calls
 
-    async def _echoes(self, request: HttpRequest, asked: Asked, text: ModelText) -> Sequence[str]:
+    async def _echoes(
+        self, request: HttpRequest, parsed: TextRequest, text: ModelText
+    ) -> Sequence[str]:
         """Return the texts of the prompts, after reserving memory for a copy in each choice."""
-        given = asked.prompts
+        given = parsed.prompts
         if isinstance(given[0], str):
             found = cast(Sequence[str], given)
         else:
             found = await text.decode(cast(Sequence[Sequence[int]], given))
-        request.grow(_ECHOED_TIMES * asked.count * sum(map(len, found)), "the prompts in answers")
+        request.grow(_ECHOED_TIMES * parsed.count * sum(map(len, found)), "the prompts in answers")
         return found
 
     async def _encoded(
-        self, request: HttpRequest, asked: Asked, text: ModelText, info: GenerationInfo
+        self, request: HttpRequest, parsed: TextRequest, text: ModelText, info: GenerationInfo
     ) -> Sequence[NDArray[np.int32]]:
         """Encode each prompt, after reserving memory for its tokens.
 
         Raises InvalidField, BudgetExhausted, and the errors of the tokenizer or the template.
         """
-        if not asked.messages and not isinstance(asked.prompts[0], str):
-            return await self._checked(cast(Sequence[Sequence[int]], asked.prompts), asked, info)
-        size = asked.characters
-        most = info.max_length * _CHARACTERS_OF_TOKEN * max(1, len(asked.prompts))
+        if not parsed.messages and not isinstance(parsed.prompts[0], str):
+            return await self._checked(cast(Sequence[Sequence[int]], parsed.prompts), parsed, info)
+        size = parsed.characters
+        most = info.max_length * _CHARACTERS_OF_TOKEN * max(1, len(parsed.prompts))
         if size > most:
             raise InvalidField(
-                asked.prompt_field,
+                parsed.prompt_field,
                 f"at most {most} characters ({_CHARACTERS_OF_TOKEN} per token of the context)",
                 str(size),
                 code=CONTEXT_LENGTH,
             )
-        if asked.echoed_bytes > most:
+        if parsed.echoed_bytes > most:
             # The error names the fields that can be this long; other fields have limits.
             raise InvalidField(
-                asked.prompt_field,
+                parsed.prompt_field,
                 f"at most {most} bytes of JSON for the input, instructions, tools and text, which "
                 f"the response repeats ({_CHARACTERS_OF_TOKEN} per token of the context)",
-                str(asked.echoed_bytes),
+                str(parsed.echoed_bytes),
                 code=CONTEXT_LENGTH,
             )
         request.grow(ENCODED_TIMES * size, "the tokens of a prompt")
         encoded: Sequence[Sequence[int]]
-        if asked.messages:
-            encoded = [await text.chat(asked.messages, asked.form.tools, asked.variables)]
+        if parsed.messages:
+            encoded = [await text.chat(parsed.messages, parsed.form.tools, parsed.variables)]
         else:
-            encoded = await text.encode([str(prompt) for prompt in asked.prompts])
-        found = await self._checked(encoded, asked, info)
+            encoded = await text.encode([str(prompt) for prompt in parsed.prompts])
+        found = await self._checked(encoded, parsed, info)
         kept = sum(prompt.nbytes for prompt in found)
         request.grow(kept - ENCODED_TIMES * size, "the tokens of a prompt")
         return found
 
     async def _checked(
-        self, prompts: Sequence[Sequence[int]], asked: Asked, info: GenerationInfo
+        self, prompts: Sequence[Sequence[int]], parsed: TextRequest, info: GenerationInfo
     ) -> Sequence[NDArray[np.int32]]:
         """Validate token ids and return them as arrays, in a thread if they are many.
 
@@ -202,13 +204,13 @@ class Generations:
         """
         size = _ID_BYTES * sum(map(len, prompts))
         return await self._threads.run(
-            size, lambda: [_tokens(prompt, asked, info) for prompt in prompts]
+            size, lambda: [_tokens(prompt, parsed, info) for prompt in prompts]
         )
 
 
-def _tokens(prompt: Prompt, asked: Asked, info: GenerationInfo) -> NDArray[np.int32]:
+def _tokens(prompt: Prompt, parsed: TextRequest, info: GenerationInfo) -> NDArray[np.int32]:
     """Return a prompt as token ids; raises InvalidField for an invalid one."""
-    field = asked.prompt_field
+    field = parsed.prompt_field
     if not 1 <= len(prompt) <= info.max_length:
         raise InvalidField(
             field,

@@ -214,8 +214,8 @@ class _Output:
         self._tokens.clear()
         opened.parts.append(text)
         opened.logprobs += logprobs
-        told = {**_at(opened), "delta": text, "logprobs": logprobs}
-        return [*events, ("response.output_text.delta", told)]
+        delta = {**_at(opened), "delta": text, "logprobs": logprobs}
+        return [*events, ("response.output_text.delta", delta)]
 
     def _begin_call(self, call: CallPiece) -> list[_Event]:
         events = self._close("completed")
@@ -231,8 +231,8 @@ class _Output:
         opened.parts.append(call.arguments)
         if not call.arguments:
             return []
-        told = {"item_id": opened.item.id, "output_index": opened.index, "delta": call.arguments}
-        return [("response.function_call_arguments.delta", told)]
+        delta = {"item_id": opened.item.id, "output_index": opened.index, "delta": call.arguments}
+        return [("response.function_call_arguments.delta", delta)]
 
     def _begin(self, item: ResponseMessage | ResponseCall) -> _Open:
         self._open = _Open(item, len(self.items))
@@ -250,13 +250,13 @@ class _Output:
         if isinstance(item, ResponseCall):
             item.arguments = text
             place = {"item_id": item.id, "output_index": opened.index}
-            told = {**place, "name": item.name, "arguments": text}
-            return [("response.function_call_arguments.done", told), done]
+            fields = {**place, "name": item.name, "arguments": text}
+            return [("response.function_call_arguments.done", fields), done]
         part = ResponseText(text, logprobs=opened.logprobs)
         item.content = [part]
-        told = {**_at(opened), "text": text, "logprobs": opened.logprobs}
+        fields = {**_at(opened), "text": text, "logprobs": opened.logprobs}
         return [
-            ("response.output_text.done", told),
+            ("response.output_text.done", fields),
             ("response.content_part.done", {**_at(opened), "part": part}),
             done,
         ]
@@ -330,8 +330,8 @@ class ResponseWriter:
         if error.type in ("requests", "invalid_request_error"):
             code = "rate_limit_exceeded" if error.type == "requests" else "invalid_prompt"
         failed = self._response(status="failed", error=ResponseError(code, error.message))
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return [self._written("error", told), self._told("response.failed", failed)]
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return [self._written("error", fields), self._told("response.failed", failed)]
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
@@ -345,7 +345,7 @@ class ResponseWriter:
         self._grow(_KEPT_BYTES + _KEPT_TIMES * size, "the answer")
 
     def _ended(self, usage: Usage) -> Sequence[Buffer]:
-        told = ResponseUsage(
+        reported = ResponseUsage(
             usage.prompt_tokens,
             InputDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
@@ -358,7 +358,7 @@ class ResponseWriter:
             completed_at=None if is_cut else int(time.time()),
             incomplete_details=Incomplete() if is_cut else None,
             output=self._output.items,
-            usage=told,
+            usage=reported,
         )
 
     def _response(self, **more: Any) -> Sequence[Buffer]:
@@ -373,7 +373,7 @@ class ResponseWriter:
         self._number += 1
         return b"".join((start, *response, b"}\n\n"))
 
-    def _written(self, kind: str, told: dict[str, Any]) -> bytes:
-        text = msgspec.json.encode({"type": kind, "sequence_number": self._number, **told})
+    def _written(self, kind: str, fields: dict[str, Any]) -> bytes:
+        text = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from xlaserve.openai import forms, response_bodies, tool_bodies
-from xlaserve.openai.asking import Asked, asked_of, called, measured, variables
+from xlaserve.openai.asking import TextRequest, called, measured, text_request_of, variables
 from xlaserve.openai.errors import InvalidField
 from xlaserve.openai.forms import Wanted
 from xlaserve.openai.response_answers import Echo, ReasoningEcho, TextEcho
@@ -26,7 +26,7 @@ from xlaserve.openai.response_bodies import (
 )
 
 
-def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
+def read_response(text: memoryview, *, max_depth: int) -> tuple[TextRequest, bytes]:
     """Parse a response request; return it and the JSON of the fields that responses repeat.
 
     Raises InvalidBody or InvalidField.
@@ -40,8 +40,8 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
         raise InvalidField("top_logprobs", expected, str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if has_logprobs else None
     effort = None if body.reasoning is None else body.reasoning.effort
-    asked = replace(
-        asked_of(body, (), _messages(body), body.max_output_tokens, tops),
+    parsed = replace(
+        text_request_of(body, (), _messages(body), body.max_output_tokens, tops),
         form=forms.read(_wanted(body)),
         variables=variables(effort, body.chat_template_kwargs or {}),
         prompt_field="input",
@@ -49,7 +49,7 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
         most_field="max_output_tokens",
     )
     echo = msgspec.json.encode(_echo(body))
-    return measured(replace(asked, echoed_bytes=len(echo))), echo
+    return measured(replace(parsed, echoed_bytes=len(echo))), echo
 
 
 def _messages(body: ResponseFields) -> Sequence[dict[str, Any]]:
@@ -75,8 +75,8 @@ def _add(messages: list[dict[str, Any]], item: Item) -> None:
         call = called(tool_bodies.ToolCall(item.call_id, function))
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
-        told = {"content": _joined(item.output), "tool_call_id": item.call_id}
-        messages.append({"role": "tool", **told})
+        message = {"content": _joined(item.output), "tool_call_id": item.call_id}
+        messages.append({"role": "tool", **message})
 
 
 def _joined(content: str | Sequence[InputText | OutputText]) -> str:
@@ -84,8 +84,8 @@ def _joined(content: str | Sequence[InputText | OutputText]) -> str:
 
 
 def _wanted(body: ResponseFields) -> Wanted:
-    beside = body.parallel_tool_calls is not False
-    return Wanted(_format(body), _choice(body), body.tools or (), beside, "text.format", "")
+    parallel = body.parallel_tool_calls is not False
+    return Wanted(_format(body), _choice(body), body.tools or (), parallel, "text.format", "")
 
 
 def _format(body: ResponseFields) -> tool_bodies.ResponseFormat | None:

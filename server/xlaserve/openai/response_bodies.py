@@ -179,10 +179,10 @@ _RESPONSE = msgspec.json.Decoder(ResponseRequest)
 
 def read_fields(body: memoryview, *, max_depth: int) -> ResponseFields:
     """Decode a response request; raises InvalidBody or InvalidField."""
-    asked = read_body(body, _RESPONSE, max_depth)
-    refuse(asked, RESPONSE_REFUSED, "")
-    _check_metadata(asked.metadata or {})
-    return asked
+    fields = read_body(body, _RESPONSE, max_depth)
+    refuse(fields, RESPONSE_REFUSED, "")
+    _check_metadata(fields.metadata or {})
+    return fields
 
 
 def _check_metadata(given: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ from xlaserve.openai.answers import (
     Whole,
     Writer,
 )
-from xlaserve.openai.asking import Asked, read_chat, read_completion
+from xlaserve.openai.asking import TextRequest, read_chat, read_completion
 from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, read_embedding
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.openai.choices import Piece
@@ -160,34 +160,34 @@ class OpenAiRoutes:
 
     async def complete(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Continue each prompt; respond with one body or with streamed chunks."""
-        asked = await self._read(request, read_completion)
+        parsed = await self._read(request, read_completion)
         name, created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         writer = CompletionWriter(
-            name, asked.model, created, tops=asked.tops, includes_usage=asked.includes_usage
+            name, parsed.model, created, tops=parsed.tops, includes_usage=parsed.includes_usage
         )
-        return await self._answer(request, asked, name, writer)
+        return await self._answer(request, parsed, name, writer)
 
     async def chat(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Answer a chat; respond with one body or with streamed chunks."""
-        asked = await self._read(request, read_chat)
+        parsed = await self._read(request, read_chat)
         name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         writer = ChatWriter(
             name,
-            asked.model,
+            parsed.model,
             created,
-            has_logprobs=asked.tops is not None,
-            includes_usage=asked.includes_usage,
+            has_logprobs=parsed.tops is not None,
+            includes_usage=parsed.includes_usage,
         )
-        return await self._answer(request, asked, name, writer)
+        return await self._answer(request, parsed, name, writer)
 
     async def respond(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Answer a list of items; respond with one body or with streamed events."""
-        asked, echo = await self._read(request, read_response)
+        parsed, echo = await self._read(request, read_response)
         request.grow(_ECHOED_TIMES * len(echo), "the request in its response")
         name = f"resp_{secrets.token_hex(24)}"
-        grow, has_logprobs = request.grow, asked.tops is not None
+        grow, has_logprobs = request.grow, parsed.tops is not None
         writer = ResponseWriter(name, int(time.time()), echo, grow, has_logprobs=has_logprobs)
-        return await self._answer(request, asked, name, writer)
+        return await self._answer(request, parsed, name, writer)
 
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return the embedding of each input."""
@@ -204,25 +204,25 @@ class OpenAiRoutes:
         return await self._threads.run(size, partial(read, body, max_depth=depth))
 
     async def _answer(
-        self, request: HttpRequest, asked: Asked, name: str, writer: Writer
+        self, request: HttpRequest, parsed: TextRequest, name: str, writer: Writer
     ) -> HttpResponse | HttpStream:
         try:
-            begun = await self._generations.begin(request, asked, name)
+            begun = await self._generations.begin(request, parsed, name)
             request.call.tokens = begun.tokens
-            if not asked.streams:
-                return await self._whole(begun, request, asked, writer)
+            if not parsed.streams:
+                return await self._whole(begun, request, parsed, writer)
         except InvalidParameter as error:
-            name_field(error, asked.fields)
+            name_field(error, parsed.fields)
             raise
-        return HttpStream(_STREAM_TYPE, self._events(begun, asked, writer))
+        return HttpStream(_STREAM_TYPE, self._events(begun, parsed, writer))
 
     # --- Responses ---
 
     async def _whole(
-        self, begun: Begun, request: HttpRequest, asked: Asked, writer: Writer
+        self, begun: Begun, request: HttpRequest, parsed: TextRequest, writer: Writer
     ) -> HttpResponse:
         found = [Whole([Piece(begun.echo(index))]) for index, _ in enumerate(begun.calls)]
-        size = asked.echoed_bytes
+        size = parsed.echoed_bytes
         async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
             async for index, response, _ in answers:
                 choice = begun.choices[index]
@@ -238,7 +238,7 @@ class OpenAiRoutes:
         return HttpResponse(parts=[await self._threads.run(size, write)])
 
     async def _events(
-        self, begun: Begun, asked: Asked, writer: Writer
+        self, begun: Begun, parsed: TextRequest, writer: Writer
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a request; the next one is produced after the previous one was sent.
 
@@ -267,12 +267,12 @@ class OpenAiRoutes:
         except ENDS:
             raise
         except BaseException as error:
-            name_field(error, asked.fields)
+            name_field(error, parsed.fields)
             if not has_sent or isinstance(error, ConnectionError):
                 raise
             for one in begun.calls:
                 one.end(error)
-            answer = translate(error, method="POST", path=asked.path, shape=error_body)
+            answer = translate(error, method="POST", path=parsed.path, shape=error_body)
             yield b"".join(writer.fail(b"".join(answer.parts)))
 
 

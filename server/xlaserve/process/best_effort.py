@@ -16,7 +16,7 @@ _PIPE_BYTES = select.PIPE_BUF
 _LARGE_PIPE_BYTES = 16 * _PIPE_BYTES
 """A pipe of this size that is at most a quarter full accepts two pages without blocking."""
 
-_LOOK_MS = 1000
+_POLL_MS = 1000
 """Interval for checking whether a stalled reader has resumed, in milliseconds."""
 
 _MOST_QUEUED_BYTES = 1 << 20
@@ -151,7 +151,7 @@ class BestEffortStream(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
-            self._poll.poll(_LOOK_MS)
+            self._poll.poll(_POLL_MS)
             with self._changed:
                 self._write_first()
                 if not self._queue:

@@ -27,12 +27,12 @@ def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]
     """
     words, descriptors = own_code.command(command)
     options["pass_fds"] = (*options.get("pass_fds", ()), *descriptors)
-    with started_deaf():
+    with shielded_start():
         return subprocess.Popen(words, **options)
 
 
 @contextmanager
-def started_deaf() -> Iterator[None]:
+def shielded_start() -> Iterator[None]:
     """Within this context, this thread's child processes start with the server's signals blocked.
 
     They inherit the signal mask, so it is in effect from their first instruction.
@@ -44,7 +44,7 @@ def started_deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def stay_deaf() -> None:
+def shield_from_signals() -> None:
     """Shield this process, but not its children, from the signals meant for the server.
 
     For a process that runs user code, which may start child processes and stop them by a signal.

@@ -20,18 +20,18 @@ def how(status: int) -> str:
         return f"signal {-status}"
 
 
-def last_line(said: bytes | str | None) -> str:
+def last_line(output: bytes | str | None) -> str:
     """Return the last line that a process printed, or an empty string if there is none."""
-    lines = _text(said).splitlines()
+    lines = _text(output).splitlines()
     return lines[-1].strip() if lines else ""
 
 
-def tell(process: str, ended: str, said: bytes | str | None, model: str = "") -> None:
+def tell(process: str, ended: str, output: bytes | str | None, model: str = "") -> None:
     """Log the unexpected end of a process, with the last part of its stderr."""
     about = {"model": model} if model else {}
-    _log.warning("process ended", process=process, reason=ended, last_output=_text(said), **about)
+    _log.warning("process ended", process=process, reason=ended, last_output=_text(output), **about)
 
 
-def _text(said: bytes | str | None) -> str:
-    text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+def _text(output: bytes | str | None) -> str:
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
     return text.strip()[-MAX_BYTES:]

@@ -65,11 +65,11 @@ def take_libraries() -> None:
 class PrintedLines(io.TextIOWrapper):
     """Replaces stdout or stderr, and logs each printed line."""
 
-    def __init__(self, number: int, name: str, level: str, behind: TextIO) -> None:
+    def __init__(self, number: int, name: str, level: str, wrapped: TextIO) -> None:
         # Bytes written to `buffer` go to the descriptor.
         raw = io.FileIO(number, "w", closefd=False)
         super().__init__(raw, "utf-8", "backslashreplace", write_through=True)
-        self.behind = behind
+        self.behind = wrapped
         """The wrapped stream."""
         self._event = f"printed on {name}"
         self._level = level

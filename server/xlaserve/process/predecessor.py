@@ -86,16 +86,17 @@ class Predecessor:
         text = environment.pop(HANDED, "")
         if not text:
             return None
-        said = json.loads(text)
+        handover = json.loads(text)
         channel, *sockets = (
-            socket.socket(fileno=number) for number in (said["channel"], *said["sockets"].values())
+            socket.socket(fileno=number)
+            for number in (handover["channel"], *handover["sockets"].values())
         )
         for one in (channel, *sockets):
             os.set_inheritable(one.fileno(), False)
             one.setblocking(False)
         shared = [SharedSocket(one, waits=True) for one in sockets]
-        named = dict(zip(said["sockets"], shared, strict=True))
-        return cls(channel, named, hands_changes=bool(said.get("changes")))
+        named = dict(zip(handover["sockets"], shared, strict=True))
+        return cls(channel, named, hands_changes=bool(handover.get("changes")))
 
     def socket_of(self, setting: str) -> SharedSocket | None:
         """Return the listening socket of an endpoint, or None if it was not handed over."""
@@ -111,8 +112,8 @@ class Predecessor:
             return None
         self._channel.send(WANTED)
         await _readable(self._channel)
-        said, descriptors, _, _ = socket.recv_fds(self._channel, len(CHANGES), 1)
-        if said != CHANGES or len(descriptors) != 1:
+        message, descriptors, _, _ = socket.recv_fds(self._channel, len(CHANGES), 1)
+        if message != CHANGES or len(descriptors) != 1:
             raise ConnectionError("it did not send them")
         os.set_inheritable(descriptors[0], False)
         return open(descriptors[0], "rb")  # noqa: ASYNC230, PTH123, an open descriptor
@@ -133,8 +134,8 @@ class Predecessor:
 def handed(channel: socket.socket, sockets: Mapping[str, socket.socket]) -> dict[str, str]:
     """Return the environment variables for a replacement that inherits these sockets."""
     numbers = {setting: one.fileno() for setting, one in sockets.items()}
-    said = {"channel": channel.fileno(), "sockets": numbers, "changes": True}
-    return {HANDED: json.dumps(said)}
+    handover = {"channel": channel.fileno(), "sockets": numbers, "changes": True}
+    return {HANDED: json.dumps(handover)}
 
 
 async def _readable(channel: socket.socket) -> None:

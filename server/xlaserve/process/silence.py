@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-LOOKS = 20
+CHECKS = 20
 """Number of checks within the time that a process has to answer."""
 _SILENT_PART = 5
 """After a fifth of that time the process counts as unready and gets no work."""
@@ -24,7 +24,7 @@ class Silence:
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit` is the time in which the other process must answer, in seconds."""
         self.limit = limit
-        self.step = limit / LOOKS
+        self.step = limit / CHECKS
         """Seconds between two checks."""
         self.seconds = 0.0
         """Seconds without a message, up to the last check."""

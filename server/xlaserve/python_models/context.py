@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from xlaserve.runtime.calls import Array, Arrays, Asked, current_request
+from xlaserve.runtime.calls import Array, Arrays, NestedRequest, current_request
 from xlaserve.runtime.host import PythonHost
 from xlaserve.runtime.metrics import Described, Metric
 
@@ -35,22 +35,24 @@ class Context:
 
         Raises the same errors that a client would get; let them propagate to answer the client.
         """
-        asked = Asked(model, inputs, version, outputs)
-        found = await asyncio.wrap_future(self._host.calls.infer(asked, current_request()))
+        request = NestedRequest(model, inputs, version, outputs)
+        found = await asyncio.wrap_future(self._host.calls.infer(request, current_request()))
         return dict(found)
 
     def infer_and_wait(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> dict[str, Array]:
         """Call another model and wait for its outputs, for code that is not async. Blocks."""
-        asked = Asked(model, inputs, version, outputs)
-        return dict(self._host.calls.infer(asked, current_request()).result())
+        request = NestedRequest(model, inputs, version, outputs)
+        return dict(self._host.calls.infer(request, current_request()).result())
 
     def stream(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> Iterator[Arrays]:
         """Yield the answers of a decoupled model as they arrive. Blocks."""
-        replies = self._host.calls.stream(Asked(model, inputs, version, outputs), current_request())
+        replies = self._host.calls.stream(
+            NestedRequest(model, inputs, version, outputs), current_request()
+        )
         try:
             yield from replies
         finally:

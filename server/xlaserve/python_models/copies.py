@@ -202,9 +202,9 @@ class OwnCopy:
                 given = given.outputs
             outputs = self._check.checked(given, names, rows)
         except BaseException as error:
-            told = failure(self._name, error)
+            answer = failure(self._name, error)
             for request in requests:
-                request.fail(told, whole=True)
+                request.fail(answer, whole=True)
             return
         start = 0
         for request in requests:

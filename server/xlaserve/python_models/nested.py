@@ -12,7 +12,7 @@ import numpy as np
 from xlaserve.errors import ModelNotFound, ModelNotReady, ShuttingDown
 from xlaserve.errors.code import CancelledByModel
 from xlaserve.errors.panics import ENDS
-from xlaserve.runtime.calls import Arrays, Asked, Change, Replies, answered
+from xlaserve.runtime.calls import Arrays, Change, NestedRequest, Replies, answered
 from xlaserve.serving.access.sight import without_hidden
 from xlaserve.serving.call import Call, Operation
 from xlaserve.serving.engine import Engine
@@ -32,8 +32,8 @@ from xlaserve.tensors import BYTES, Tensor, encoded_elements
 class Nested(InferCall):
     """A call made by model code as part of another call; its answers go to a waiting thread."""
 
-    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
-        self.asked_model = asked.model
+    def __init__(self, parent: InferCall | None, request: NestedRequest) -> None:
+        self.asked_model = request.model
         self.waiting: Sequence[InferCall] = ()
         """The calls that need this one's answer: a batched `infer` calls once for all its requests.
         """
@@ -79,8 +79,8 @@ class Nested(InferCall):
 
 
 class _One(Nested):
-    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
-        super().__init__(parent, asked)
+    def __init__(self, parent: InferCall | None, request: NestedRequest) -> None:
+        super().__init__(parent, request)
         self.holds_anything = True
         self.future: Future[Arrays] = Future()
 
@@ -96,8 +96,8 @@ class _One(Nested):
 class _Many(Nested):
     takes_many = True
 
-    def __init__(self, parent: InferCall | None, asked: Asked, replies: Replies) -> None:
-        super().__init__(parent, asked)
+    def __init__(self, parent: InferCall | None, request: NestedRequest, replies: Replies) -> None:
+        super().__init__(parent, request)
         self.holds_anything = True
         self._replies = replies
 
@@ -134,32 +134,34 @@ class NestedCalls:
         """Set the event loop and the function that changes models, before any model loads."""
         self._loop, self._make_change = loop, make_change
 
-    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+    def infer(self, request: NestedRequest, within: object) -> "Future[Arrays]":
         """Call a model for one answer."""
         answer: Future[Arrays] = Future()
 
         def begin() -> None:
-            call = _One(_call_of(within), asked)
+            call = _One(_call_of(within), request)
             call.future = answer
-            self._begin(call, asked)
+            self._begin(call, request)
 
         if not self._post(begin):
             answer.set_exception(ShuttingDown())
         return answer
 
-    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+    def stream(
+        self, request: NestedRequest, within: object, replies: Replies | None = None
+    ) -> Replies:
         """Call a decoupled model; the answers are put into the returned `Replies`."""
         found = Replies() if replies is None else replies
 
         def begin() -> None:
-            call = _Many(_call_of(within), asked, found)
+            call = _Many(_call_of(within), request, found)
             found.on_taken = partial(self._post, call.resume)
             found.on_cancel = partial(self._post, call.cancel)
             # The caller may have cancelled before `on_cancel` was set.
             if found.is_cancelled:
                 call.cancel()
             else:
-                self._begin(call, asked)
+                self._begin(call, request)
 
         if not self._post(begin):
             found.end(ShuttingDown())
@@ -209,7 +211,7 @@ class NestedCalls:
         """Tell whether a model can answer now. Blocks until the event loop has looked."""
         found: Future[bool] = Future()
 
-        def look() -> None:
+        def resolve() -> None:
             instance: object = None
             try:
                 instance = self._engine.resolve(model, version)[1]
@@ -223,7 +225,7 @@ class NestedCalls:
             note(_call_of(within), [use_of(model, version, instance)])
             found.set_result(instance is not None)
 
-        return self._post(look) and found.result()
+        return self._post(resolve) and found.result()
 
     def _post(self, call: Callable[[], None]) -> bool:
         with suppress(RuntimeError):  # the event loop is closed
@@ -232,14 +234,14 @@ class NestedCalls:
             return True
         return False
 
-    def _begin(self, call: Nested, asked: Asked) -> None:
+    def _begin(self, call: Nested, nested: NestedRequest) -> None:
         if call.parent is not None and _nobody_waits(call.waiting):
             call.cancel()
             return
-        if asked.seconds:
-            call.expire_within(asked.seconds)
+        if nested.seconds:
+            call.expire_within(nested.seconds)
         try:
-            request = _request(asked)
+            request = _request(nested)
         except ENDS:
             raise
         except BaseException as error:
@@ -247,7 +249,7 @@ class NestedCalls:
             return
         self._engine.begin(call, request)
         instance = call.instance if call.is_found else None
-        note(call.parent, [use_of(asked.model, asked.version, instance)])
+        note(call.parent, [use_of(nested.model, nested.version, instance)])
 
 
 def _answered(response: InferResponse) -> Arrays:
@@ -311,14 +313,14 @@ def _cancel_all(parent: InferCall) -> None:
             call.cancel("its calling request ended")
 
 
-def _request(asked: Asked) -> InferRequest:
+def _request(nested: NestedRequest) -> InferRequest:
     return InferRequest(
-        asked.model,
-        asked.version,
-        asked.id,
-        tuple(input_of(asked.model, n, _sendable(array)) for n, array in asked.inputs.items()),
-        tuple(map(RequestedOutput, asked.outputs)),
-        asked.parameters,
+        nested.model,
+        nested.version,
+        nested.id,
+        tuple(input_of(nested.model, n, _sendable(array)) for n, array in nested.inputs.items()),
+        tuple(map(RequestedOutput, nested.outputs)),
+        nested.parameters,
     )
 
 

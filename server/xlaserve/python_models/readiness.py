@@ -22,33 +22,33 @@ class CodeReadiness:
     def __init__(self, name: str, is_ready: Callable[[], Any]) -> None:
         self._name = name
         self._is_ready = is_ready
-        self._asked: Future[bool] | None = None
+        self._pending: Future[bool] | None = None
 
     def ask(self) -> "Future[bool]":
         """Return the future of the pending call, or of a new one; it never raises."""
-        if self._asked is None or self._asked.done():
-            self._asked = asked = Future[bool]()
+        if self._pending is None or self._pending.done():
+            self._pending = answer = Future[bool]()
             title = f"python {self._name} is_ready"
-            threading.Thread(target=self._run, args=(asked,), name=title, daemon=True).start()
-        return self._asked
+            threading.Thread(target=self._run, args=(answer,), name=title, daemon=True).start()
+        return self._pending
 
-    def _run(self, asked: "Future[bool]") -> None:
-        asked.set_result(self._answer())
+    def _run(self, answer: "Future[bool]") -> None:
+        answer.set_result(self._answer())
 
     def _answer(self) -> bool:
         try:
-            said = self._is_ready()
-            if inspect.iscoroutine(said):
-                said = asyncio.run(said)
+            result = self._is_ready()
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
         except BaseException as error:
             failure(self._name, error, "is_ready")
             return False
-        if not isinstance(said, bool):
+        if not isinstance(result, bool):
             structlog.get_logger("python").error(
-                "invalid result of is_ready", model=self._name, got=type(said).__name__
+                "invalid result of is_ready", model=self._name, got=type(result).__name__
             )
             return False
-        return said
+        return result
 
 
 class PresentReadiness:

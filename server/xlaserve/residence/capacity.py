@@ -72,12 +72,12 @@ class Capacity:
         """Set a holder's reservation. Raises OutOfMemory and then leaves the old one in place."""
         for device in self.missing(holder, sizes):
             free = max(0, self._free(holder, device) or 0)
-            told = (
+            message = (
                 f"failed to load it: it needs {sizes[device]} bytes on {device}, where "
                 f"{free} of {self._total(device)} are free"
             )
             raise OutOfMemory(
-                model, without_names(told, seen_now()), needed_bytes=max(sizes.values())
+                model, without_names(message, seen_now()), needed_bytes=max(sizes.values())
             )
         self._hold(holder, sizes)
 

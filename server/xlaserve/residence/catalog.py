@@ -11,7 +11,7 @@ from xlaserve.residence.failed_loads import NOT_LOADED
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.monitor import VersionReport, report
-from xlaserve.residence.repository.names import check_asked_version
+from xlaserve.residence.repository.names import check_version_text
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.runtime.config_served import ServedConfig
 from xlaserve.runtime.handling import SaysReady
@@ -101,7 +101,7 @@ class Catalog:
         Raises ModelNotFound for an unknown model. Raises StillStarting for a model that is not
         ready while some process of the server has not finished its first read of the repository.
         """
-        check_asked_version(name, version)
+        check_version_text(name, version)
         require_seen_now(name, version)
         standing = self._registry.standing
         if self._registry.find(name) is None and not await self.could_load(name):
@@ -120,10 +120,10 @@ class Catalog:
         """Run the model's own readiness check, if it has one."""
         runner = self._registry.resolve(name, version)[1].runner
         code = getattr(runner, "handling", None) or runner  # a sequence model wraps the user's code
-        asked = code.ask_ready() if isinstance(code, SaysReady) else ()
-        if not asked:
+        answers = code.ask_ready() if isinstance(code, SaysReady) else ()
+        if not answers:
             return True
-        done, late = await asyncio.wait(map(asyncio.wrap_future, asked), timeout=READY_SECONDS)
+        done, late = await asyncio.wait(map(asyncio.wrap_future, answers), timeout=READY_SECONDS)
         return not late and all(one.result() for one in done)
 
     def absent(self, name: str) -> Exception:

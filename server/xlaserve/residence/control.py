@@ -137,9 +137,9 @@ class ModelControl:
         self.require_explicit("load")
         checked = _read(self._settings, name, parameters)
         require_seen_now(name, detail=NOT_IN_REPOSITORY)
-        said = {key: value for key, value in parameters.items() if not isinstance(value, bytes)}
+        scalars = {key: value for key, value in parameters.items() if not isinstance(value, bytes)}
         files = {key: value for key, value in parameters.items() if isinstance(value, bytes)}
-        change = Change(ChangeKind.LOAD, name, said, files)
+        change = Change(ChangeKind.LOAD, name, scalars, files)
         if checked != _PLAIN:
             _refuse_unseen(self.plane, "a load with a configuration or files")
         await self.plane.apply(change, partial(self._load_checked, name, checked))

@@ -167,8 +167,8 @@ class RepositoryFollower:
             return ()
         await self._refresh()
         # SageMaker creates the directory only with the first model.
-        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
-        every = await self._workers.wait(look)
+        names = self._repository.names if settings.sagemaker_multi_model else self.watch.names
+        every = await self._workers.wait(names)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         if explicit and EVERY_MODEL not in settings.load_model:
             return settings.load_model
@@ -187,8 +187,8 @@ class RepositoryFollower:
                 missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
                 self._registry.failed.note(name, str(missing))
             to_do = f"fix its files, then {_NEXT[self._settings.model_control_mode]}"
-            said = {"model": name, "error": str(error), "to_do": to_do}
-            self._log.error("model not loaded from the repository", **said)
+            fields = {"model": name, "error": str(error), "to_do": to_do}
+            self._log.error("model not loaded from the repository", **fields)
         except Exception as error:
             self._failed[name] = (type(error).__name__, str(error))
             self._log.exception("model not loaded from the repository", model=name)
@@ -202,7 +202,7 @@ class RepositoryFollower:
                 return
             await self._refresh()
             changes = await self._workers.wait(self.watch.changes)
-            self._standing.state = self._state_after_look()
+            self._standing.state = self._state_after_scan()
             everywhere = partial(self._load_logged, load=self._load_everywhere)
             with because(Cause.REPOSITORY):
                 await self._each(changes.changed, everywhere)
@@ -214,25 +214,25 @@ class RepositoryFollower:
             if was != (self.server_ready, self.is_ready_here, self.is_started):
                 self._registry.notify()
 
-    def _state_after_look(self) -> State:
+    def _state_after_scan(self) -> State:
         if self.watch.problem:
             return State.MISSING
         return State.DOUBTED if self.watch.doubted else State.SETTLED
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Poll the repository if the control mode says so; otherwise only check the stores."""
         if self._settings.model_control_mode is not ModelControlMode.POLL:
             if self._repository.remotes:
-                await self.look_at_stores()
+                await self.check_stores()
         # Until its first complete read, each process polls for itself.
         elif self._plane.leads or not self._registry.standing.row.is_settled:
             await self.poll()
 
-    async def look_at_stores(self) -> None:
+    async def check_stores(self) -> None:
         """Check every object store, and log when it becomes unavailable or available again."""
         remotes = self._repository.remotes
         before = remotes.problems
-        await self._workers.fetch_for(remotes.look)
+        await self._workers.fetch_for(remotes.check)
         for url, problem in remotes.problems.items():
             if problem and not before[url]:
                 self._log.warning("store unreachable", store=url, reason=problem)

@@ -86,8 +86,8 @@ def write(
                     continue
                 data = msgspec.msgpack.encode(files) if files else b""
                 contents.write(data)
-                said = (change.kind, change.subject, change.arguments)
-                entries.append(_Entry(*said, len(data)))
+                fields = (change.kind, change.subject, change.arguments)
+                entries.append(_Entry(*fields, len(data)))
             head = msgspec.msgpack.encode(_Head(FORMAT, entries, versions))
             file.write(len(head).to_bytes(_LENGTH_BYTES, "big") + head)
             contents.seek(0)

@@ -215,12 +215,12 @@ class VersionLoader:
                 version=version.number,
                 fields=list(unused),
             )
-        for told, reason in (
+        for event, reason in (
             ("a layer of the model may be in training mode", runner.info.training),
             ("requests are not batched", runner.info.notice),
         ):
             if reason:
-                self._log.warning(told, model=version.model, version=version.number, reason=reason)
+                self._log.warning(event, model=version.model, version=version.number, reason=reason)
         if self._background_compile and not loaded.steps:
             self._finisher.finish(version, loaded, cast(LoadedModel, runner))
         if replaced is not None:
@@ -377,8 +377,8 @@ class VersionLoader:
             try:
                 _, instance = self._registry.resolve(step.model_name, step.model_version)
             except (ModelNotFound, ModelNotReady) as error:
-                told = without_names(str(error), seen_now())
-                raise LoadFailed(model.name, f"its step is not ready: {told}") from error
+                message = without_names(str(error), seen_now())
+                raise LoadFailed(model.name, f"its step is not ready: {message}") from error
             described[step.model_name, step.model_version] = instance.info
         return plan_ensemble(model.config, described)
 
@@ -459,8 +459,8 @@ class VersionLoader:
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
         if not isinstance(error, _CANCELLED):  # Cancelling logs cancelled loads
-            said = {"model": version.model, "version": version.number, "reason": reason}
-            self._log.warning("model not loaded", **said)
+            fields = {"model": version.model, "version": version.number, "reason": reason}
+            self._log.warning("model not loaded", **fields)
 
     # --- Unloading ---
 

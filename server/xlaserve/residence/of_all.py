@@ -29,9 +29,9 @@ class OfAll:
         if not self._others.are_there:
             return own
         about = {"model": name, "version": version}
-        asked = await self._others.ask(Question.STATISTICS, about, own, list[VersionReport])
+        replies = await self._others.ask(Question.STATISTICS, about, own, list[VersionReport])
         sees = seen_now()
-        reports = fold_reports(asked.complete().values())
+        reports = fold_reports(replies.complete().values())
         return [report for report in reports if name or sees(report.name)]
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
@@ -42,12 +42,12 @@ class OfAll:
         own = await self._catalog.index(ready=ready and not self._others.are_there)
         if not self._others.are_there:
             return own
-        asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
+        replies = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
         sees = seen_now()
         # Other workers do not know the caller and return every model.
         rows = [
             replace(row, reason=without_names(row.reason, sees))
-            for row in fold_index(asked.complete())
+            for row in fold_index(replies.complete())
             if sees(row.name)
         ]
         return [row for row in rows if row.state == State.READY.public] if ready else rows

@@ -16,7 +16,7 @@ from xlaserve.residence.capacity import Reservation, fullest
 from xlaserve.residence.executed_rows import ExecutedRows
 from xlaserve.residence.failed_loads import FailedLoads, of_reload
 from xlaserve.residence.lifecycle import Event, Lifecycle, State
-from xlaserve.residence.repository.names import check_asked_version
+from xlaserve.residence.repository.names import check_version_text
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
 from xlaserve.residence.steps import is_planned, missing_step, steps_of
 from xlaserve.runtime.loaded import ModelInfo, ModelMemory
@@ -320,7 +320,7 @@ class Registry:
         return found
 
     def _resolve(self, name: str, number: str) -> tuple[Version, Instance]:
-        check_asked_version(name, number)
+        check_version_text(name, number)
         model = self._models.get(name)
         if model is None:
             reason = self.failed.reason(name)
@@ -355,11 +355,11 @@ class Registry:
         moving = [v for v in model.versions.values() if v.state is not State.UNAVAILABLE]
         self._raise_not_ready(moving[-1] if moving else newest, number)
 
-    def _raise_not_ready(self, version: Version, asked: str) -> None:
+    def _raise_not_ready(self, version: Version, requested: str) -> None:
         state, reason = version.state, _reason(version, self.failed)
         if state is State.UNAVAILABLE:
-            raise self.standing.absent(version.model, asked, detail=_unavailable(reason))
-        raise ModelNotReady(version.model, asked, state.public, reason)
+            raise self.standing.absent(version.model, requested, detail=_unavailable(reason))
+        raise ModelNotReady(version.model, requested, state.public, reason)
 
     def _answering(self, name: str, number: str) -> Instance | None:
         """Return the instance that serves a step of an ensemble; None if there is none."""

@@ -26,7 +26,7 @@ Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[
 Mark: TypeAlias = FileMark | None
 """Identity of a file, following symbolic links; None if it is missing."""
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 """Seconds between two checks of the files."""
 
 _log = structlog.get_logger("reloads")
@@ -39,7 +39,7 @@ class _Row:
     files: Sequence[Path]
     marks: tuple[Mark, ...]
     """Identities of the files before they were last read."""
-    looking: asyncio.Task[None] | None = None
+    checking: asyncio.Task[None] | None = None
     """The check in progress, or the last one."""
     is_due: bool = False
     """Whether a reload was requested while the check was running."""
@@ -60,16 +60,16 @@ class Reloads:
         self,
         wait: Wait,
         *,
-        look_seconds: float,
+        check_seconds: float,
         on_signal: Callable[[bool], None] = lambda begins: None,
         notes: EventNotes | None = None,
     ) -> None:
         self._notes = notes or EventNotes()
         self._wait = wait
-        self._look_seconds = look_seconds
+        self._check_seconds = check_seconds
         self.on_signal = on_signal
         self._rows: list[_Row] = []
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def add(self, name: str, reload: Reload, files: Sequence[Path] = ()) -> None:
         """Reload a resource at SIGHUP, and within seconds after one of its files changes.
@@ -81,56 +81,56 @@ class Reloads:
 
     def request(self) -> None:
         """Request a reload of everything. Requests made before it starts are coalesced."""
-        self._asked.set()
+        self._requested.set()
 
     async def follow(self) -> None:
         """Check for changed files and requests, and reload, until cancelled."""
         while True:
-            asked = await self._is_asked()
-            if asked:
-                self._asked.clear()
+            requested = await self._is_requested()
+            if requested:
+                self._requested.clear()
                 self.on_signal(True)
             try:
                 for row in self._rows:
-                    await self._look_in_time(row, asked=asked)
+                    await self._check_in_time(row, requested=requested)
             finally:
-                if asked:
+                if requested:
                     self.on_signal(False)
 
-    async def _is_asked(self) -> bool:
+    async def _is_requested(self) -> bool:
         """Wait for a requested reload until the next check is due; tell whether there was one."""
         try:
-            async with asyncio.timeout(self._look_seconds):
-                await self._asked.wait()
+            async with asyncio.timeout(self._check_seconds):
+                await self._requested.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _look_in_time(self, row: _Row, *, asked: bool) -> None:
+    async def _check_in_time(self, row: _Row, *, requested: bool) -> None:
         """Check one resource; a slow check continues while the next ones start.
 
         So an unreadable file does not delay the reload of others, such as revoked credentials.
         """
-        if row.looking is not None and not row.looking.done():
-            row.is_due = row.is_due or asked
+        if row.checking is not None and not row.checking.done():
+            row.is_due = row.is_due or requested
             return
-        asked, row.is_due = asked or row.is_due, False
-        row.looking = asyncio.ensure_future(self._look(row, asked=asked))
+        requested, row.is_due = requested or row.is_due, False
+        row.checking = asyncio.ensure_future(self._check(row, requested=requested))
         try:
-            await asyncio.wait([row.looking], timeout=_ALONE_SECONDS)
+            await asyncio.wait([row.checking], timeout=_ALONE_SECONDS)
         except asyncio.CancelledError:
-            row.looking.cancel()
+            row.checking.cancel()
             raise
-        if not row.looking.done():
+        if not row.checking.done():
             _log.warning("reload slow, other files reloaded first", what=row.name)
 
-    async def _look(self, row: _Row, *, asked: bool) -> None:
+    async def _check(self, row: _Row, *, requested: bool) -> None:
         # Taken before the files are read: a change during the read is seen by the next check.
         marks = await self._wait(lambda: marks_of(row.files)) if row.files else ()
-        if not asked and marks == row.marks:
+        if not requested and marks == row.marks:
             return
         row.marks = marks
-        because = "SIGHUP" if asked else "a file changed"
+        because = "SIGHUP" if requested else "a file changed"
         try:
             result = row.reload()
             if inspect.isawaitable(result):

@@ -251,13 +251,13 @@ def reshaped(dimensions: Dimensions, shape: Sequence[Size]) -> Dimensions:
         return uniform(shape)
     rest = [part for dimension in dimensions for part in dimension]
     rest.reverse()
-    found = tuple(_taken(rest, size) for size in shape)
+    found = tuple(_take_factors(rest, size) for size in shape)
     if rest:
         raise NoRule("has a shape that could not be analysed")
     return found
 
 
-def _taken(rest: list[Factor], wanted: Size) -> Dimension:
+def _take_factors(rest: list[Factor], wanted: Size) -> Dimension:
     """Take the factors for one new dimension, splitting the last one if it is too large."""
     found: list[Factor] = []
     while wanted != ONE:

@@ -8,7 +8,7 @@ from jax.export import Exported
 
 from xlaserve.row_proofs import proof
 from xlaserve.row_proofs.findings import Unfollowed
-from xlaserve.row_proofs.proof import Asked
+from xlaserve.row_proofs.proof import ProofTask
 from xlaserve.row_proofs.verdict import Independence, Verdict, worst
 
 __all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove", "prove_each"]
@@ -42,19 +42,19 @@ def prove_each(
 ) -> Mapping[str, Verdict]:
     """Return the verdict for each platform, since kernels differ; arguments as for `prove`."""
     wanted = tuple(platforms) or tuple(exported.platforms)
-    asked = Asked(exported, parameters, tuple(outputs), sizes or {}, wanted)
-    if not asked.batch:
+    task = ProofTask(exported, parameters, tuple(outputs), sizes or {}, wanted)
+    if not task.batch:
         return dict.fromkeys(wanted, _unknown("its inputs do not share a batch dimension"))
     if len(wanted) > 1:
         with suppress(Exception):
-            return proof.verdicts(asked)
+            return proof.verdicts(task)
     # If one platform cannot be analysed, the others may still be.
-    return {name: _on(replace(asked, platforms=(name,))) for name in wanted}
+    return {name: _on(replace(task, platforms=(name,))) for name in wanted}
 
 
-def _on(asked: Asked) -> Verdict:
+def _on(task: ProofTask) -> Verdict:
     try:
-        (found,) = proof.verdicts(asked).values()
+        (found,) = proof.verdicts(task).values()
     except Unfollowed as reason:
         return _unknown(f"the computation {reason}")
     # A hostile artifact may raise any exception inside JAX or MLIR.
@@ -70,9 +70,9 @@ def loops_follow_inputs(
     platforms: Sequence[str] = (),
 ) -> bool:
     """Tell whether the trip count of some loop is not known to be constant; True if unsure."""
-    asked = Asked(exported, 0, (), sizes or {}, tuple(platforms))
+    task = ProofTask(exported, 0, (), sizes or {}, tuple(platforms))
     try:
-        return proof.has_open_loops(asked)
+        return proof.has_open_loops(task)
     # Any exception, for the same reason as above.
     except Exception:
         return True

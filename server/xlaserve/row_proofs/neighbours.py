@@ -179,8 +179,8 @@ def _few_batches(
         others = _scaled(1, random, specs, subjects, size - SUBJECTS)
         whole = [np.concatenate(both) for both in zip(subjects, others, strict=True)]
         order = [int(row) for row in random.permutation(size)]
-        beside = "among random rows" if size > SUBJECTS else "beside one another"
-        yield _ordered(whole, order, beside)
+        situation = "among random rows" if size > SUBJECTS else "beside one another"
+        yield _ordered(whole, order, situation)
 
 
 def _batches(
@@ -201,10 +201,10 @@ def _batches(
                 yield _ordered(whole, order, f"{name} {kind}")
 
 
-def _ordered(tensors: Sequence[Tensor], order: Sequence[int], beside: str) -> _Batch:
+def _ordered(tensors: Sequence[Tensor], order: Sequence[int], situation: str) -> _Batch:
     """Put row `order[i]` at index i; the first rows of `tensors` are the observed ones."""
     places = [order.index(row) for row in range(SUBJECTS)]
-    return _Batch([tensor[list(order)] for tensor in tensors], places, beside)
+    return _Batch([tensor[list(order)] for tensor in tensors], places, situation)
 
 
 def _orders(random: np.random.Generator, size: int) -> Iterator[tuple[str, list[int]]]:

@@ -43,7 +43,7 @@ independent of the machine's load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProofTask:
     """The artifact to prove, with its outputs, sizes and platforms."""
 
     exported: Exported
@@ -67,7 +67,7 @@ class Asked:
         return frozenset(range(self.parameters, count) if self.batch else ())
 
 
-def verdicts(asked: Asked) -> Mapping[str, Verdict]:
+def verdicts(task: ProofTask) -> Mapping[str, Verdict]:
     """Return the verdict for each platform; raises Unfollowed, or JAX's exceptions.
 
     A computation that is the same on several platforms is analysed once.
@@ -76,11 +76,11 @@ def verdicts(asked: Asked) -> Mapping[str, Verdict]:
     by_platform: dict[str, Verdict] = {}
     # Needed to read 64-bit types. It changes no other type, since the artifact states them all.
     with jax.enable_x64(True), refining.parsing():
-        refinery = Refinery(asked.exported, asked.sizes, asked.batch)
-        for platform in asked.platforms or asked.exported.platforms:
+        refinery = Refinery(task.exported, task.sizes, task.batch)
+        for platform in task.platforms or task.exported.platforms:
             same = found.get(key := _at_both(refinery, platform, PAIRS[0]))
-            if same is None or not _is_so_on(platform, same, asked, refinery):
-                found[key] = same = _on_platform(asked, refinery, platform)
+            if same is None or not _is_so_on(platform, same, task, refinery):
+                found[key] = same = _on_platform(task, refinery, platform)
             by_platform[platform] = same
     return by_platform
 
@@ -90,18 +90,18 @@ def _at_both(refinery: Refinery, platform: str, rows: tuple[int, int]) -> tuple[
     return tuple(refinery.refined(refinery.open_module(size, platform)) for size in rows)
 
 
-def _is_so_on(platform: str, found: Verdict, asked: Asked, refinery: Refinery) -> bool:
+def _is_so_on(platform: str, found: Verdict, task: ProofTask, refinery: Refinery) -> bool:
     """Tell whether a verdict also holds on a platform with the same computation at two sizes."""
     module = refinery.open_module(PAIRS[0][0], platform)
     is_proved = found.independence is Independence.PROVED
-    return not is_proved or size_arithmetic.question(module, asked.batched) is None
+    return not is_proved or size_arithmetic.question(module, task.batched) is None
 
 
-def has_open_loops(asked: Asked) -> bool:
+def has_open_loops(task: ProofTask) -> bool:
     """Tell whether some loop's trip count may vary with the inputs; raises as `verdicts` does."""
     with jax.enable_x64(True), refining.parsing():
-        refinery = Refinery(asked.exported, asked.sizes, asked.batch, any_size=PAIRS[0][0])
-        return any(_has_open_loop(refinery, platform) for platform in _platforms(asked, refinery))
+        refinery = Refinery(task.exported, task.sizes, task.batch, any_size=PAIRS[0][0])
+        return any(_has_open_loop(refinery, platform) for platform in _platforms(task, refinery))
 
 
 def _has_open_loop(refinery: Refinery, platform: str) -> bool:
@@ -112,16 +112,16 @@ def _has_open_loop(refinery: Refinery, platform: str) -> bool:
     return walker.loops_follow_inputs
 
 
-def _platforms(asked: Asked, refinery: Refinery) -> list[str]:
+def _platforms(task: ProofTask, refinery: Refinery) -> list[str]:
     """Return one platform for each distinct computation."""
     found: dict[bytes, str] = {}
-    for platform in asked.platforms or asked.exported.platforms:
+    for platform in task.platforms or task.exported.platforms:
         module = refinery.open_module(PAIRS[0][0], platform)
         found.setdefault(refinery.refined(module), platform)
     return list(found.values())
 
 
-def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
+def _on_platform(task: ProofTask, refinery: Refinery, platform: str) -> Verdict:
     for rows in PAIRS:
         module = refinery.open_module(rows[0], platform)
         both = _at_both(refinery, platform, rows)
@@ -131,10 +131,10 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
             read = program.read(modules[0], modules[1], rows)
         except Mismatch:
             continue
-        if len(read.body.arguments) != len(asked.exported.in_avals):
+        if len(read.body.arguments) != len(task.exported.in_avals):
             raise Unfollowed("does not take all of its arguments")
-        question = partial(size_arithmetic.question, module, asked.batched)
-        return walked(read, asked.batched, asked.outputs, question)
+        question = partial(size_arithmetic.question, module, task.batched)
+        return walked(read, task.batched, task.outputs, question)
     raise Unfollowed("differs between two batch sizes")
 
 
@@ -196,8 +196,8 @@ def _worst(
         return next(iter(mixed or found))
     if question(None) is None:
         return None, ""
-    asked = ((question(number), name) for number, name in enumerate(outputs))
-    return next((each for each in asked if each[0] is not None), (None, ""))
+    answers = ((question(number), name) for number, name in enumerate(outputs))
+    return next((each for each in answers if each[0] is not None), (None, ""))
 
 
 def not_proved(value: Value) -> Finding | None:

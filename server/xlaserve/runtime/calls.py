@@ -25,7 +25,7 @@ WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NestedRequest:
     """An inference request from a model's code to another model."""
 
     model: str
@@ -129,14 +129,16 @@ class Replies:
 class Calls(Protocol):
     """Calls other models, from any thread."""
 
-    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+    def infer(self, request: NestedRequest, within: object) -> "Future[Arrays]":
         """Send a request for one answer, on behalf of the request `within`.
 
         The future raises the called model's error.
         """
         ...
 
-    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+    def stream(
+        self, request: NestedRequest, within: object, replies: Replies | None = None
+    ) -> Replies:
         """Send a request that may have many answers; return an iterator over them."""
         ...
 

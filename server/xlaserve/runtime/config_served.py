@@ -50,8 +50,8 @@ class ServedConfig:
         if self.info.is_decoupled:
             message.model_transaction_policy = inference.ModelTransactionPolicy(decoupled=True)
         if self.info.verdict is not None:
-            said = inference.ModelParameter(string_value=str(self.info.verdict))
-            message.parameters = {**written.parameters, BATCH_ROWS: said}
+            verdict = inference.ModelParameter(string_value=str(self.info.verdict))
+            message.parameters = {**written.parameters, BATCH_ROWS: verdict}
         hidden = [step for step in self.config.steps if not self.sees(step.model_name)]
         if hidden:
             message.ensemble_scheduling = self._without_hidden(written.ensemble_scheduling)

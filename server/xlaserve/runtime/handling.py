@@ -310,7 +310,7 @@ class Slotted(Handling, Protocol):
         ...
 
     def choose_outputs(
-        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+        self, requested: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
         """Return an answer's outputs: all of them, or the requested ones.
 

@@ -422,13 +422,13 @@ def _kind(config: ModelConfig) -> str:
     """Return the kind that a configuration names, or an empty string if it names none."""
     kinds = tuple(dict.fromkeys(row.kind for row in LOADERS))
     found = set()
-    for place, said in (("backend", config.backend), ("platform", config.platform)):
+    for place, name in (("backend", config.backend), ("platform", config.platform)):
         # The configuration of an imported model still names the format that it was imported from.
-        kind = JAX_EXPORT if is_onnx(said) else said
+        kind = JAX_EXPORT if is_onnx(name) else name
         if kind not in ("", *kinds):
             known = ", ".join(f"'{kind}'" for kind in kinds)
             raise InvalidModel(
-                f"unknown {place} '{said}' in the configuration, expected {known}"
+                f"unknown {place} '{name}' in the configuration, expected {known}"
                 f"{foreign.advice(kind)}"
             )
         found.add(kind)
@@ -442,10 +442,10 @@ def _kind(config: ModelConfig) -> str:
 
 
 def _loader_for(path: Path, config: ModelConfig) -> Loader:
-    asked = _kind(config)
+    kind = _kind(config)
     if config.default_model_filename:
         onnx_source.inside(config.default_model_filename)
-    rows = [row for row in LOADERS if asked in ("", row.kind)]
+    rows = [row for row in LOADERS if kind in ("", row.kind)]
     for row in rows:
         if row.sniff(path, config):
             _check_file_name(row, config)
@@ -461,7 +461,7 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
     if _is_said_to_be_onnx(config):
         name = config.default_model_filename or onnx_source.DEFAULT_FILE
         raise InvalidModel(absent.text(path, (), name))
-    if asked:
+    if kind:
         _check_file_name(rows[0], config)
         return rows[0]
     looked_for = [row.looked_for for row in LOADERS if row.looked_for]

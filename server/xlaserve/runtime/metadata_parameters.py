@@ -72,5 +72,5 @@ def of_output(config: ModelConfig, name: str) -> dict[str, str]:
 
 
 def _content_type(config: ModelConfig, name: str) -> dict[str, str]:
-    said = config.parameters.get(f"{CONTENT_TYPE}.{name}")
-    return {CONTENT_TYPE: said} if said else {}
+    content_type = config.parameters.get(f"{CONTENT_TYPE}.{name}")
+    return {CONTENT_TYPE: content_type} if content_type else {}

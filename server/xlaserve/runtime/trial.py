@@ -79,7 +79,7 @@ def try_loading(
     if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
         return
     begin()
-    said = {
+    job = {
         "parameters": dict(parameters or {}),
         "onnx": source and {**asdict(source), "path": str(source.path)},
     }
@@ -87,7 +87,7 @@ def try_loading(
     arguments = str(directory), *map(str, limits), str(os.getpid())
     for _ in range(_ATTEMPTS):
         # Not as an argument: arguments are limited in size, and other users can read them.
-        trial = _run([*command, *arguments], json.dumps(said), seconds, check_cancelled)
+        trial = _run([*command, *arguments], json.dumps(job), seconds, check_cancelled)
         if trial is not None:
             break
     else:
@@ -116,7 +116,7 @@ def _run(
 
     Raises InvalidModel on timeout, or the exception of `check_cancelled`.
     """
-    said: str | None = given
+    unsent: str | None = given
     process = start_deaf(
         command,
         stdin=subprocess.PIPE,
@@ -132,7 +132,7 @@ def _run(
             while not stopped.is_over:
                 left = min(seconds - had.seconds, until - time.monotonic())
                 try:
-                    printed = process.communicate(said, max(0.0, min(left, stopped.step)))
+                    printed = process.communicate(unsent, max(0.0, min(left, stopped.step)))
                 except subprocess.TimeoutExpired as expired:
                     check_cancelled()
                     had.look()
@@ -145,7 +145,7 @@ def _run(
                         last_words.tell(_PROCESS, last_words.how(process.returncode), printed[1])
                         return None
                     return subprocess.CompletedProcess(command, process.returncode, *printed)
-                said = None
+                unsent = None
                 stopped.look()
             last_words.tell(_PROCESS, "killed, as it was stopped (SIGSTOP)", "")
             return None
@@ -168,7 +168,7 @@ def _starved(had: OwnTime, seconds: float) -> str:
     )
 
 
-def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
+def main(directory: Path, job: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
     """Load a version directory on the CPU for one row; print the error if that fails.
 
     Returns the exit status of the process.
@@ -180,12 +180,12 @@ def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes:
         confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
         # Allow every core to be busy for the whole time.
         limit_processor(seconds * (os.cpu_count() or 1))
-        if said["onnx"]:
+        if job["onnx"]:
             with TemporaryDirectory(directory.parent) as temporary:
-                made = _converted(said["onnx"], temporary.path / "model", device)
-                _load(made, said["parameters"], device)
+                made = _converted(job["onnx"], temporary.path / "model", device)
+                _load(made, job["parameters"], device)
         else:
-            _load(directory, said["parameters"], device)
+            _load(directory, job["parameters"], device)
     except (OutOfMemory, MemoryError):
         print(_too_much(memory_bytes))  # noqa: T201, the parent reads it
         return _REFUSED
@@ -221,8 +221,8 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     batch = 0
     if plain_artifact.find(directory) is None:
         batch = 1 if manifest.read(directory).max_batch_size else 0
-    said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
-    config = ModelConfig(max_batch_size=batch, parameters=said)
+    own_parameters = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
+    config = ModelConfig(max_batch_size=batch, parameters=own_parameters)
     # Without the server's limits: the server applies these itself.
     compilation = Compilation(tries_here=True)
     context = LoadContext(

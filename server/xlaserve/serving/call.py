@@ -388,9 +388,9 @@ class Call:
             report(error)
         if not self.is_told_later:
             # `close` and `tell` inlined: most requests take this path.
-            told, self.outcome = self.outcome, None
+            final_outcome, self.outcome = self.outcome, None
             for observer in self._observers:
-                observer.ended((self,), told)
+                observer.ended((self,), final_outcome)
 
     def close(self, outcome: Outcome) -> None:
         """Mark the call as ended before its answer is written; does not notify the observers."""

@@ -33,14 +33,14 @@ from xlaserve.tensors import Tensor
 
 _SHARED = "the inputs in shared memory"
 
-Found: TypeAlias = tuple[ServedVersion, Served]
+ResolvedModel: TypeAlias = tuple[ServedVersion, Served]
 """The model version that answers, and the instance that executes it."""
 
 
 class Residents(Protocol):
     """The registry of loaded models."""
 
-    def resolve(self, name: str, number: str = "") -> Found:
+    def resolve(self, name: str, number: str = "") -> ResolvedModel:
         """Return the requested version, or the newest one if `number` is empty.
 
         Raises ModelNotFound or ModelNotReady.
@@ -84,7 +84,9 @@ class Engine:
         self.begin(call, request)
         return await call.answered()
 
-    def begin(self, call: InferCall, request: InferRequest, found: Found | None = None) -> None:
+    def begin(
+        self, call: InferCall, request: InferRequest, found: ResolvedModel | None = None
+    ) -> None:
         """Answer a call, now or later; raises nothing. Admits the call if it has not been admitted.
 
         `found` is the resolved model, if the caller has it; it must come from the same iteration of
@@ -125,7 +127,7 @@ class Engine:
             if call.deadline is not None:
                 call.expire_in_time()
 
-    def find(self, call: InferCall, name: str, version: str = "") -> Found:
+    def find(self, call: InferCall, name: str, version: str = "") -> ResolvedModel:
         """Resolve the model of a call; the model's statistics count the call if it fails later.
 
         Raises ModelNotFound or ModelNotReady.
@@ -308,7 +310,7 @@ class Engine:
 
     # --- called by ensembles ---
 
-    def resolve(self, name: str, number: str) -> Found:
+    def resolve(self, name: str, number: str) -> ResolvedModel:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         return self._residents.resolve(name, number)
 

@@ -208,16 +208,16 @@ def _apart(steps: Sequence[EnsembleStep], described: Models) -> Sequence[Ensembl
 
     The remaining steps are executed once for each answer of the decoupled step.
     """
-    first, behind = [], []
+    first, later = [], []
     tensors: set[str] = set()
     for step in steps:
         is_behind = not tensors.isdisjoint(step.input_map.values())
         if is_behind or described[_key(step)].is_decoupled:
             tensors.update(step.output_map.values())
-            behind.append(step)
+            later.append(step)
         else:
             first.append(step)
-    return [*first, *behind]
+    return [*first, *later]
 
 
 def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[TensorSpec, ...]:

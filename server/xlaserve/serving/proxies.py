@@ -71,18 +71,18 @@ class Proxies:
         """
         if peer.proxy or not self._trusts(peer):
             return peer
-        said = tuple(map(headers.get, HEADERS))
-        known = peer.clients.get(said)
+        values = tuple(map(headers.get, HEADERS))
+        known = peer.clients.get(values)
         if known is None:
-            known = self._found(peer, said)
-            if sum(len(text or "") for text in said) <= _MOST_CHARACTERS:
+            known = self._found(peer, values)
+            if sum(len(text or "") for text in values) <= _MOST_CHARACTERS:
                 if len(peer.clients) >= _MOST_CLIENTS:
                     peer.clients.clear()
-                peer.clients[said] = known
+                peer.clients[values] = known
         return known
 
-    def _found(self, peer: Peer, said: tuple[str | None, ...]) -> Peer:
-        chain, scheme, prefix, forwarded = said
+    def _found(self, peer: Peer, values: tuple[str | None, ...]) -> Peer:
+        chain, scheme, prefix, forwarded = values
         # Only one of the headers: the other may be the client's own, passed through by the proxy.
         hops = _hops(chain, scheme) if chain is not None else _elements(forwarded or "")
         client, scheme = self._client(peer.address, hops)
@@ -156,10 +156,10 @@ def _shown(address: Address, port: str) -> str:
 def _hops(chain: str, schemes: str | None) -> list[_Hop]:
     """Parse `X-Forwarded-For`, and `X-Forwarded-Proto` if it has as many entries or one for all."""
     nodes = [node.strip() for node in chain.split(",")]
-    told = [text.strip().lower() for text in (schemes or "").split(",")]
-    if len(told) != len(nodes):
-        told = told[-1:] * len(nodes)
-    return [_Hop(node, _scheme(text)) for node, text in zip(nodes, told, strict=True)]
+    listed = [text.strip().lower() for text in (schemes or "").split(",")]
+    if len(listed) != len(nodes):
+        listed = listed[-1:] * len(nodes)
+    return [_Hop(node, _scheme(text)) for node, text in zip(nodes, listed, strict=True)]
 
 
 def _elements(text: str) -> list[_Hop]:

@@ -10,7 +10,7 @@ import structlog
 from xlaserve.net.ledger import Ledger
 from xlaserve.process import allocator
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Interval between checks."""
 EXCESS_BYTES = 16 << 20
 """Growth since the last trim that makes another one worthwhile."""
@@ -18,7 +18,7 @@ _QUIET_BYTES = 1 << 20
 """The server is quiet if the peak of client memory since the last check exceeds the current amount
 by at most this.
 """
-_BUSY_LOOKS = 10
+_BUSY_CHECKS = 10
 """Number of checks after which the heap is trimmed even if the server is not quiet."""
 _LOG_SECONDS = 30.0
 """Minimum interval between log lines about memory pressure."""
@@ -55,7 +55,7 @@ class Returning:
         """Smallest value since the last trim of resident memory minus client memory; None if
         unknown.
         """
-        self._looks = 0
+        self._checks = 0
         self._pressures = 0
         self._refused = 0
         self._logged_at: float | None = None
@@ -64,10 +64,10 @@ class Returning:
     async def run(self) -> None:
         """Check once a second until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Trim the heap if that is worthwhile, and log changes of memory pressure."""
         self._report()
         ledger = self._ledger
@@ -78,13 +78,13 @@ class Returning:
         besides = resident - ledger.held
         if self._settled is None or besides < self._settled:
             self._settled = besides
-        self._looks += 1
+        self._checks += 1
         excess = besides - self._settled
         if excess <= EXCESS_BYTES:
             return
         is_quiet = came <= _QUIET_BYTES and excess > self._quick_bytes
-        if is_quiet or self._looks >= _BUSY_LOOKS:
-            self._looks = 0
+        if is_quiet or self._checks >= _BUSY_CHECKS:
+            self._checks = 0
             await self._in_thread(self._give_back)
             left = self._resident()
             self._settled = None if left is None else left - ledger.held

@@ -26,7 +26,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or quota, which would affect other writers as well."""
 _LOCK = "lock"
 _BUSY_SECONDS = 0.05
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 60.0
 """Time in seconds that cancelled reads from a hanging store may take to end."""
@@ -250,17 +250,17 @@ class ModelCache:
             raise FetchCancelled from None  # the server is stopping
 
     def _wait(self, running: dict[Future[str], str], wanted: Wanted, control: FetchControl) -> None:
-        told = time.monotonic()
+        reported = time.monotonic()
         left = set(running)
         while left:
-            done, left = wait(left, _LOOK_SECONDS, FIRST_EXCEPTION)
+            done, left = wait(left, _POLL_SECONDS, FIRST_EXCEPTION)
             for future in done:
                 if future.cancelled():
                     raise FetchCancelled  # the server is stopping
                 future.result()
             control.check()
-            if time.monotonic() - told > _PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
                 self._log.info(
                     "model fetch in progress",
                     model=wanted.model,

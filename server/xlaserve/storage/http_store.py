@@ -78,12 +78,12 @@ class HttpStore:
         try:
             first = f"{below.strip('/')}/".removeprefix("/")
             pages = {begin(self._page, first): (first, 0)}
-            looks: set[Future[RemoteObject]] = set()
-            while pages or looks:
-                asked: set[Future[Any]] = {*pages, *looks}
-                done, _ = wait(asked, return_when=FIRST_COMPLETED)
-                found += [look.result() for look in done & looks]
-                looks -= done
+            heads: set[Future[RemoteObject]] = set()
+            while pages or heads:
+                pending: set[Future[Any]] = {*pages, *heads}
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                found += [head.result() for head in done & heads]
+                heads -= done
                 for page in done & pages.keys():
                     directory, depth = pages.pop(page)
                     names = page.result()
@@ -95,7 +95,7 @@ class HttpStore:
                         )
                     for name in names:
                         if not name.endswith("/"):
-                            looks.add(begin(self._head, directory + name))
+                            heads.add(begin(self._head, directory + name))
                         elif depth < _MAX_DEPTH:
                             inner = directory + name
                             pages[begin(self._page, inner)] = inner, depth + 1
@@ -134,7 +134,7 @@ class HttpStore:
 
     def confirm(self, found: RemoteObject) -> None:
         """Check that an object is unchanged since it was listed; raises ObjectChanged."""
-        now = self._look(found.name)
+        now = self._stored(found.name)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
 
@@ -145,7 +145,7 @@ class HttpStore:
     def find(self, name: str) -> RemoteObject | None:
         """Return an object, or None if it is missing; raises StoreProblem."""
         try:
-            return self._look(name)
+            return self._stored(name)
         except ObjectMissing:
             return None
 
@@ -161,7 +161,7 @@ class HttpStore:
         with self._asking:
             return self._attempts.run(partial(ask, name))
 
-    def _look(self, name: str) -> RemoteObject:
+    def _stored(self, name: str) -> RemoteObject:
         return self._attempts.run(partial(self._head, name))
 
     def _page(self, directory: str) -> list[str]:
@@ -273,9 +273,9 @@ class _Answer:
             connection = http.client.HTTPConnection(host, parts.port, timeout=seconds)
         try:
             path = parts.path or "/"
-            asked = f"{path}?{parts.query}" if parts.query else path
+            target = f"{path}?{parts.query}" if parts.query else path
             plain = {"Accept-Encoding": "identity", "Connection": "close", **headers}
-            connection.request(method, asked, headers=plain)
+            connection.request(method, target, headers=plain)
             return cls(connection, connection.getresponse(), seconds)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
@@ -295,8 +295,8 @@ class _Answer:
     @property
     def length(self) -> int | None:
         """Return the Content-Length, or None."""
-        said = self._response.headers.get("Content-Length", "")
-        return int(said) if said.isascii() and said.isdigit() else None
+        text = self._response.headers.get("Content-Length", "")
+        return int(text) if text.isascii() and text.isdigit() else None
 
     @property
     def mark(self) -> str:
@@ -316,15 +316,15 @@ class _Answer:
             is_away=status in _TRANSIENT | _DENIED or status >= _SERVER_ERROR,
         )
 
-    def check_length(self, found: RemoteObject, asked: tuple[int, int]) -> None:
+    def check_length(self, found: RemoteObject, bounds: tuple[int, int]) -> None:
         """Check that the response contains the requested range; raises StoreProblem."""
-        start, stop = asked
-        said = self._response.headers.get("Content-Range")
+        start, stop = bounds
+        text = self._response.headers.get("Content-Range")
         if self.status == http.client.PARTIAL_CONTENT:
-            got = _RANGE.fullmatch(said or "")
+            got = _RANGE.fullmatch(text or "")
             if got is None or tuple(map(int, got.groups())) != (start, stop - 1, found.size_bytes):
                 raise StoreProblem(
-                    f"asked for bytes {start} to {stop - 1} of '{found.name}', got '{said}'",
+                    f"asked for bytes {start} to {stop - 1} of '{found.name}', got '{text}'",
                     is_transient=False,
                 )
         if self.length is not None and self.length != stop - start:

@@ -25,7 +25,7 @@ from xlaserve.concurrency.control_plane import (
     ChangeText,
     Journal,
 )
-from xlaserve.concurrency.remaking import Remaking
+from xlaserve.concurrency.replay import Replay
 from xlaserve.concurrency.sharing import Turns
 from xlaserve.errors import EngineGone, EngineLost, LoadCancelled, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
@@ -67,7 +67,7 @@ _SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
 _log = structlog.get_logger("processes")
 
 
-class _Asked:
+class _Pending:
     """A change requested by a worker, until its result has been sent."""
 
     def __init__(self, change: ChangeText) -> None:
@@ -99,7 +99,7 @@ class Control:
         self._turns = Turns()
         self._numbers = itertools.count()
         self._purges = 0
-        self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
+        self._pending: dict[tuple[WorkerProcess, int], _Pending] = {}
         """Changes in progress, by requesting worker and that worker's number for the change."""
         self._is_stopping = False
         self._journal = Journal()
@@ -112,7 +112,7 @@ class Control:
 
         The change is registered now, so that a GiveUp can find it before the coroutine starts.
         """
-        asked = self._asked[origin, ask.number] = _Asked(ask.change)
+        pending = self._pending[origin, ask.number] = _Pending(ask.change)
         kind = ask.change.kind
 
         async def made() -> None:
@@ -126,13 +126,13 @@ class Control:
                     if kind is ChangeKind.PURGE:
                         failure = await self._purge(origin, ask)
                     else:
-                        failure = await self._in_turn(origin, ask, asked)
+                        failure = await self._in_turn(origin, ask, pending)
             except WorkerGone:
                 return
             except Exception:
                 _log.exception("change to workers failed", kind=kind, subject=ask.change.subject)
             finally:
-                del self._asked[origin, ask.number]
+                del self._pending[origin, ask.number]
                 # Report after an exception too, since the worker waits for it.
                 origin.tell(Settled(ask.number, failure))
 
@@ -140,40 +140,40 @@ class Control:
 
     def give_up(self, origin: WorkerProcess, number: int) -> None:
         """Cancel a load that a worker requested, in all workers that are making it."""
-        asked = self._asked.get((origin, number))
-        if asked is not None:
-            asked.give_up()
+        pending = self._pending.get((origin, number))
+        if pending is not None:
+            pending.give_up()
 
     def stop(self) -> None:
         """Reject all changes from now on, and cancel loads in progress."""
         self._is_stopping = True
-        for asked in list(self._asked.values()):
-            asked.give_up()
+        for pending in list(self._pending.values()):
+            pending.give_up()
 
-    async def _in_turn(self, origin: WorkerProcess, ask: Ask, asked: _Asked) -> Failure | None:
+    async def _in_turn(self, origin: WorkerProcess, ask: Ask, pending: _Pending) -> Failure | None:
         change, purges = ask.change, self._purges
         async with (
             self._turns.of((change.kind in _MODELS, change.subject)),
             self._held(change) as is_loaded,
         ):
-            if purges != self._purges or asked.is_given_up or self._is_stopping:
+            if purges != self._purges or pending.is_given_up or self._is_stopping:
                 return _refused(change, is_stopping=self._is_stopping)
             if not origin.makes(change.kind):
-                return await self._by_engine(asked)
+                return await self._by_engine(pending)
             if change.kind in OF_LOADS and not is_loaded and not ask.is_limited:
-                return await self._side_by_side(origin, ask, asked, purges)
+                return await self._side_by_side(origin, ask, pending, purges)
             done = await origin.expect(Go(ask.number), ("done", ask.number))
             if done.failure is not None:
                 return _refused(change, is_stopping=self._is_stopping)
-            asked.has_no_way_back = done.was_loaded
-            dids = await self._by_others(origin, asked)
+            pending.has_no_way_back = done.was_loaded
+            dids = await self._by_others(origin, pending)
             made = [origin, *(one for one in dids if one not in _failures(dids))]
             return await self._settled(
-                asked, made, _failures(dids), purges, was_loaded=done.was_loaded
+                pending, made, _failures(dids), purges, was_loaded=done.was_loaded
             )
 
     async def _side_by_side(
-        self, origin: WorkerProcess, ask: Ask, asked: _Asked, purges: int
+        self, origin: WorkerProcess, ask: Ask, pending: _Pending, purges: int
     ) -> Failure | None:
         """Make a change in all workers concurrently; return the failure, or None."""
 
@@ -184,10 +184,10 @@ class Control:
                 # If a worker dies, its replacement replays the changes of the others.
                 return None
             if done.failure is not None:
-                asked.give_up()
+                pending.give_up()
             return done
 
-        done, dids = await asyncio.gather(here(), self._by_others(origin, asked))
+        done, dids = await asyncio.gather(here(), self._by_others(origin, pending))
         made = [one for one, did in dids.items() if did is not None and did.failure is None]
         failed = _failures(dids)
         if done is not None and done.failure is not None:
@@ -199,11 +199,11 @@ class Control:
                 ask.change, is_stopping=self._is_stopping
             )
         was_loaded = done is not None and done.was_loaded
-        return await self._settled(asked, made, failed, purges, was_loaded=was_loaded)
+        return await self._settled(pending, made, failed, purges, was_loaded=was_loaded)
 
     async def _settled(
         self,
-        asked: _Asked,
+        pending: _Pending,
         made: Sequence[WorkerProcess],
         failed: Mapping[WorkerProcess, Failure],
         purges: int,
@@ -211,11 +211,11 @@ class Control:
         was_loaded: bool,
     ) -> Failure | None:
         """Record a change that all workers made, or else undo it; return the failure, or None."""
-        change = asked.change
-        if not failed and purges == self._purges and not asked.is_given_up:
+        change = pending.change
+        if not failed and purges == self._purges and not pending.is_given_up:
             self._remember(change)
             return None
-        for worker, failure in {} if asked.is_given_up else failed.items():
+        for worker, failure in {} if pending.is_given_up else failed.items():
             _log.error(
                 "change failed in one worker only",
                 worker=worker.role.worker,
@@ -226,11 +226,11 @@ class Control:
         await self._undo(change, made, failed, was_loaded=was_loaded)
         return next(iter(failed.values()), None) or _refused(change, is_stopping=self._is_stopping)
 
-    async def _by_engine(self, asked: _Asked) -> Failure | None:
+    async def _by_engine(self, pending: _Pending) -> Failure | None:
         """Make a front end's change in the engine; returns after all front ends show the result."""
-        change = asked.change
+        change = pending.change
         engine = next((one for one in self._workers() if one.makes(change.kind)), None)
-        did = None if engine is None else await self._do(engine, change, asked)
+        did = None if engine is None else await self._do(engine, change, pending)
         if did is None:
             _remove(change)
             # If the engine died during the change, clients must not retry it on every replica.
@@ -247,23 +247,23 @@ class Control:
         return failure
 
     async def _by_others(
-        self, origin: WorkerProcess, asked: _Asked
+        self, origin: WorkerProcess, pending: _Pending
     ) -> dict[WorkerProcess, Did | None]:
         """Make a change in all other workers, and return the results; None for a worker that died.
 
         Includes workers that become able to make changes in the meantime: the journal replayed to
         them does not contain this change yet.
         """
-        change = asked.change
+        change = pending.change
         found: dict[WorkerProcess, Did | None] = {}
-        while not asked.is_given_up and (
+        while not pending.is_given_up and (
             new := [
                 one
                 for one in self._workers()
                 if one not in (origin, *found) and one.makes(change.kind)
             ]
         ):
-            results = await asyncio.gather(*(self._do(worker, change, asked) for worker in new))
+            results = await asyncio.gather(*(self._do(worker, change, pending) for worker in new))
             found.update(zip(new, results, strict=True))
         return found
 
@@ -332,15 +332,15 @@ class Control:
         _remove(change)
 
     async def _do(
-        self, worker: WorkerProcess, change: ChangeText, asked: _Asked | None = None
+        self, worker: WorkerProcess, change: ChangeText, pending: _Pending | None = None
     ) -> Did | None:
         """Make a change in one worker; None if it dies, since its replacement replays changes.
 
-        `asked` tracks the change, so that it is cancelled if its client leaves.
+        `pending` tracks the change, so that it is cancelled if its client leaves.
         """
         number = next(self._numbers)
         did: Did | None = None
-        made_by = {} if asked is None else asked.made_by
+        made_by = {} if pending is None else pending.made_by
         made_by[number] = worker
         try:
             did = await worker.expect(Do(number, change), ("did", number))
@@ -370,14 +370,14 @@ class Control:
             return None if did is None else did.failure
 
         # The changes' files are on disk, so there are no contents to drop from memory.
-        remaking = Remaking(make, attrgetter("text"), lambda change: change)
+        replay = Replay(make, attrgetter("text"), lambda change: change)
         for known in self._journal.changes():
             if worker.makes(known.kind):
-                await remaking.make(known)
-        await remaking.settle()
-        for one in remaking.failed:
-            said = {"worker": worker.role.worker, "subject": one.change.subject}
-            _log.error("worker lacks changes of other workers", **said, error=one.error.text)
+                await replay.make(known)
+        await replay.settle()
+        for one in replay.failed:
+            fields = {"worker": worker.role.worker, "subject": one.change.subject}
+            _log.error("worker lacks changes of other workers", **fields, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Make all other workers load what a restarted worker found in the repository.
@@ -402,7 +402,7 @@ class Control:
                 last = self._journal.last(change)
                 if last is not None and (last.arguments or last.files):
                     continue  # loaded from a client's files or configuration: all have the same
-                dids = await self._by_others(worker, _Asked(change))
+                dids = await self._by_others(worker, _Pending(change))
             for other, failure in _failures(dids).items():
                 about = {"worker": other.role.worker, "subject": name, "error": failure.text}
                 _log.error("model files differ between a worker and a restarted one", **about)
@@ -453,12 +453,12 @@ class Control:
 
         Workers that are not ready yet are not asked, since they cannot speak for the server.
         """
-        asked = AskAll(0, question)
+        ask = AskAll(0, question)
         ready = [worker for worker in self._workers() if worker.is_ready]
-        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in ready))
+        answers = await asyncio.gather(*(self._answer(worker, ask) for worker in ready))
         return [answer.said for answer in answers if answer.said is not None]
 
-    async def make_again(self, change: Change) -> None:
+    async def replay_change(self, change: Change) -> None:
         """Make a change of the replaced server in all workers, and record it.
 
         Raises an XlaserveError if a worker could not make it.

@@ -82,7 +82,7 @@ class Link:
         self._settled: dict[int, asyncio.Future[Failure | None]] = {}
         self._asking: set[int] = set()
         """Changes requested from the parent."""
-        self._asked: dict[int, asyncio.Future[Sequence[Answer]]] = {}
+        self._questions: dict[int, asyncio.Future[Sequence[Answer]]] = {}
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -162,18 +162,18 @@ class Link:
                     making.cancel()
             raise
 
-    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+    async def ask_all(self, question: str, content: Any = None) -> Sequence[Answer]:
         """Return the answers of all other processes, or the reasons why they did not answer."""
         number = next(self._numbers)
         answers: asyncio.Future[Sequence[Answer]]
-        answers = self._asked[number] = asyncio.get_running_loop().create_future()
+        answers = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._channel.send(AskAll(number, question, said))
+            self._channel.send(AskAll(number, question, content))
             return await answers
         except ChannelError:
             return ()
         finally:
-            self._asked.pop(number, None)
+            self._questions.pop(number, None)
 
     async def _apply(self, number: int, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
@@ -239,11 +239,11 @@ class Link:
                 doing.add_done_callback(partial(self._did, number, change, was_loaded))
             case GiveUp(number) if number in self._doing:
                 self._doing[number].cancel()
-            case Question(number, name, said):
-                self._task(self._reply(number, name, said))
+            case Question(number, name, content):
+                self._task(self._reply(number, name, content))
             case Answers(number, answers):
                 found = [Answer(one.worker, one.said, one.problem) for one in answers]
-                _settle(self._asked.get(number), found)
+                _settle(self._questions.get(number), found)
             case State(is_ready, leads, has_started, is_whole, silent):
                 self._is_ready, self.leads, self.silent = is_ready, leads, frozenset(silent)
                 self.has_started, self.is_whole = has_started, is_whole
@@ -279,10 +279,10 @@ class Link:
 
     def hears_no_more(self) -> None:
         """Fail everything that waits for the parent."""
-        waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
-        for asked in waiting:
-            if not asked.done():
-                asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
+        waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._questions.values()]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(ProcessSilent("a change or a question of all", "parent"))
 
     async def _do(self, text: ChangeText) -> Failure | None:
         try:
@@ -318,9 +318,9 @@ class Link:
             if self.shown is not None:
                 await self.shown()
 
-    async def _reply(self, number: int, name: str, said: Any) -> None:
+    async def _reply(self, number: int, name: str, content: Any) -> None:
         try:
-            reply = Reply(number, await self._replies[name](said))
+            reply = Reply(number, await self._replies[name](content))
         except XlaserveError as error:
             reply = Reply(number, None, str(error))
         except BaseException as error:

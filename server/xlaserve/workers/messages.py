@@ -42,7 +42,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Attributes that are strings or numbers, such as the parameter of an InvalidParameter."""
 
     @property
-    def said(self) -> tuple[str, str, dict[str, str | int | float]]:
+    def fields(self) -> tuple[str, str, dict[str, str | int | float]]:
         """Return the fields in the form used by bridge records."""
         return self.error, self.text, self.facts
 

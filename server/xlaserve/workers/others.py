@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from xlaserve.concurrency.control_plane import ControlPlane
-from xlaserve.concurrency.others import About, Answering, Asked, Question
+from xlaserve.concurrency.others import About, AllAnswers, Answering, Question
 
 T = TypeVar("T")
 ENGINE = "0"
@@ -24,7 +24,7 @@ class OtherWorkers:
         self._plane = plane
         self._worker = str(worker)
 
-    async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
+    async def ask(self, question: Question, about: About, own: T, kind: object) -> AllAnswers[T]:
         """Return the answers of all workers, and the errors of those that failed to answer."""
         answers: dict[str, Any] = {self._worker: own}
         if not self._plane.loads:
@@ -44,13 +44,13 @@ class OtherWorkers:
                     "worker did not answer", peer=answer.worker, question=question, reason=problem
                 )
         found = {worker: answer for worker, answer in answers.items() if answer is not None}
-        return Asked(found, missing)
+        return AllAnswers(found, missing)
 
     def answer(self, question: Question, answering: Answering) -> None:
         """Register the answer to questions from other workers."""
 
-        async def reply(said: dict[str, str]) -> object:
-            return msgspec.to_builtins(await answering(said), enc_hook=_plain)
+        async def reply(arguments: dict[str, str]) -> object:
+            return msgspec.to_builtins(await answering(arguments), enc_hook=_plain)
 
         self._plane.answer(question.value, reply)
 

@@ -105,7 +105,9 @@ class Supervisor:
         self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
         self._events = EventLog(settings.max_event_bytes)
         # In a replacement, `take_changes` decides which load failures are fatal.
-        told = settings if systemd.predecessor is None else replace(settings, exit_on_error=False)
+        passed_on = (
+            settings if systemd.predecessor is None else replace(settings, exit_on_error=False)
+        )
         endpoints = [(listener.setting, listener.address) for listener in listeners]
         # systemd's watchdog limit applies to each process.
         answer_seconds = min(
@@ -116,7 +118,7 @@ class Supervisor:
         self._roles = [
             Role(
                 number,
-                encoded(share_of(told, part)),
+                encoded(share_of(passed_on, part)),
                 # The engine has no clients.
                 [] if part is Part.ENGINE else endpoints,
                 answer_seconds,
@@ -262,7 +264,7 @@ class Supervisor:
         number = worker.role.worker
         match message:
             case Ask() | GiveUp() | AskAll():
-                self._asked(worker, message)
+                self._on_request(worker, message)
             case Here():
                 self._say_state()
             case Listening():
@@ -278,12 +280,12 @@ class Supervisor:
                 self._reloaded(number)
             case Happened(event):
                 self._events.note(event)
-            case AskEvents(asked):
-                worker.tell(EventsAre(asked, self._events.kept()))
+            case AskEvents(request):
+                worker.tell(EventsAre(request, self._events.kept()))
             case _:
                 pass
 
-    def _asked(self, worker: WorkerProcess, message: Ask | GiveUp | AskAll) -> None:
+    def _on_request(self, worker: WorkerProcess, message: Ask | GiveUp | AskAll) -> None:
         match message:
             case Ask():
                 self._begin(self.control.change(worker, message))
@@ -370,12 +372,12 @@ class Supervisor:
 
     def _say_silent(self, worker: WorkerProcess, is_silent: bool, seconds: float) -> None:
         worker.is_silent = is_silent
-        said = {"worker": worker.role.worker, "pid": worker.process.pid}
+        fields = {"worker": worker.role.worker, "pid": worker.process.pid}
         if is_silent:
-            _log.error("worker unresponsive", **said, replaced_after_seconds=seconds)
+            _log.error("worker unresponsive", **fields, replaced_after_seconds=seconds)
             self._hand_again(worker)
         else:
-            _log.info("worker responsive again", **said)
+            _log.info("worker responsive again", **fields)
         self._say_state()
 
     def _hand_again(self, worker: WorkerProcess) -> None:

@@ -20,7 +20,7 @@ class ParentEvents:
         self._worker = worker
         self._channel = channel
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Kept]] = {}
+        self._reads: dict[int, asyncio.Future[Kept]] = {}
 
     def note(self, event: Event) -> None:
         """Send an event; dropped if the parent is gone, since this process will exit too."""
@@ -30,7 +30,7 @@ class ParentEvents:
     async def read(self) -> Kept:
         """Return the events of the server; raises WorkersSilent if the parent does not answer."""
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._reads[number] = asyncio.get_running_loop().create_future()
         try:
             self._channel.send(AskEvents(number))
             async with asyncio.timeout(_SECONDS):
@@ -39,11 +39,11 @@ class ParentEvents:
             reason = f"its parent gave no events within {_SECONDS:.0f} s"
             raise WorkersSilent({str(self._worker): reason}) from error
         finally:
-            del self._asked[number]
+            del self._reads[number]
         return kept
 
     def heard(self, message: EventsAre) -> None:
         """Complete the `read` that waits for this answer, if it has not timed out."""
-        answer = self._asked.get(message.number)
+        answer = self._reads.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message.kept)

@@ -21,7 +21,7 @@ from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
 from xlaserve.language.text_settings import text_limits
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
-from xlaserve.process.children import stay_deaf
+from xlaserve.process.children import shield_from_signals
 from xlaserve.process.endings import end_with_parent
 from xlaserve.process.endpoints import Listener
 from xlaserve.process.output import logged_output
@@ -194,18 +194,18 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
                 ),
                 asyncio.ensure_future(_listen(silence, link)),
             ]
-            beside = [
+            tasks = [
                 asyncio.ensure_future(_say_ready(parent, application)),
                 asyncio.ensure_future(_count(parent, listeners, application)),
             ]
             if bridged is not None:
-                beside.append(asyncio.ensure_future(bridged))
-                beside[-1].add_done_callback(_end_without_bridges)
+                tasks.append(asyncio.ensure_future(bridged))
+                tasks[-1].add_done_callback(_end_without_bridges)
             try:
                 with suppress(asyncio.CancelledError):
                     await serving
             finally:
-                _cancel(beside)
+                _cancel(tasks)
     finally:
         # Keep listening until draining ends, since clients may wait for changes that need the
         # parent.
@@ -329,25 +329,25 @@ async def _listen(silence: Silence, link: Link) -> None:
 async def _say_ready(parent: Parent, application: Application) -> None:
     """Report to the parent whenever this process becomes ready or not ready."""
     changed = asyncio.Event()
-    told = False
+    reported = False
     with application.registry.observe(changed.set):
         while True:
             now = application.control.follower.is_ready_here
-            if now != told:
+            if now != reported:
                 parent.tell(Here(now))
-                told = now
+                reported = now
             await changed.wait()
             changed.clear()
 
 
 async def _count(parent: Parent, listeners: HandedListeners, application: Application) -> None:
     """Report the number of connections to the parent whenever it changes."""
-    told = Connections(0, 0)
+    reported = Connections(0, 0)
     while True:
         now = Connections(application.open_connections, listeners.received)
-        if now != told:
+        if now != reported:
             parent.tell(now)
-            told = now
+            reported = now
         await asyncio.sleep(_REPORT_SECONDS)
 
 
@@ -355,7 +355,7 @@ def main() -> None:
     """Serve as a worker until the parent sends Stop or is gone."""
     end_with_parent(int(sys.argv[2]))
     # Only the parent handles signals, since terminals and systemd send them to all processes.
-    stay_deaf()
+    shield_from_signals()
     open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
     faulthandler.enable(sys.stderr)

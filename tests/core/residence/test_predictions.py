@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidModel
-from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions
+from xlaserve.residence.platforms.predictions import FileReader, FilesSeen, Predictions
 
 
 def test_the_last_need_counts_under_every_name() -> None:
     predictions = Predictions(10)
-    predictions.asked("m", "remote")
+    predictions.note_request("m", "remote")
     for size in (5, 3):
         predictions.remember("m", size, "files", "computation")
     known = [predictions.of_key(key) for key in ("files", "computation", "remote")]
@@ -72,7 +72,7 @@ def test_what_was_refused_says_nothing_of_others() -> None:
 
 def test_what_is_forgotten_is_known_by_no_name() -> None:
     predictions = Predictions(10)
-    predictions.asked("m", "remote")
+    predictions.note_request("m", "remote")
     predictions.remember("m", 5, "files")
     predictions.forget("m", "files")
     predictions.forget("never heard of")
@@ -96,7 +96,7 @@ async def test_files_that_cannot_be_looked_at_are_as_good_as_not_there(error: Ex
     def fail() -> FilesSeen:
         raise error
 
-    look = FilesLook()
+    look = FileReader()
     seen = FilesSeen(7, "key")
     answers = [await look(fail), await look(lambda: seen)]
     look.close()

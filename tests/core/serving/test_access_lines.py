@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from xlaserve.errors import Unsupported
-from xlaserve.net.status import told_status
+from xlaserve.net.status import reported_status
 from xlaserve.serving.access.principal import Principal
 from xlaserve.serving.call import Peer
 from xlaserve.serving.call_record import CallRecord
@@ -53,7 +53,7 @@ def executed(**given: Any) -> ExecutedEntry:
 
 
 def lines() -> Lines:
-    return Lines(told_status, lambda: CLOCK, lambda: NOW)
+    return Lines(reported_status, lambda: CLOCK, lambda: NOW)
 
 
 def read(data: bytes) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from support.calls import NotedCall
 
 from xlaserve.errors import InvalidSettings, Unsupported
-from xlaserve.net.status import told_status
+from xlaserve.net.status import reported_status
 from xlaserve.serving.access.principal import Principal
 from xlaserve.serving.call import Call, Operation, Peer
 from xlaserve.serving.gates import Gates
@@ -66,7 +66,7 @@ class World:
         self.file = AccessFile(str(path))
         self.log = AccessLog(
             self.file,
-            told_status,
+            reported_status,
             Sampling(**sampling),
             max_pending,
             clock=lambda: self.now,
@@ -257,7 +257,7 @@ async def test_nobody_waits_for_a_file_that_takes_nothing(tmp_path: Path) -> Non
     with suppress(BlockingIOError):
         while os.write(writer, b"x" * 4096):
             pass
-    log = AccessLog(AccessFile(f"fd:{writer}"), told_status, Sampling(), 10)
+    log = AccessLog(AccessFile(f"fd:{writer}"), reported_status, Sampling(), 10)
     gates = Gates()
     gates.observe(log, needs_records=True)
     try:
@@ -301,7 +301,7 @@ async def test_a_file_that_was_rotated_is_opened_anew(tmp_path: Path, way: str) 
     if way == "asked for":
         file.reopen()
     else:
-        file.look()
+        file.check_rotation()
     assert file.write(b"second\n")
     file.close()
 

@@ -155,7 +155,9 @@ def test_what_cannot_be_said_takes_no_place_and_forgets_nothing() -> None:
         first.send({"kind": "c"}, {"x": short})
         _, found = second.receive()
         is_shared = not found["x"].flags.writeable
-        places = [writer._taken for writer in (first.writer, second.writer) if writer is not None]
+        places = [
+            writer._allocated for writer in (first.writer, second.writer) if writer is not None
+        ]
 
     assert is_shared
     assert [1, 0] == [len(one) for one in places]

@@ -316,7 +316,7 @@ async def test_answers_that_were_not_sent_cannot_be_taken(model: Counting) -> No
         call = ask(pair.ends[0], 2)
         await until(lambda: call.given)
         ((number, _),) = pair.front_ends[0]._calls.items()
-        pair.front_ends[0]._taken(number, 2)
+        pair.front_ends[0]._note_taken(number, 2)
         await until(lambda: pair.front_ends[0]._bridge is None)
         assert isinstance(call.error, EngineLost)
         model.may_go_on.set()

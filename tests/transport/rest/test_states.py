@@ -495,10 +495,10 @@ async def test_an_answer_restarts_the_idle_time(answered: bytes) -> None:
     bench.send(answered)
     await bench.settle()
 
-    connection._look()
+    connection._check_timeouts()
     assert not bench.wire.closed
     connection._since = bench.fast.answered_at = -1e9
-    connection._look()
+    connection._check_timeouts()
     assert bench.wire.closed
 
 
@@ -507,7 +507,7 @@ async def test_a_connection_with_a_request_is_not_idle(state: State) -> None:
     bench = Bench()
     await follow(bench, TO[state])
     bench.connection._since = bench.fast.answered_at = -1e9
-    bench.connection._look()
+    bench.connection._check_timeouts()
     found = bench.fast.state
     await end(bench)
 

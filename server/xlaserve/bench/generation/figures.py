@@ -139,6 +139,6 @@ def _percentiles(seconds: Sequence[float]) -> Percentiles:
 
 
 def _fewer(errors: "Counter[str]") -> Mapping[str, int]:
-    told = dict(errors.most_common(_MOST_ERRORS))
-    others = sum(errors.values()) - sum(told.values())
-    return told | ({_OTHER_ERRORS: others} if others else {})
+    frequent = dict(errors.most_common(_MOST_ERRORS))
+    others = sum(errors.values()) - sum(frequent.values())
+    return frequent | ({_OTHER_ERRORS: others} if others else {})

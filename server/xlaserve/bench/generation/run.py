@@ -76,9 +76,9 @@ async def run(job: Job) -> Report:
 
         async def send(number: int, arrival: Arrival) -> AsyncGenerator[None, None]:
             client = clients[number % len(clients)]
-            asked = _request(job, number, arrival.lengths.prompt, arrival.lengths.answer)
+            request = _request(job, number, arrival.lengths.prompt, arrival.lengths.answer)
             try:
-                async for answer in client.stream(asked, schedule.duration + timeout):
+                async for answer in client.stream(request, schedule.duration + timeout):
                     if "token" in answer.outputs:
                         yield
             except Exception as error:
@@ -100,9 +100,11 @@ async def _probe(job: Job, client: Client) -> None:
             f"model '{job.model}': --generate expects an input '{INPUT.name}' {INPUT}, got {got}"
         )
     longest = max(arrival.lengths.prompt for arrival in job.schedule.arrivals)
-    asked = _request(job, _PROBE, longest, 1)
+    request = _request(job, _PROBE, longest, 1)
     try:
-        tokens = [one async for one in client.stream(asked, job.timeout) if "token" in one.outputs]
+        tokens = [
+            one async for one in client.stream(request, job.timeout) if "token" in one.outputs
+        ]
     except CallFailed as error:
         raise BenchmarkRefused(
             f"{error}\nThe longest prompt has {longest} tokens with ids below {job.vocab}: change"

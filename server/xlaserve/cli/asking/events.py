@@ -83,7 +83,7 @@ def event_line(event: Json) -> str:
     at = datetime.fromtimestamp(event["at_ns"] // _NANOSECONDS, UTC)
     version = f" version {event['version']}" if event.get("version") else ""
     what = f"{event.get('model') or event.get('subject') or ''}{version}"
-    said = [
+    parts = [
         f"{at:%Y-%m-%dT%H:%M:%SZ}",
         "FAILED" if event.get("failed") else "ok",
         event["kind"],
@@ -92,7 +92,7 @@ def event_line(event: Json) -> str:
         *([f"({_asker(event)})"] if _asker(event) else ()),
     ]
     text = f": {event['text']}" if event.get("text") else ""
-    return printable(" ".join(filter(None, said)) + text)
+    return printable(" ".join(filter(None, parts)) + text)
 
 
 def _asker(event: Json) -> str:

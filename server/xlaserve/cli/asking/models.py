@@ -150,9 +150,9 @@ def load(
         if version is None:
             await client.load(name, text)
             return
-        told = json.loads(text) if text else await client.configuration(name)
+        configuration = json.loads(text) if text else await client.configuration(name)
         policy = {"specific": {"versions": [version]}}
-        await client.load(name, json.dumps(told | {"version_policy": policy}))
+        await client.load(name, json.dumps(configuration | {"version_policy": policy}))
 
     done = "loaded" if version is None else f"version {version} answers"
     ask_server(_each(reach, names, done, _load))

@@ -67,8 +67,8 @@ def memory_of(row: Json) -> int:
 
 def duration(row: Json, name: str) -> tuple[int, int]:
     """Return count and nanoseconds of one duration in the statistics extension."""
-    said = (row.get("inference_stats") or {}).get(name) or {}
-    return number(said.get("count")), number(said.get("ns"))
+    times = (row.get("inference_stats") or {}).get(name) or {}
+    return number(times.get("count")), number(times.get("ns"))
 
 
 def mean_ms(count: int, ns: int) -> str:
@@ -177,9 +177,9 @@ _WORDS: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "sequence_batching": lambda _: iter(["requests of a sequence go to the same instance"]),
     "ensemble_scheduling": _steps,
     "instance_group": _instances,
-    "response_cache": lambda said: iter(["answers are cached"] if said.get("enable") else []),
-    "model_transaction_policy": lambda said: iter(
-        ["a request may have several answers"] if said.get("decoupled") else []
+    "response_cache": lambda field: iter(["answers are cached"] if field.get("enable") else []),
+    "model_transaction_policy": lambda field: iter(
+        ["a request may have several answers"] if field.get("decoupled") else []
     ),
     "parameters": _parameters,
 }

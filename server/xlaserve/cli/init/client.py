@@ -53,13 +53,13 @@ def of_generator(model: str, described: Record) -> str:
     """Return a client for a language model, which sends text if it has a tokenizer, else tokens."""
     is_text = _TOKENIZER in described.files
     text = 'np.array([b"Once upon a time"], object)'
-    asked = _GENERATED.format(
+    call = _GENERATED.format(
         quoted=_quoted(model),
         inputs=f'{{"text": {text}}}' if is_text else '{"tokens": np.array([1, 2, 3], np.int32)}',
         output=_quoted("text" if is_text else "tokens"),
         parameters='{"max_tokens": 32}',
     )
-    return f"{_HEAD}import numpy as np\n\nfrom xlaserve.client import Client\n\n{asked}"
+    return f"{_HEAD}import numpy as np\n\nfrom xlaserve.client import Client\n\n{call}"
 
 
 def _quoted(text: str) -> str:

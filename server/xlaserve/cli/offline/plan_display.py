@@ -126,9 +126,9 @@ def _models(plan: DevicePlan) -> Table:
             )
             cells = [*(format_bytes(part // devices) for part in parts)]
             cells.append(format_bytes(one.reserved_bytes))
-        told = format_bytes(one.predicted_bytes) if one.predicted else ""
-        said = _outcome(loads.get((one.name, one.version)))
-        table.add_row(Text(printable(one.name)), one.version, *cells, told, said)
+        predicted = format_bytes(one.predicted_bytes) if one.predicted else ""
+        outcome = _outcome(loads.get((one.name, one.version)))
+        table.add_row(Text(printable(one.name)), one.version, *cells, predicted, outcome)
     return table
 
 

@@ -165,8 +165,8 @@ def _warmed_here(
     # Lower models in separate processes, as a server does.
     wanted = compilation.of_settings(settings, processes=compile_processes(settings))
     made = replace(wanted, store=store)
-    asked = settings.device.value if target == HERE else target
-    platform = device.start(asked, made.cache, memory_fraction=settings.gpu_memory_fraction)
+    device_name = settings.device.value if target == HERE else target
+    platform = device.start(device_name, made.cache, memory_fraction=settings.gpu_memory_fraction)
     with closing(replace(made, store=None)):
         for source, version in _versions(sources):
             context = LoadContext(

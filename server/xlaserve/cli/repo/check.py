@@ -26,7 +26,7 @@ from xlaserve.residence.host import compile_processes
 from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.residence.repository.sources import ModelSource, VersionSource
 from xlaserve.runtime import loaders
-from xlaserve.runtime.calls import Arrays, Asked, Change, Replies
+from xlaserve.runtime.calls import Arrays, Change, NestedRequest, Replies
 from xlaserve.runtime.devices import device
 from xlaserve.runtime.host import PythonHost
 from xlaserve.runtime.load_context import LoadContext
@@ -109,13 +109,15 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
 class _NoCalls:
     """Refuses calls of other models: a check loads only one model at a time."""
 
-    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+    def infer(self, request: NestedRequest, within: object) -> "Future[Arrays]":
         """Raise ModelNotFound."""
-        raise ModelNotFound(asked.model, asked.version)
+        raise ModelNotFound(request.model, request.version)
 
-    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+    def stream(
+        self, request: NestedRequest, within: object, replies: Replies | None = None
+    ) -> Replies:
         """Raise ModelNotFound."""
-        raise ModelNotFound(asked.model, asked.version)
+        raise ModelNotFound(request.model, request.version)
 
     def change(self, change: Change, within: object) -> "Future[None]":
         """Raise ModelNotFound."""
@@ -134,13 +136,13 @@ def _show(console: Console, settings: Settings, reports: list[ModelReport]) -> N
     for column in table.columns:
         column.overflow = "fold"
     for row in sorted(reports, key=lambda report: report.model):
-        said = "\n".join(filter(None, (row.reason, *row.notes)))
+        lines = "\n".join(filter(None, (row.reason, *row.notes)))
         table.add_row(
             Text(printable(row.model)),
             row.kind,
             ", ".join(row.versions),
             Text(row.finding, style=_COLOURS[row.finding]),
-            Text("\n".join(map(printable, said.splitlines()))),
+            Text("\n".join(map(printable, lines.splitlines()))),
         )
     console.print(table)
     for row in reports:

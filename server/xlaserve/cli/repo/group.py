@@ -60,8 +60,8 @@ def migrate(
         failed |= outcome.result is migration.Result.FAILED
         inside = outcome.path != path and outcome.path.is_relative_to(path)
         shown = outcome.path.relative_to(path) if inside else outcome.path
-        said = "; ".join(filter(None, (outcome.detail, outcome.notes)))
-        table.add_row(escape(str(shown)), outcome.result, escape(said))
+        detail = "; ".join(filter(None, (outcome.detail, outcome.notes)))
+        table.add_row(escape(str(shown)), outcome.result, escape(detail))
     if table.row_count:
         Console().print(table)
     else:

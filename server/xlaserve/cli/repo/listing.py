@@ -61,8 +61,8 @@ def list_(
 
 def _add(table: Table, entry: ModelEntry) -> None:
     unused = f"without effect: {', '.join(entry.without_effect)}" if entry.without_effect else ""
-    said = filter(None, (entry.configuration, unused, entry.problem))
-    name, text = Text(printable(entry.name)), Text(printable("; ".join(said) or "none"))
+    remarks = filter(None, (entry.configuration, unused, entry.problem))
+    name, text = Text(printable(entry.name)), Text(printable("; ".join(remarks) or "none"))
     if not entry.versions:
         table.add_row(name, "", "", "", "", text)
     for version in entry.versions:

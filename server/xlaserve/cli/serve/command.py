@@ -47,12 +47,12 @@ def command() -> Callable[..., None]:
         *, context: typer.Context, config: Path | None, open_page: bool, **values: Any
     ) -> None:
         given = {name: value for name, value in values.items() if value not in (None, [])}
-        asked = merged(config, given)
+        settings = merged(config, given)
         if open_page:
             from xlaserve.cli.serve import page
 
-            page.check(asked)
-        _serve(asked, context.meta.get(WITHOUT_EFFECT, ()), opens_page=open_page)
+            page.check(settings)
+        _serve(settings, context.meta.get(WITHOUT_EFFECT, ()), opens_page=open_page)
 
     parameters = [
         _CONTEXT,

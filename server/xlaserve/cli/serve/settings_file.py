@@ -21,13 +21,13 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            said = tomllib.load(file)
+            table = tomllib.load(file)
     except OSError as error:
         raise InvalidSettings("--config", "a file", f"{path}: {error.strerror}") from error
     except ValueError as error:  # includes bytes that are not UTF-8
         raise InvalidSettings("--config", f"TOML ({error})", str(path)) from error
     known = {row.name: row for row in describe_settings()}
-    return {name: _value(path, known, name, value) for name, value in said.items()}
+    return {name: _value(path, known, name, value) for name, value in table.items()}
 
 
 def merged(

@@ -104,8 +104,8 @@ def _log_level(value: str, values: Values) -> Mapping[str, str]:
     if values.get("log-verbose", "0") not in ("0", "false"):
         return {"log_level": "debug"}
     levels = (("log-info", "info"), ("log-warning", "warning"))
-    asked = (level for flag, level in levels if truth(flag, values.get(flag, "true")))
-    return {"log_level": next(asked, "error")}
+    enabled = (level for flag, level in levels if truth(flag, values.get(flag, "true")))
+    return {"log_level": next(enabled, "error")}
 
 
 def _exit_on_error(value: str, values: Values) -> Mapping[str, str]:
@@ -287,7 +287,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     Raises InvalidSettings for a refused flag, a missing value, or a setting that is also set by a
     flag of `serve`.
     """
-    given, others = _taken(arguments)
+    given, others = _split(arguments)
     values = dict(given)
     obeyed: dict[str, str] = {}
     made: list[str] = []
@@ -313,7 +313,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     return Translation((*others, *made), tuple(dict.fromkeys(unused)), MappingProxyType(obeyed))
 
 
-def _taken(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def _split(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split a command line into tritonserver's flags with their values, and other arguments."""
     given: list[tuple[str, str]] = []
     others: list[str] = []

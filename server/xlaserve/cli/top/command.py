@@ -51,23 +51,23 @@ def top(
 
 async def _top(reach: Reach, view: View, interval: float, *, once: bool) -> int:
     async with reach.dial() as client:
-        looks = _Looks(client, view, reach.address.url)
-        await looks.begin()
+        polls = _Polls(client, view, reach.address.url)
+        await polls.begin()
         if not once and Terminal.is_there():
-            return await _Live(looks, interval).run()
+            return await _Live(polls, interval).run()
         while True:
             await asyncio.sleep(interval)
-            await looks.again()
+            await polls.again()
             # In a pipe, complete names matter more than the line length.
             columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             rows = view.shown()
             lines = table(rows, view.sort, columns) if rows else ["no models are loaded"]
-            typer.echo("\n".join((printable(looks.head), *lines)))
+            typer.echo("\n".join((printable(polls.head), *lines)))
             if once:
                 return 0
 
 
-class _Looks:
+class _Polls:
     """Polls the statistics of a server."""
 
     def __init__(self, client: ServerClient, view: View, url: str) -> None:
@@ -77,17 +77,17 @@ class _Looks:
         """The first line: the server's URL and a summary of its metrics."""
         self._url = url
         self._before: list[Json] = []
-        self._looked = 0.0
+        self._polled_at = 0.0
 
     async def begin(self) -> None:
         """Poll for the first time; raises CallFailed, or the exceptions of the client."""
-        self._before, self._looked = await self.client.statistics(), _now()
+        self._before, self._polled_at = await self.client.statistics(), _now()
 
     async def again(self) -> None:
         """Poll again, and update the view with the rates in between; raises like `begin`."""
         after, now = await self.client.statistics(), _now()
-        rows = list(rates(self._before, after, now - self._looked))
-        self._before, self._looked = after, now
+        rows = list(rates(self._before, after, now - self._polled_at))
+        self._before, self._polled_at = after, now
         self.view.update(rows)
         self.head = f"{self._url}  {len(rows)} versions{await _from_metrics(self.client)}"
 
@@ -95,9 +95,9 @@ class _Looks:
 class _Live:
     """The interactive view, redrawn after each key, poll or change of the terminal's size."""
 
-    def __init__(self, looks: _Looks, interval: float) -> None:
-        self._looks = looks
-        self._view = looks.view
+    def __init__(self, polls: _Polls, interval: float) -> None:
+        self._polls = polls
+        self._view = polls.view
         self._interval = interval
         self._changed = asyncio.Event()
         self._opened = asyncio.Event()
@@ -109,7 +109,7 @@ class _Live:
         """Show the view until the user quits, restore the terminal, and return the exit status."""
         with Terminal() as terminal, self._signals(terminal):
             async with AsyncExitStack() as running:
-                for task in (self._look(), self._explain()):
+                for task in (self._poll(), self._explain()):
                     started = asyncio.create_task(task)
                     # A task ends only with an error, which is raised once the terminal is restored.
                     started.add_done_callback(lambda _: self._end())
@@ -122,13 +122,13 @@ class _Live:
 
     def _show(self, terminal: Terminal) -> None:
         facts = self._facts[1] if self._facts and self._facts[0] == self._view.detail else None
-        head = f"{self._problem}; {self._looks.head}" if self._problem else self._looks.head
+        head = f"{self._problem}; {self._polls.head}" if self._problem else self._polls.head
         terminal.show(frame(self._view, head, facts, terminal.size))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            self._problem = await self._tried(self._looks.again()) or ""
+            self._problem = await self._tried(self._polls.again()) or ""
             self._changed.set()
 
     async def _explain(self) -> None:
@@ -147,14 +147,14 @@ class _Live:
                 self._changed.set()
 
     async def _ask(self, wanted: tuple[str, str], found: list[Json]) -> None:
-        found.append(await model_facts(self._looks.client, *wanted))
+        found.append(await model_facts(self._polls.client, *wanted))
 
     async def _tried(self, asking: Awaitable[None]) -> str | None:
         """Return the error of a failed request, since a restarting server will answer later."""
         try:
             await asking
         except Exception as error:
-            failure = error if isinstance(error, CallFailed) else self._looks.client.failure(error)
+            failure = error if isinstance(error, CallFailed) else self._polls.client.failure(error)
             if failure is None:
                 raise
             return failure.problem

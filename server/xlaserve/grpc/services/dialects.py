@@ -42,14 +42,14 @@ class MetadataWithProperties(pb.ModelMetadataResponse):
     )
 
     @classmethod
-    def of(cls, said: pb.ModelMetadataResponse, properties: Mapping[str, str]) -> Self:
+    def of(cls, metadata: pb.ModelMetadataResponse, properties: Mapping[str, str]) -> Self:
         """Return a copy of a response, with these properties."""
         return cls(
-            name=said.name,
-            versions=said.versions,
-            platform=said.platform,
-            inputs=said.inputs,
-            outputs=said.outputs,
+            name=metadata.name,
+            versions=metadata.versions,
+            platform=metadata.platform,
+            inputs=metadata.inputs,
+            outputs=metadata.outputs,
             parameters=dict(properties),
         )
 

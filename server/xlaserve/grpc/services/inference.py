@@ -92,7 +92,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         request = model_metadata_request
         info, versions = self._control.catalog.describe(request.name, request.version)
         config = self._control.catalog.config(request.name, request.version).config
-        said = pb.ModelMetadataResponse(
+        answer = pb.ModelMetadataResponse(
             name=request.name,
             versions=versions,
             platform=info.platform,
@@ -103,9 +103,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         )
         found = of_model(config, info)
         if self._has_properties:
-            return MetadataWithProperties.of(said, found)
-        said.parameters = _texts(found)
-        return said
+            return MetadataWithProperties.of(answer, found)
+        answer.parameters = _texts(found)
+        return answer
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """Run one inference; the response has the request's id and the version that executed it."""

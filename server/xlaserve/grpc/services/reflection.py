@@ -44,10 +44,10 @@ class Reflection(v1.ServerReflectionBase):
         self, server_reflection_request_iterator: AsyncIterator[v1.ServerReflectionRequest]
     ) -> AsyncIterator[v1.ServerReflectionResponse]:
         """Answer the questions of a stream, in order."""
-        asked = 0
+        requests = 0
         async for request in server_reflection_request_iterator:
-            asked += 1
-            if asked > self._max_requests:
+            requests += 1
+            if requests > self._max_requests:
                 text = f"more than {self._max_requests} requests (max_reflection_requests)"
                 raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
             yield self._respond(request)

@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
             self._fast = FastPath(server.heads.plans, self, transport, server.body_seconds)
             server.connections.add(self)
             self._since = self._loop.time()
-            self._later = self._loop.call_later(server.idle_seconds, self._look)
+            self._later = self._loop.call_later(server.idle_seconds, self._check_timeouts)
             return
         answer = error_response(_FULL, HTTPStatus.SERVICE_UNAVAILABLE)
         transport.write(response_head(answer, answer.size, is_last=True) + b"".join(answer.parts))
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     # --- Timeouts and write flow control ---
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         """Close the connection if its idle timeout has expired, or schedule the next check."""
         fast = self._fast
         if fast is None:
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
                 fast.end(Input.CLOSE)
                 self.transport.close()
                 return
-        self._later = self._loop.call_at(until, self._look)
+        self._later = self._loop.call_at(until, self._check_timeouts)
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
             self.held.resume()
             self._fast.resume()
 
-    def looks_without_progress(self) -> int:
+    def checks_without_progress(self) -> int:
         """Return the number of checks since the write buffer last shrank or was empty."""
         waits = self.held.waits_in_transport if self._fast is not None else 0
         return self._stall.look(waits, waits=waits > 0)

@@ -14,7 +14,7 @@ _HANDSHAKE_SECONDS = 1.0
 """Seconds to wait for pending TLS handshakes."""
 _FAREWELL_SECONDS = 2.0
 """Seconds to wait for aborted connections to close."""
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 
 class Drain:
@@ -72,4 +72,4 @@ class Drain:
         """Wait until every connection is closed, or until loop time `until`."""
         loop = asyncio.get_running_loop()
         while self._server.connections and loop.time() < until:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)

@@ -111,8 +111,8 @@ class Origins:
         origin = headers.get("origin")
         if origin is None or not self.allows(origin):
             return None
-        asked = headers.get("access-control-request-headers") or ""
-        named = {"Access-Control-Allow-Headers": asked} if _NAMES.fullmatch(asked) else {}
+        requested = headers.get("access-control-request-headers") or ""
+        named = {"Access-Control-Allow-Headers": requested} if _NAMES.fullmatch(requested) else {}
         return {
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE",
             "Access-Control-Max-Age": "600",
@@ -128,13 +128,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_of(origin: str, host: str, asked: str) -> bool:
+def _is_of(origin: str, host: str, request_scheme: str) -> bool:
     """Tell whether an origin and a host are the same; either may omit the default port.
 
-    `asked` is the scheme of the request, or an empty string if it is unknown.
+    `request_scheme` is the scheme of the request, or an empty string if it is unknown.
     """
     scheme, _, authority = origin.partition("://")
     port = _PORTS.get(scheme)
-    if port is None or not authority or not host or asked not in ("", scheme):
+    if port is None or not authority or not host or request_scheme not in ("", scheme):
         return False
     return authority.removesuffix(port) == host.removesuffix(port)

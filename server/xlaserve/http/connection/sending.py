@@ -81,12 +81,12 @@ def _begin(
 ) -> None:
     connection = request.connection
     request.is_last = request.is_last or connection.ends_with(request)
-    said: Fields = ()
+    persistence: Fields = ()
     if request.is_last:
-        said = (("Connection", "close"),)
+        persistence = (("Connection", "close"),)
     elif not request.is_1_1:
-        said = (("Connection", "keep-alive"),)
-    head = any_head(status, (*fields, *said, *framing), int(time.time()))
+        persistence = (("Connection", "keep-alive"),)
+    head = any_head(status, (*fields, *persistence, *framing), int(time.time()))
     connection.check_open()
     request.is_begun = True
     connection.transport.write(head + body)

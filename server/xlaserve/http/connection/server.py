@@ -32,7 +32,7 @@ from xlaserve.net.accepting import Acceptor, Handshakes
 from xlaserve.net.compression import deflate_where_worth
 from xlaserve.net.ledger import Account
 from xlaserve.net.rounds import Rounds
-from xlaserve.net.stall import LOOKS
+from xlaserve.net.stall import CHECKS
 from xlaserve.net.tls import MakeContext
 from xlaserve.process.endpoints import Listening
 from xlaserve.residence.server import NAME
@@ -100,7 +100,7 @@ class HttpServer:
         self._server: Server | None = None
         self._acceptor: Acceptor | None = None
         self._drain: Drain | None = None
-        self._looks: Rounds[Connection] | None = None
+        self._progress_checks: Rounds[Connection] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
         """Calls whose answers are being streamed."""
@@ -136,31 +136,31 @@ class HttpServer:
         )
         self._acceptor = acceptor
         self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
-        self._looks = Rounds(
+        self._progress_checks = Rounds(
             lambda: tuple(server.connections),
-            self._look,
-            seconds=lambda: self._answer_seconds / LOOKS,
+            self._check_progress,
+            seconds=lambda: self._answer_seconds / CHECKS,
         )
-        self._looks.begin()
+        self._progress_checks.begin()
 
     async def drain(self, seconds: float) -> None:
         """Stop accepting connections, finish requests in flight within `seconds`, and stop."""
         drain, self._drain = self._drain, None
         if drain is not None:
-            self._hurry()
+            self._shorten_answer_timeout()
             await drain.run(seconds)
-        if self._looks is not None:
-            self._looks.stop()
+        if self._progress_checks is not None:
+            self._progress_checks.stop()
 
-    def _hurry(self) -> None:
+    def _shorten_answer_timeout(self) -> None:
         """Limit the answer timeout to the body timeout, for clients that do not read."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
-        if self._looks is not None:
-            self._looks.begin()
+        if self._progress_checks is not None:
+            self._progress_checks.begin()
 
-    def _look(self, connection: Connection) -> None:
+    def _check_progress(self, connection: Connection) -> None:
         """Abort a connection whose client does not read."""
-        if connection.looks_without_progress() > LOOKS:
+        if connection.checks_without_progress() > CHECKS:
             connection.abort()
 
     @property
@@ -218,9 +218,9 @@ class HttpServer:
             elsewhere = _elsewhere(match.route, path)
             if elsewhere is not None:
                 return await self._begun(call, request, _not_kept(elsewhere))
-            asked = self._asked(match.names, request, call)
-            self._learn(match.route, asked, request)
-            answer = await match.route.handle(asked)
+            parsed = self._http_request(match.names, request, call)
+            self._learn(match.route, parsed, request)
+            answer = await match.route.handle(parsed)
             if isinstance(answer, HttpStream):
                 await self._stream(request, call, answer)
                 return None
@@ -279,7 +279,7 @@ class HttpServer:
             {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
         )
 
-    def _asked(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
+    def _http_request(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
         held = request.connection.held
 
         async def read() -> memoryview:
@@ -290,12 +290,12 @@ class HttpServer:
 
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
-    def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
+    def _learn(self, route: Route, parsed: HttpRequest, request: Request) -> None:
         """Cache the header block of a request for the fast path, if its route supports it."""
         if route.prepare is None:
             return
         with suppress(XlaserveError):  # the handler raises the same error
-            begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
+            begin = route.prepare(replace(parsed, headers=deciding(parsed.headers)))
             if begin is not None:
                 self._heads.learn(request, begin, self._finish(request))
 

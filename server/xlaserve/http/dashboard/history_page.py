@@ -142,12 +142,12 @@ class HistoryRoutes:
 
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Return the last hour up to now, with which the page compares later readings."""
-        await self._history.look()
+        await self._history.sample()
         own = self._history.snapshot()
-        asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
+        replies = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
         history = own
-        if len(asked.answers) > 1:
-            history = await asyncio.to_thread(fold_histories, list(asked.answers.values()))
+        if len(replies.answers) > 1:
+            history = await asyncio.to_thread(fold_histories, list(replies.answers.values()))
         sees = models_shown(self._permits, request.call)
         if sees is not everything:
             history = await asyncio.to_thread(history_in_sight, history, sees)
@@ -162,12 +162,12 @@ class HistoryRoutes:
             [_moment(sample) for sample in history.recent],
             hour,
             history.failures,
-            dict(asked.missing) if sees is everything else {},
+            dict(replies.missing) if sees is everything else {},
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> HistorySnapshot:
-        await self._history.look()
+        await self._history.sample()
         return self._history.snapshot()
 
 
@@ -187,7 +187,7 @@ def _interval(before: Sample, after: Sample) -> Interval:
     seconds = after.at - before.at
     delta = _less(after.buckets, before.buckets)
     lags = _less(after.lag, before.lag)
-    looks = sum(lags)
+    samples = sum(lags)
     known = {(each.name, each.version): each for each in before.models}
     failures = {
         reason: more
@@ -204,7 +204,7 @@ def _interval(before: Sample, after: Sample) -> Interval:
         after.used_bytes,
         after.devices,
         [_of_model(known.get((m.name, m.version)), m, seconds) for m in after.models],
-        (after.lag_seconds - before.lag_seconds) / looks if looks else None,
+        (after.lag_seconds - before.lag_seconds) / samples if samples else None,
         quantile(lags, 0.99, LAG_BOUNDS),
         after.pending,
         after.oldest_seconds,

@@ -51,8 +51,8 @@ class HostingRoutes:
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Return the platform (empty if there is none) and the models loaded on it."""
         own = await self._board.read()
-        asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
-        reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own
+        replies = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
+        reading = fold_hosting(replies.answers, replies.missing) if self._others.are_there else own
         sees = models_shown(self._permits, request.call)
         if sees is not everything:
             reading = hosted_in_sight(reading, sees)

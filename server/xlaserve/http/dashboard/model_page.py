@@ -136,15 +136,15 @@ class ModelPageRoutes:
         if not sees(about["model"]):
             raise self._catalog.absent(about["model"])
         own = await self._own(about)
-        asked = await self._others.ask(Question.MODEL, about, own, ModelReading)
-        reading = fold_model(asked.answers) if self._others.are_there else own
+        replies = await self._others.ask(Question.MODEL, about, own, ModelReading)
+        reading = fold_model(replies.answers) if self._others.are_there else own
         if not reading.is_known and not await self._catalog.could_load(reading.name):
             raise self._catalog.absent(reading.name)
         if sees is not everything:
             reading = of_model_in_sight(reading, sees, cut(request.call.owner, MAX_NAME))
         may = self._may(request.call, reading.name)
         reason = reading.reason or self._catalog.why_not_loaded(reading.name)
-        missing = asked.missing if sees is everything else {}
+        missing = replies.missing if sees is everything else {}
         answer = _page(reading, may, self._grpc_endpoint, missing, reason)
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 

@@ -79,8 +79,8 @@ class Description:
         prefix = request.call.peer.prefix
         if not prefix:
             return await self.document.serve(request)
-        told = self.written | {"servers": [{"url": prefix}]}
-        return await Document(JSON_TYPE, msgspec.json.encode(told)).serve(request)
+        description = self.written | {"servers": [{"url": prefix}]}
+        return await Document(JSON_TYPE, msgspec.json.encode(description)).serve(request)
 
 
 def page_routes(

@@ -174,8 +174,8 @@ class StatusRoutes:
         own = await self._own(about)
         if not self._others.are_there:
             return own
-        asked = await self._others.ask(Question.STATUS, about, own, Reading)
-        return await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+        replies = await self._others.ask(Question.STATUS, about, own, Reading)
+        return await asyncio.to_thread(fold_readings, replies.answers, replies.missing)
 
     async def _shared(self, reading: Reading, manages: Sees) -> _Written:
         """Return a status of all models, reusing the last one if the reading is the same."""

@@ -317,9 +317,9 @@ def _with_not_finite(written: bytearray, piece: Tensor) -> bytearray:
     Other numbers keep the digits of their datatype, which are fewer than Python's.
     """
     odd = piece[~np.isfinite(piece)].tolist()
-    before, *behind = written.split(b"null")
+    before, *rest = written.split(b"null")
     literals = (write_as_python(one) for one in odd)
-    return before + b"".join(chain.from_iterable(zip(literals, behind, strict=True)))
+    return before + b"".join(chain.from_iterable(zip(literals, rest, strict=True)))
 
 
 def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:

@@ -171,9 +171,9 @@ def _nested_lengths(array: memoryview) -> Sequence[int] | None:
     for start in range(0, len(array), _PIECE_BYTES):
         piece = before + bytes(array[start : start + _PIECE_BYTES])
         octets = np.frombuffer(piece, dtype=np.uint8)
-        behind = octets[1:][octets[:-1] == _OPENING]
+        following = octets[1:][octets[:-1] == _OPENING]
         ahead = octets[:-1][octets[1:] == _CLOSING]
-        if not (_BEHIND_OPENING[behind].all() and _BEFORE_CLOSING[ahead].all()):
+        if not (_BEHIND_OPENING[following].all() and _BEFORE_CLOSING[ahead].all()):
             return None
         skeleton += piece[1:].translate(None, UNSTRUCTURED)
         before = piece[-1:]

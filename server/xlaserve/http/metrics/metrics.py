@@ -161,13 +161,13 @@ class Metrics:
     async def _of_all(self, *, is_open: bool) -> list[bytes]:
         """Return the merged metrics of all workers, with a gauge that names silent ones."""
         own = await self._snapshot({})
-        asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
+        replies = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
         folded = FoldedMetrics()
-        for worker, snapshot in asked.answers.items():
+        for worker, snapshot in replies.answers.items():
             for _ in folded.add(worker, snapshot.text):
                 await asyncio.sleep(0)
-        present = dict.fromkeys(asked.answers, True) | dict.fromkeys(asked.missing, False)
-        exemplars = newest([snapshot.exemplars for snapshot in asked.answers.values()])
+        present = dict.fromkeys(replies.answers, True) | dict.fromkeys(replies.missing, False)
+        exemplars = newest([snapshot.exemplars for snapshot in replies.answers.values()])
         parts = []
         for text in (*folded.texts(), of_workers(present)):
             await asyncio.sleep(0)

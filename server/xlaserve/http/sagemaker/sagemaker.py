@@ -228,8 +228,8 @@ class SageMakerRoutes:
         """Load a model and answer once it is ready (Load Model API)."""
         request.call.protocol = _PROTOCOL
         depth = self._max_json_depth
-        asked: LoadRequest = await read_whole(self._threads, request, LoadRequest, max_depth=depth)
-        await self._container.load(asked.model_name, asked.url)
+        body: LoadRequest = await read_whole(self._threads, request, LoadRequest, max_depth=depth)
+        await self._container.load(body.model_name, body.url)
         return json_response(Nothing())
 
     async def list(self, request: HttpRequest) -> HttpResponse:
@@ -273,23 +273,23 @@ class SageMakerRoutes:
             text = text_of(request, body)
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(self._reader.read, info, model, request, body)
-            asked = await self._threads.run(len(body), read)
+            invocation = await self._threads.run(len(body), read)
             if len(text) < len(body):
                 # The binary part was not charged in advance.
-                request.grow(made_bytes(asked.inference.inputs), "the tensors")
-        if asked.form in BINARY_TYPES:
+                request.grow(made_bytes(invocation.inference.inputs), "the tensors")
+        if invocation.form in BINARY_TYPES:
             parameters[BINARY_OUTPUT] = True
         inference = msgspec.structs.replace(
-            asked.inference, parameters={**asked.inference.parameters, **parameters}
+            invocation.inference, parameters={**invocation.inference.parameters, **parameters}
         )
         response = await self._engine.infer(inference)
         size, account = output_bytes(response), request.call.peer.account
-        if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
+        if invocation.form in BINARY_TYPES or (invocation.is_v2 and invocation.form == JSON_TYPE):
             write = partial(write_infer_response, inference, response, self._json_rules)
             made = most_json_bytes(response, inference, self._json_rules)
             return v2_answer(await self._threads.write(size, write, account, made))
-        plain = partial(write_plain_response, info, response, asked.form, self._json_rules)
-        made = 0 if asked.form == NPY_TYPE else most_plain_bytes(response, self._json_rules)
+        plain = partial(write_plain_response, info, response, invocation.form, self._json_rules)
+        made = 0 if invocation.form == NPY_TYPE else most_plain_bytes(response, self._json_rules)
         return await self._threads.write(size, plain, account, made)
 
 

@@ -20,7 +20,7 @@ from xlaserve.serving.infer_call import InferCall
 from xlaserve.serving.inference import InferRequest, InferResponse, Pending
 
 
-class Asked(NamedTuple):
+class Target(NamedTuple):
     """The inference target given by a header block."""
 
     model: str
@@ -50,7 +50,7 @@ class FastInfer:
     # Positional arguments: a call with keywords takes twice as long.
     def begin(  # noqa: PLR0917
         self,
-        asked: Asked,
+        target: Target,
         body: memoryview,
         done: Answered,
         headers: Headers = NO_HEADERS,
@@ -58,9 +58,9 @@ class FastInfer:
         opened_ns: int = 0,
     ) -> HttpResponse | Pending:
         """Answer a body immediately or by callback; raises the same errors as the handler."""
-        call = FastInferCall(self, asked, done, headers, peer)
+        call = FastInferCall(self, target, done, headers, peer)
         call.opened_ns = opened_ns
-        name, version, length = asked
+        name, version, length = target
         try:
             self._gates.admit(call)
             record = call.record
@@ -123,9 +123,9 @@ class FastInferCall(InferCall):
         return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(
-        self, fast_infer: FastInfer, asked: Asked, done: Answered, headers: Headers, peer: Peer
+        self, fast_infer: FastInfer, target: Target, done: Answered, headers: Headers, peer: Peer
     ) -> None:
-        self.model, self.version, _ = asked
+        self.model, self.version, _ = target
         self._fast_infer = fast_infer
         self._done = done
         self.headers = headers

@@ -21,10 +21,10 @@ Ready)."""
 
 
 def health_response(
-    said: object, status: HTTPStatus = HTTPStatus.OK, *, bodies: bool
+    content: object, status: HTTPStatus = HTTPStatus.OK, *, bodies: bool
 ) -> HttpResponse:
     """Answer with a JSON body, or with only the status."""
-    return json_response(said, status) if bodies else HttpResponse(status, compressible=False)
+    return json_response(content, status) if bodies else HttpResponse(status, compressible=False)
 
 
 class HealthRoutes:
@@ -68,6 +68,6 @@ class HealthRoutes:
         follower = self._follower
         if follower.server_ready:
             return health_response(Ready(ready=True), bodies=self._bodies)
-        said = Ready(ready=False, reason=follower.why_not_ready())
-        answer = health_response(said, STATUS_OF_READY[False], bodies=self._bodies)
+        content = Ready(ready=False, reason=follower.why_not_ready())
+        answer = health_response(content, STATUS_OF_READY[False], bodies=self._bodies)
         return msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})

@@ -11,7 +11,7 @@ from xlaserve.http.messages import Begin, HttpRequest, HttpResponse, HttpStream,
 from xlaserve.http.parsing import parsed_bytes
 from xlaserve.http.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.http.threads import OffLoop
-from xlaserve.http.v2.fast_infer import Asked, FastInfer
+from xlaserve.http.v2.fast_infer import FastInfer, Target
 from xlaserve.http.v2.health import STATUS_OF_READY, health_response
 from xlaserve.http.v2.infer_request import read_header_length, read_infer_request
 from xlaserve.http.v2.infer_response import (
@@ -197,8 +197,8 @@ class InferenceRoutes:
         """Tell whether a model is ready; an unknown model is answered with 404."""
         name, version = _model(request)
         ready = await self._control.catalog.ready(name, version)
-        said = ModelReady(name, ready)
-        return health_response(said, STATUS_OF_READY[ready], bodies=self._health_bodies)
+        content = ModelReady(name, ready)
+        return health_response(content, STATUS_OF_READY[ready], bodies=self._health_bodies)
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return the ready versions, platform, tensors and parameters of a model."""
@@ -291,7 +291,7 @@ class InferenceRoutes:
             max_json_depth=self._max_json_depth,
             json_rules=self._json_rules,
         )
-        return partial(fast.begin, Asked(*_model(request), length))
+        return partial(fast.begin, Target(*_model(request), length))
 
 
 def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:

@@ -91,10 +91,10 @@ class RepositoryRoutes:
     async def index(self, request: HttpRequest) -> HttpResponse:
         """List loaded and loadable models."""
         _refuse_repository(request)
-        asked: IndexRequest = await read_whole(
+        body: IndexRequest = await read_whole(
             self._threads, request, IndexRequest, max_depth=self._max_json_depth
         )
-        rows = await self._control.of_all.index(ready=asked.ready)
+        rows = await self._control.of_all.index(ready=body.ready)
         return json_response(
             [IndexRow(row.name, row.state, row.reason, version=row.version) for row in rows]
         )
@@ -127,8 +127,8 @@ def _refuse_repository(request: HttpRequest) -> None:
         raise Unsupported("choosing a repository by name")
 
 
-def _parameters(asked: ControlRequest) -> dict[str, LoadParameter]:
-    return {name: _parameter(name, value) for name, value in asked.parameters.items()}
+def _parameters(body: ControlRequest) -> dict[str, LoadParameter]:
+    return {name: _parameter(name, value) for name, value in body.parameters.items()}
 
 
 def _parameter(name: str, value: Any) -> LoadParameter:

@@ -123,8 +123,8 @@ class RuntimeSettingsRoutes:
 
     async def change_log(self, request: HttpRequest) -> HttpResponse:
         """Change log settings and return all of them; null leaves a setting unchanged."""
-        asked: dict[str, _LogValue] = await self._read(request, dict[str, _LogValue])
-        change = {name: value for name, value in asked.items() if value is not None}
+        body: dict[str, _LogValue] = await self._read(request, dict[str, _LogValue])
+        change = {name: value for name, value in body.items() if value is not None}
         if change:
             await change_log_settings(self._plane, change)
         return json_response(log_settings())
@@ -136,11 +136,11 @@ class RuntimeSettingsRoutes:
     async def change_trace(self, request: HttpRequest) -> HttpResponse:
         """Change trace settings and return all of them; null resets a setting."""
         model = self._model(request)
-        asked: dict[str, _TraceValue] = await self._read(request, dict[str, _TraceValue])
-        if asked:
+        body: dict[str, _TraceValue] = await self._read(request, dict[str, _TraceValue])
+        if body:
             listed = {
                 name: [str(value)] if isinstance(value, str | int) else value
-                for name, value in asked.items()
+                for name, value in body.items()
             }
             await self._tracing.change(model, listed)
         return json_response(self._tracing.texts(model))

@@ -137,10 +137,10 @@ class SharedMemoryRoutes:
 
     async def register(self, request: HttpRequest) -> HttpResponse:
         """Register a region under the name in the path."""
-        asked: RegisterRequest = await self._read(request, RegisterRequest)
+        body: RegisterRequest = await self._read(request, RegisterRequest)
         name = request.names["region"]
         await self._regions.register_everywhere(
-            request.call.peer, name, asked.key, asked.offset, asked.byte_size
+            request.call.peer, name, body.key, body.offset, body.byte_size
         )
         return json_response(Nothing())
 
@@ -162,13 +162,13 @@ class SharedMemoryRoutes:
         require_all_seen()
         if self._regions.driver is None:
             raise Unsupported("CUDA shared memory")  # regardless of the body
-        asked: CudaRegisterRequest = await self._read(request, CudaRegisterRequest)
-        name, handle = request.names["region"], asked.raw_handle.b64
+        body: CudaRegisterRequest = await self._read(request, CudaRegisterRequest)
+        name, handle = request.names["region"], body.raw_handle.b64
         try:
             raw = b64decode(handle, validate=True)
         except ValueError as error:
             raise InvalidRegion(shown(name), "a raw_handle in base64", f"{error}") from error
-        self._cuda.register(request.call.peer, name, raw, asked.device_id, asked.byte_size)
+        self._cuda.register(request.call.peer, name, raw, body.device_id, body.byte_size)
         return json_response(Nothing())
 
     async def status_cuda(self, request: HttpRequest) -> HttpResponse:

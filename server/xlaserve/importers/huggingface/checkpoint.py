@@ -38,7 +38,7 @@ def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, 
     params: dict[str, Any] = {}
     head = (_HEAD,) if not form.tied or _HEAD.name in tensors else ()
     for stored in (*layout.ends, *head):
-        params[stored.role] = _taken(tensors, stored, stored.name, form)
+        params[stored.role] = _pop_tensor(tensors, stored, stored.name, form)
     if form.tied and head and not np.array_equal(params.pop("head"), params["embedding"]):
         raise InvalidModel(
             f"tensor '{_HEAD.name}' differs from '{layout.ends[0].name}', although {CONFIG} ties"
@@ -67,7 +67,7 @@ def _layer(
         if "*" in stored.name:
             layer[stored.role] = _stacked(tensors, stored, prefix, form, scratch)
             continue
-        array = _taken(tensors, stored, prefix + stored.name, form)
+        array = _pop_tensor(tensors, stored, prefix + stored.name, form)
         if not stored.parts:
             layer[stored.role] = array
             continue
@@ -101,7 +101,7 @@ def _stacked(
     stacked: Tensor | None = None
     for number in range(count):
         name = prefix + stored.name.replace("*", str(number))
-        array = _taken(tensors, one, name, form)
+        array = _pop_tensor(tensors, one, name, form)
         if stacked is None:
             with TemporaryFile(dir=scratch) as file:
                 pages = np.memmap(file, np.uint8, "w+", shape=(count * array.nbytes,))
@@ -116,7 +116,7 @@ def _stacked(
     return stacked
 
 
-def _taken(tensors: dict[str, Tensor], stored: Stored, name: str, form: Form) -> Tensor:
+def _pop_tensor(tensors: dict[str, Tensor], stored: Stored, name: str, form: Form) -> Tensor:
     shape = tuple(form.sizes[size] for size in stored.shape)
     shape = shape[::-1] if stored.transposed else shape
     array = tensors.pop(name, None)

@@ -79,9 +79,9 @@ def _products(
     size = jnp.asarray(piece, jnp.int32)
     pieces = (pairs.counts + size - 1) // size
     ends = jnp.cumsum(pieces)
-    behind = jnp.zeros((piece, x.shape[-1]), x.dtype)
+    padding = jnp.zeros((piece, x.shape[-1]), x.dtype)
     # Pad the rows, because `dynamic_slice` would clamp the start of the last piece.
-    given = jnp.concatenate([x[pairs.order // form.chosen], behind])
+    given = jnp.concatenate([x[pairs.order // form.chosen], padding])
 
     def one(number: jax.Array, found: jax.Array) -> jax.Array:
         expert = jnp.searchsorted(ends, number, side="right").astype(jnp.int32)

@@ -71,7 +71,7 @@ def import_checkpoint(
     def init_cache(_: object, slots: int, length: int) -> Any:
         return forward.init_cache(form, dtype, slots, length)
 
-    beside = {name: source / name for name in _OF_TEXT if (source / name).is_file()}
+    text_files = {name: source / name for name in _OF_TEXT if (source / name).is_file()}
     path = export_generator(
         partial(forward.decode, form),
         partial(forward.chunk, form),
@@ -81,10 +81,10 @@ def import_checkpoint(
         vocab=form.vocab,
         max_length=form.max_length,
         stop_tokens=form.stop_tokens,
-        files=beside,
+        files=text_files,
     )
     return ImportedLanguage(
-        path, form, dtype.name, before, _bytes(params), agreement, tuple(beside)
+        path, form, dtype.name, before, _bytes(params), agreement, tuple(text_files)
     )
 
 

@@ -20,7 +20,7 @@ _LEAST, _MOST = 1e-9, 1e12
 class _Scaling:
     """The fields and the function of one rope_type."""
 
-    scaled: Callable[["_Asked"], Rope]
+    scaled: Callable[["_Rotary"], Rope]
     needed: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class _Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Rotary:
     """The validated rotary parameters of one kind of layer."""
 
     plain: Frequencies
@@ -72,9 +72,11 @@ def read_both(config: Mapping[str, object], head_dim: int) -> tuple[Rope, Rope]:
             " got "
             f"{stated!r:.200}"
         )
-    beside = sorted({"rope_theta", "rope_scaling", "rope_local_base_freq"} & config.keys())
-    if beside:
-        raise InvalidModel(f"config.json: expected either {beside[0]} or rope_parameters, got both")
+    old_fields = sorted({"rope_theta", "rope_scaling", "rope_local_base_freq"} & config.keys())
+    if old_fields:
+        raise InvalidModel(
+            f"config.json: expected either {old_fields[0]} or rope_parameters, got both"
+        )
     local_rope, rope = (
         _rope(f"rope_parameters.{k}", both[k], head_dim, _most(config)) for k in kinds
     )
@@ -113,7 +115,7 @@ def _rope(place: str, found: Mapping[str, object], head_dim: int, most: float) -
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     plain = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
     lists = {name: _list(found, name, place, len(plain)) for name in scaling.lists}
-    return scaling.scaled(_Asked(plain, theta, rotated, numbers, flags, lists, most))
+    return scaling.scaled(_Rotary(plain, theta, rotated, numbers, flags, lists, most))
 
 
 def _kind(found: Mapping[str, object]) -> object:
@@ -172,17 +174,17 @@ def _turning(frequencies: Frequencies, scale: float = 1.0) -> Rope:
     return Rope(tuple(map(float, frequencies)), scale)
 
 
-def _plain(asked: _Asked) -> Rope:
-    return _turning(asked.plain)
+def _plain(rotary: _Rotary) -> Rope:
+    return _turning(rotary.plain)
 
 
-def _linear(asked: _Asked) -> Rope:
-    return _turning(asked.plain / np.float32(asked.numbers["factor"]))
+def _linear(rotary: _Rotary) -> Rope:
+    return _turning(rotary.plain / np.float32(rotary.numbers["factor"]))
 
 
-def _llama3(asked: _Asked) -> Rope:
+def _llama3(rotary: _Rotary) -> Rope:
     """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
-    plain, numbers = asked.plain, asked.numbers
+    plain, numbers = rotary.plain, rotary.numbers
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     if low >= high:
         raise InvalidModel(f"config.json: low_freq_factor {low} is not below {high}")
@@ -192,46 +194,46 @@ def _llama3(asked: _Asked) -> Rope:
     return _turning(((1 - kept) * divided + kept * plain).astype(np.float32))
 
 
-def _yarn(asked: _Asked) -> Rope:
+def _yarn(rotary: _Rotary) -> Rope:
     """Keep high frequencies, divide low ones by the factor, and interpolate linearly between them.
 
     Queries and keys are scaled as well, which sharpens attention over long contexts.
     """
-    numbers, pairs = asked.numbers, len(asked.plain)
+    numbers, pairs = rotary.numbers, len(rotary.plain)
     fast, slow = numbers.get("beta_fast", 32.0), numbers.get("beta_slow", 1.0)
     if slow >= fast:
         raise InvalidModel(f"config.json: beta_slow {slow} is not below beta_fast {fast}")
-    if asked.theta <= 1:
-        raise InvalidModel(f"config.json: rope_theta: expected more than 1, got {asked.theta}")
+    if rotary.theta <= 1:
+        raise InvalidModel(f"config.json: rope_theta: expected more than 1, got {rotary.theta}")
 
     def pair_of(turns: float) -> float:
         """Return the (fractional) index of the pair with this many turns in the original length."""
         length = numbers["original_max_position_embeddings"] / (turns * 2 * math.pi)
-        return asked.rotated * math.log(length) / (2 * math.log(asked.theta))
+        return rotary.rotated * math.log(length) / (2 * math.log(rotary.theta))
 
     first, last = pair_of(fast), pair_of(slow)
-    if asked.flags.get("truncate", True):
+    if rotary.flags.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, asked.rotated - 1)
+    first, last = max(first, 0), min(last, rotary.rotated - 1)
     width = np.float32(last - first or 0.001)
     kept = 1 - np.clip((np.arange(pairs, dtype=np.float32) - np.float32(first)) / width, 0, 1)
-    divided = asked.plain / np.float32(numbers["factor"])
-    mixed = (divided * (1 - kept) + asked.plain * kept).astype(np.float32)
+    divided = rotary.plain / np.float32(numbers["factor"])
+    mixed = (divided * (1 - kept) + rotary.plain * kept).astype(np.float32)
     return _turning(mixed, _sharpened(numbers))
 
 
-def _longrope(asked: _Asked) -> Rope:
+def _longrope(rotary: _Rotary) -> Rope:
     """Divide each frequency by its factor from the short or the long list."""
-    numbers = asked.numbers
+    numbers = rotary.numbers
     original = numbers["original_max_position_embeddings"]
     if original <= 1 or not original.is_integer():
         raise InvalidModel(
             "config.json: original_max_position_embeddings: expected a whole number above 1, got "
             f"{original}"
         )
-    grown = max(numbers.get("factor", asked.most / original), 1.0)
+    grown = max(numbers.get("factor", rotary.most / original), 1.0)
     scale = math.sqrt(1 + math.log(grown) / math.log(original))
-    short, long = (asked.plain / asked.lists[name] for name in _FACTORS)
+    short, long = (rotary.plain / rotary.lists[name] for name in _FACTORS)
     rope = _turning(short, numbers.get("attention_factor", scale))
     return replace(rope, original=int(original), long_frequencies=_turning(long).frequencies)
 

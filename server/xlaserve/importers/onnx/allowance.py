@@ -86,8 +86,8 @@ def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
         return Allowance(relative, STEPS * _SIGMOID_STEP if is_sigmoid else 0.0)
     step = 1.0 if spec.datatype.itemsize == 1 else _step(graph, spec.name)
     if step is not None:
-        said = f"{STEPS} steps of its quantization, of {step:.3g} each"
-        return Allowance(relative, STEPS * step, said)
+        description = f"{STEPS} steps of its quantization, of {step:.3g} each"
+        return Allowance(relative, STEPS * step, description)
     return Allowance(
         max(relative, STEPS / _LEVELS),
         why=f"{STEPS} of the {_LEVELS} levels of the model's 8-bit quantization",

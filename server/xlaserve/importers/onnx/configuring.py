@@ -27,21 +27,21 @@ def write(
     found = {spec.name: spec for spec in described.outputs if _fits(spec, labels)}
     if not found and not parameters:
         return ""
-    said, to_add = [], []
+    notes, to_add = [], []
     if found:
         shown = ", ".join(f"'{name}'" for name in found)
-        said.append(f"class names of {shown} are in {FILE_NAME}, one per line")
+        notes.append(f"class names of {shown} are in {FILE_NAME}, one per line")
         text = "\n".join(labels[next(iter(found))]) + "\n"
         if not _put(directory / FILE_NAME, text):
-            return f"{said[0]}, but a different {FILE_NAME} exists; write them to another file"
+            return f"{notes[0]}, but a different {FILE_NAME} exists; write them to another file"
         to_add.append(f'label_filename: "{FILE_NAME}" to these outputs')
     if parameters:
         shown = ", ".join(f"{name} {value}" for name, value in parameters.items())
-        said.append(f"images are preprocessed with {shown}")
+        notes.append(f"images are preprocessed with {shown}")
         to_add.append("these parameters")
     if not _put(directory / CONFIG_NAME, "\n".join(_lines(described, found, parameters)) + "\n"):
-        return f"{'; '.join(said)}; add {' and '.join(to_add)} to the existing {CONFIG_NAME}"
-    return "; ".join(said)
+        return f"{'; '.join(notes)}; add {' and '.join(to_add)} to the existing {CONFIG_NAME}"
+    return "; ".join(notes)
 
 
 def named(described: Manifest, classes: Sequence[str]) -> Labels:
@@ -87,8 +87,8 @@ def _lines(
         # ONNX operators expect channels first, regardless of the sizes.
         if len(spec.shape) == len("NCHW") and spec.shape[1] in _CHANNELS:
             dims = ", ".join(map(str, _shape(described, spec)))
-            said = f"name: {json.dumps(spec.name)} data_type: {spec.datatype.config_name}"
-            yield f"input {{ {said} dims: [ {dims} ] format: FORMAT_NCHW }}"
+            prefix = f"name: {json.dumps(spec.name)} data_type: {spec.datatype.config_name}"
+            yield f"input {{ {prefix} dims: [ {dims} ] format: FORMAT_NCHW }}"
     for spec in described.outputs if labelled else ():
         dims = ", ".join(map(str, _shape(described, spec)))
         label = f' label_filename: "{FILE_NAME}"' if spec.name in labelled else ""

@@ -33,9 +33,9 @@ def with_constants(
 def _tensor(item: GraphInput, texts: Sequence[str]) -> Tensor:
     shape = tuple(size for size in item.shape if isinstance(size, int))
     if len(shape) < len(item.shape):
-        said = ", ".join(str(size) or "?" for size in item.shape)
+        sizes = ", ".join(str(size) or "?" for size in item.shape)
         raise InvalidModel(
-            f"input '{item.name}' has the open shape [{said}], but a constant needs a fixed"
+            f"input '{item.name}' has the open shape [{sizes}], but a constant needs a fixed"
             " shape: export the model with one"
         )
     read = [_number(item, text) for text in texts]

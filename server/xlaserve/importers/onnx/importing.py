@@ -157,7 +157,7 @@ def import_model(
             labels = configuring.named(manifest.read(written), options.labels)
         version_numbers.publish(written, target)
     described = manifest.read(target)
-    said = configuring.write(directory, described, labels, options.parameters)
+    note = configuring.write(directory, described, labels, options.parameters)
     return Imported(
         target,
         described,
@@ -167,7 +167,7 @@ def import_model(
         checked,
         notice="; ".join(filter(None, (*notices, edges.said_of(graph)))),
         texts=texts,
-        labels=said,
+        labels=note,
     )
 
 

@@ -193,13 +193,13 @@ class _Planner:
         """Make a Reshape that was exported for batch 1 keep an open batch."""
         if node.operator != "Reshape" or node.domain or len(node.inputs) != 2:
             return node
-        x, asked = self.values.get(node.inputs[0]), self.constants.get(node.inputs[1])
-        if x is None or asked is None or isinstance(x, NO_TENSORS):
+        x, shape = self.values.get(node.inputs[0]), self.constants.get(node.inputs[1])
+        if x is None or shape is None or isinstance(x, NO_TENSORS):
             return node
-        if not is_for_one_row(x.shape, dimensions_of(asked)):
+        if not is_for_one_row(x.shape, dimensions_of(shape)):
             return node
         name = f"{node.outputs[0]}/shape"
-        self.constants[name] = np.asarray([0, *asked[1:]])
+        self.constants[name] = np.asarray([0, *shape[1:]])
         return replace(node, inputs=(node.inputs[0], name))
 
     def _traced(self, node: Node) -> None:

@@ -254,12 +254,12 @@ class External:
 
     def tensor(self, proto: TensorProto) -> Tensor:
         """Read one tensor; raises InvalidModel for a path outside the directory."""
-        said = {item.key: item.value for item in proto.external_data}
+        entries = {item.key: item.value for item in proto.external_data}
         dtype = dtype_of(proto.data_type)
         size = math.prod(proto.dims) * dtype.itemsize
         what = f"the external data of tensor '{proto.name}'"
         offset, length = (
-            _natural(what, said.get(key, default))
+            _natural(what, entries.get(key, default))
             for key, default in (("offset", "0"), ("length", str(size)))
         )
         if length != size:
@@ -267,7 +267,7 @@ class External:
         self.read_bytes += size
         if self.read_bytes > self.limit_bytes:
             raise InvalidModel(f"{what}: size exceeds the limit")
-        data = self._bytes(what, said.get("location", ""), offset, size)
+        data = self._bytes(what, entries.get("location", ""), offset, size)
         return np.frombuffer(data, dtype).reshape(tuple(proto.dims))
 
     def _bytes(self, what: str, location: str, offset: int, size: int) -> bytearray:

@@ -195,13 +195,13 @@ def _size(item: GraphInput, axis: int, size: int | str) -> int:
     )
 
 
-def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
+def _batch(specs: Sequence[TensorSpec], requested: int | None) -> int:
     closed = [spec for spec in specs if spec.shape[:1] != (-1,)]
     if len(closed) == len(specs):
-        if asked:
+        if requested:
             raise InvalidModel(
-                f"input '{specs[0].name}' is {specs[0]}, but with max_batch_size {asked} its first "
-                "dimension is -1: change its shape with --shape"
+                f"input '{specs[0].name}' is {specs[0]}, but with max_batch_size {requested} its"
+                " first dimension is -1: change its shape with --shape"
                 if specs
                 else "the model has no inputs"
             )
@@ -212,4 +212,4 @@ def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
             " change a shape with --shape, locate the batch with --batch-axis, fix an open first"
             " dimension that is not a batch with --dim, or make the input a constant with --const"
         )
-    return DEFAULT_MAX_BATCH_SIZE if asked is None else asked
+    return DEFAULT_MAX_BATCH_SIZE if requested is None else requested

@@ -86,9 +86,9 @@ def _read_as(graph: Graph, item: GraphInput) -> Datatype:
     numbers = {_casts_to(node) for node in readers}
     if len(numbers) != 1 or None in numbers or item.name in graph.outputs:
         others = [str(node) for node in readers if _casts_to(node) is None]
-        said = f"it is read by {others[0]}" if others else "it is cast to several datatypes"
+        reason = f"it is read by {others[0]}" if others else "it is cast to several datatypes"
         raise InvalidModel(
-            f"input '{item.name}' is a string, expected a direct cast to numbers: {said}"
+            f"input '{item.name}' is a string, expected a direct cast to numbers: {reason}"
         )
     dtype = dtype_of(numbers.pop() or 0)
     datatype = datatype_of(dtype)

@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 from xlaserve.process.allocator import resident_bytes
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class _Terminated(Protocol):
@@ -26,7 +26,7 @@ class Watch:
         self._seconds = seconds
         self._most_bytes = most_bytes
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="onnxruntime_watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="onnxruntime_watch", daemon=True)
 
     def __enter__(self) -> Self:
         """Start the watching thread."""
@@ -39,8 +39,8 @@ class Watch:
         self._done.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._done.wait(min(_LOOK_SECONDS, self._seconds)):
+    def _watch(self) -> None:
+        while not self._done.wait(min(_POLL_SECONDS, self._seconds)):
             if (resident_bytes() or 0) - self._before > self._most_bytes:
                 self.reason = f"it took more than {self._most_bytes} bytes"
             elif time.monotonic() - self._began >= self._seconds:

@@ -156,8 +156,8 @@ class _Reader:
     def _bytes(self, name: str, limit_bytes: int, what: str) -> memoryview:
         entry = self._root + name
         if entry not in self._zip.entries:
-            said = f"{what} is missing: " if what else ""
-            raise InvalidModel(f"not a torch.export file: {said}it has no entry '{name}'")
+            missing = f"{what} is missing: " if what else ""
+            raise InvalidModel(f"not a torch.export file: {missing}it has no entry '{name}'")
         return self._zip.read(entry, limit_bytes)
 
 

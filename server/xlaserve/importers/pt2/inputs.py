@@ -58,14 +58,14 @@ def said_sizes(
     sizes. Fixed sizes are compared when the model is loaded.
     """
     shapes, found = _shapes(program), dict[str, tuple[int, ...]]()
-    for name, said in sizes.items():
+    for name, declared in sizes.items():
         if name not in shapes:
             raise InvalidModel(f"unknown input '{name}', the model has {', '.join(shapes)}")
-        if len(said) != len(shapes[name]):
+        if len(declared) != len(shapes[name]):
             raise InvalidModel(
-                f"input '{name}': expected {len(shapes[name])} dimensions, got {len(said)}"
+                f"input '{name}': expected {len(shapes[name])} dimensions, got {len(declared)}"
             )
-        for size, symbol in zip(said, shapes[name], strict=True):
+        for size, symbol in zip(declared, shapes[name], strict=True):
             if size == -1 or not isinstance(symbol, str):
                 continue
             if found.setdefault(symbol, (size,)) != (size,):
@@ -155,12 +155,12 @@ def _check_range(program: Program, symbol: str, size: int) -> None:
         )
 
 
-def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
+def _max_batch(program: Program, batch: str | None, requested: int | None) -> int:
     """Return the largest batch, limited by the range that the program was exported for."""
     if batch is None:
-        if asked:
+        if requested:
             raise InvalidModel(
-                f"--max-batch-size {asked}: expected an open leading dimension in every input:"
+                f"--max-batch-size {requested}: expected an open leading dimension in every input:"
                 " export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
             )
         return 0
@@ -170,19 +170,19 @@ def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
             f"the program was exported for batches of {least} and more: export it again with "
             "torch.export.Dim('batch', min=1)"
         )
-    rows = DEFAULT_MAX_BATCH_SIZE if asked is None else asked
+    rows = DEFAULT_MAX_BATCH_SIZE if requested is None else requested
     if most is None:
         return rows
-    if asked == 0 or (asked is not None and asked > most):
+    if requested == 0 or (requested is not None and requested > most):
         raise InvalidModel(
-            f"--max-batch-size {asked}: the program was exported for {most} rows at most"
+            f"--max-batch-size {requested}: the program was exported for {most} rows at most"
         )
     return min(rows, most)
 
 
 def _check_guards(program: Program, inputs: Inputs) -> None:
     """Raise InvalidModel if a guard fails for any allowed size."""
-    for shapes in _asked(inputs):
+    for shapes in _shapes_to_check(inputs):
         for guard in program.guards:
             if not holds(guard, shapes):
                 raise InvalidModel(
@@ -191,7 +191,7 @@ def _check_guards(program: Program, inputs: Inputs) -> None:
                 )
 
 
-def _asked(inputs: Inputs) -> Iterator[Mapping[str, Sequence[int]]]:
+def _shapes_to_check(inputs: Inputs) -> Iterator[Mapping[str, Sequence[int]]]:
     rows = range(1, (inputs.max_batch_size or _TRIED_BATCHES) + 1) if inputs.is_open else (1,)
     counts = max((len(sizes) for sizes in inputs.compiled.values()), default=1)
     for place in range(counts):

@@ -135,8 +135,12 @@ class _Compiler:
         given = options.key(site.platform, len(site.devices))
         module = _module_of(lowered)
         choices = environment.choices(site.platform, module)
-        said = (*flags, *(f"{name}={value}" for name, value in given.items()), *map(str, choices))
-        key = key_of(module, devices, self.versions, said)
+        key_parts = (
+            *flags,
+            *(f"{name}={value}" for name, value in given.items()),
+            *map(str, choices),
+        )
+        key = key_of(module, devices, self.versions, key_parts)
         footprint, seconds = self.results.get(key), 0.0
         if footprint is None:
             started = time.perf_counter()

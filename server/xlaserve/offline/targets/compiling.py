@@ -68,8 +68,8 @@ class Compilers:
         Failures caused by a model become the result's `problem`. Raises DeviceUnavailable for a
         target that is unknown, does not have as many devices, or whose wheels are missing.
         """
-        asked = list(jobs)
-        for job in asked:
+        pending = list(jobs)
+        for job in pending:
             target = kinds.named(job.target)
             target.topology(job.count)
             wheels.check(target)
@@ -79,7 +79,7 @@ class Compilers:
             on_done(done)
             return done
 
-        return list(self._threads.map(run, asked))
+        return list(self._threads.map(run, pending))
 
     def _lane(self) -> "_Lane":
         if not hasattr(self._own, "lane"):

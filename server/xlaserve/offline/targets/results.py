@@ -22,8 +22,8 @@ _SUFFIX = ".json"
 
 def key_of(module: bytes, target: str, versions: Mapping[str, str], flags: Sequence[str]) -> str:
     """Return the cache key of a lowered module for a target."""
-    said = json.dumps([_FORMAT, target, sorted(versions.items()), list(flags)])
-    digest = hashlib.sha256(said.encode())
+    text = json.dumps([_FORMAT, target, sorted(versions.items()), list(flags)])
+    digest = hashlib.sha256(text.encode())
     digest.update(module)
     return digest.hexdigest()
 

@@ -11,7 +11,7 @@ from xlaserve.runtime.host import PythonHost
 class Beginning:
     """The first message to a process, and the parts of the server that the process may use."""
 
-    said: Mapping[str, Any]
+    header: Mapping[str, Any]
     host: PythonHost
     owner: object
     seconds: float
@@ -21,4 +21,4 @@ class Beginning:
     @property
     def model(self) -> str:
         """Return the name of the model."""
-        return str(self.said["model"])
+        return str(self.header["model"])

@@ -22,7 +22,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.files.roots import Roots
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import parse_json
-from xlaserve.process.children import stay_deaf
+from xlaserve.process.children import shield_from_signals
 from xlaserve.process.endings import end_session_with_this, end_with_parent
 from xlaserve.python_models import loading
 from xlaserve.python_models.failures import described
@@ -31,7 +31,7 @@ from xlaserve.python_models.process.loading import described as of_model
 from xlaserve.python_models.process.pipe import Pipe, PipeError, plain
 from xlaserve.python_models.process.printing import log_to
 from xlaserve.python_models.process.slab import SlabReader, SlabWriter
-from xlaserve.runtime.calls import Arrays, Asked, Change, Replies, answered
+from xlaserve.runtime.calls import Arrays, Change, NestedRequest, Replies, answered
 from xlaserve.runtime.handling import NO_SENDER, AnswerParameters, TensorParameters
 from xlaserve.runtime.host import PythonHost
 from xlaserve.runtime.load_context import LoadContext
@@ -42,13 +42,13 @@ from xlaserve.tensors import Tensor
 class ChildRequest:
     """A request in the model's process (implements ModelRequest)."""
 
-    def __init__(self, number: int, said: Mapping[str, Any], inputs: Arrays, pipe: Pipe) -> None:
+    def __init__(self, number: int, fields: Mapping[str, Any], inputs: Arrays, pipe: Pipe) -> None:
         self.number = number
-        self.id: str = said["id"]
-        self.rows: int = said["rows"]
-        self.outputs: Sequence[str] = said["outputs"]
-        self.parameters: Mapping[str, Any] = said["parameters"]
-        self.tensor_parameters = TensorParameters(*said["tensor_parameters"])
+        self.id: str = fields["id"]
+        self.rows: int = fields["rows"]
+        self.outputs: Sequence[str] = fields["outputs"]
+        self.parameters: Mapping[str, Any] = fields["parameters"]
+        self.tensor_parameters = TensorParameters(*fields["tensor_parameters"])
         self.inputs = inputs
         self.sender = NO_SENDER
         self.is_cancelled = False
@@ -121,37 +121,39 @@ class ChildCalls:
         self._waiting: dict[int, Future[Any]] = {}
         self._streams: dict[int, Replies] = {}
 
-    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+    def infer(self, request: NestedRequest, within: object) -> "Future[Arrays]":
         """Call a model for one answer."""
-        return self._ask("call", _said(asked, within), plain(asked.inputs))
+        return self._ask("call", _request_fields(request, within), plain(request.inputs))
 
-    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+    def stream(
+        self, request: NestedRequest, within: object, replies: Replies | None = None
+    ) -> Replies:
         """Call a decoupled model; the answers are put into the returned `Replies`."""
         number = next(self._numbers)
         found = Replies() if replies is None else replies
         found.on_taken = lambda: self._pipe.send({"kind": "taken", "call": number})
         found.on_cancel = lambda: self._pipe.send({"kind": "cancel", "call": number})
         self._streams[number] = found
-        said = {"kind": "stream", "call": number, **_said(asked, within)}
-        self._pipe.send(said, plain(asked.inputs))
+        header = {"kind": "stream", "call": number, **_request_fields(request, within)}
+        self._pipe.send(header, plain(request.inputs))
         return found
 
     def change(self, change: Change, within: object) -> "Future[None]":
         """Load or unload a model."""
         given = change.parameters.items()
         files = {n: np.frombuffer(v, np.uint8) for n, v in given if isinstance(v, bytes)}
-        said = {
+        header = {
             "model": change.model,
             "is_load": change.is_load,
             "parameters": {name: value for name, value in given if name not in files},
             "within": _number(within),
         }
-        return self._ask("change", said, files)
+        return self._ask("change", header, files)
 
     def is_ready(self, model: str, version: str, within: object) -> bool:
         """Ask the server whether a model can answer now. Blocks."""
-        said = {"model": model, "version": version, "within": _number(within)}
-        found = self._ask("is_ready", said, {})
+        header = {"model": model, "version": version, "within": _number(within)}
+        found = self._ask("is_ready", header, {})
         return bool(found.result())
 
     def reply(self, number: int, outputs: Arrays) -> None:
@@ -177,11 +179,11 @@ class ChildCalls:
         else:
             waiting.set_result(answered(tensors, header["parameters"]))
 
-    def _ask(self, kind: str, said: Mapping[str, Any], tensors: Arrays) -> "Future[Any]":
+    def _ask(self, kind: str, header: Mapping[str, Any], tensors: Arrays) -> "Future[Any]":
         number = next(self._numbers)
         answer: Future[Any] = Future()
         self._waiting[number] = answer
-        self._pipe.send({"kind": kind, "call": number, **said}, tensors)
+        self._pipe.send({"kind": kind, "call": number, **header}, tensors)
         return answer
 
 
@@ -189,14 +191,14 @@ def _number(request: object) -> int | None:
     return request.number if isinstance(request, ChildRequest) else None
 
 
-def _said(asked: Asked, within: object) -> dict[str, Any]:
+def _request_fields(request: NestedRequest, within: object) -> dict[str, Any]:
     return {
-        "model": asked.model,
-        "version": asked.version,
-        "outputs": list(asked.outputs),
-        "id": asked.id,
-        "parameters": dict(asked.parameters),
-        "seconds": asked.seconds,
+        "model": request.model,
+        "version": request.version,
+        "outputs": list(request.outputs),
+        "id": request.id,
+        "parameters": dict(request.parameters),
+        "seconds": request.seconds,
         "within": _number(within),
     }
 
@@ -239,7 +241,7 @@ class ChildMetrics(ModelMetrics):
         """Return a series whose changes are sent to the server."""
         super().metric(owner, described, labels, bounds)
         found = ChildMetric(described.kind, bounds)
-        said = {
+        header = {
             "kind": "metric",
             "name": described.name,
             "of": described.kind,
@@ -247,7 +249,7 @@ class ChildMetrics(ModelMetrics):
             "labels": {str(name): str(value) for name, value in labels.items()},
             "bounds": list(bounds),
         }
-        found.tell = lambda what, value: self._pipe.send({**said, "what": what, "value": value})
+        found.tell = lambda what, value: self._pipe.send({**header, "what": what, "value": value})
         return found
 
 
@@ -262,8 +264,8 @@ class Child:
 
     def run(self) -> None:
         """Load the model and handle messages until the pipe is closed, which raises PipeError."""
-        said, _ = self._pipe.receive()
-        threading.Thread(target=self._load, args=(said,), daemon=True).start()
+        load_header, _ = self._pipe.receive()
+        threading.Thread(target=self._load, args=(load_header,), daemon=True).start()
         while True:
             header, tensors = self._pipe.receive()
             if header["kind"] == "unload":
@@ -271,19 +273,19 @@ class Child:
             else:
                 getattr(self, f"_on_{header['kind']}")(header, tensors)
 
-    def _load(self, said: Mapping[str, Any]) -> None:
-        config = parse_json(said["config"]) if said["config"] else ModelConfig()
+    def _load(self, header: Mapping[str, Any]) -> None:
+        config = parse_json(header["config"]) if header["config"] else ModelConfig()
         context = LoadContext(
-            said["model"],
-            said["version"],
-            replace(config, is_unbatched=said["is_unbatched"]),
-            said["device"],
-            roots=Roots(tuple(map(Path, said["roots"]))),
+            header["model"],
+            header["version"],
+            replace(config, is_unbatched=header["is_unbatched"]),
+            header["device"],
+            roots=Roots(tuple(map(Path, header["roots"]))),
             python=PythonHost(self._calls, ChildMetrics(self._pipe)),
         )
         try:
-            made = loading.make_here(Path(said["directory"]), context)
-            self._copy = made.make(said["replica"])
+            made = loading.make_here(Path(header["directory"]), context)
+            self._copy = made.make(header["replica"])
             self._copy.load()
             if getattr(self._copy, "readiness", None) is not None:
                 structlog.get_logger("python").warning(
@@ -295,8 +297,8 @@ class Child:
         except BaseException as error:
             self._pipe.send({"kind": "failed", "text": f"its code raised {described(error)}"})
         else:
-            said = of_model(made.info, is_batched=made.is_batched, concurrency=made.concurrency)
-            self._pipe.send({"kind": "loaded", **said})
+            header = of_model(made.info, is_batched=made.is_batched, concurrency=made.concurrency)
+            self._pipe.send({"kind": "loaded", **header})
 
     def _unload(self) -> None:
         self._copy.close()
@@ -304,9 +306,9 @@ class Child:
 
     def _on_requests(self, header: Mapping[str, Any], tensors: Arrays) -> None:
         requests, start = [], iter(tensors.items())
-        for number, said in header["requests"]:
-            inputs = {name: next(start)[1] for name in said["inputs"]}
-            self._requests[number] = request = ChildRequest(number, said, inputs, self._pipe)
+        for number, fields in header["requests"]:
+            inputs = {name: next(start)[1] for name in fields["inputs"]}
+            self._requests[number] = request = ChildRequest(number, fields, inputs, self._pipe)
             requests.append(request)
         freed = partial(self._freed, header["group"])
         self._copy.handle(requests, freed, together=header["together"])
@@ -340,7 +342,7 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     # The kernel kills this process with the server, even if the model's code hangs.
     end_with_parent(parent)
     end_session_with_this()
-    stay_deaf()
+    shield_from_signals()
     # A pipe is buffered by blocks: without this, the log gets lines after 8 KiB or at the end.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     end = socket.socket(fileno=descriptor)

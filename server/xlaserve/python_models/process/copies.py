@@ -31,7 +31,7 @@ from xlaserve.tensors import Tensor
 
 _log: Any = structlog.get_logger("python")
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _NOTED_BYTES = 1 << 20
 """A change of the process's memory is reported only above this size."""
 _LEAST_PAUSE_SECONDS = 0.1
@@ -55,7 +55,7 @@ class _Group:
     """Requests that have not ended."""
     begun: set[int] = field(default_factory=set)
     """Requests whose execution the process has announced."""
-    told: set[int] = field(default_factory=set)
+    notified: set[int] = field(default_factory=set)
     """Requests that the process knows to be cancelled."""
     is_freed: bool = False
     is_together: bool = False
@@ -91,7 +91,7 @@ class ProcessCopy:
         self.on_memory: Callable[[], None] = lambda: None
         """Called in the reader thread when a measurement has changed `resident_bytes`."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        title = f"python {self._name} {beginning.said['replica']}"
+        title = f"python {self._name} {beginning.header['replica']}"
         # This thread must outlive the process: the kernel kills a child when the thread that
         # started it exits.
         self._reader = threading.Thread(target=self._run, name=title, daemon=True)
@@ -103,7 +103,7 @@ class ProcessCopy:
         self._writer.start()
         while True:
             try:
-                self.loaded.result(_LOOK_SECONDS)
+                self.loaded.result(_POLL_SECONDS)
             except NotYet:
                 self._beginning.check_cancelled()
             else:
@@ -169,7 +169,7 @@ class ProcessCopy:
         try:
             shared_bytes = self._beginning.host.shared_bytes
             lines = ProcessLog(self._log)
-            process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
+            process = RunningProcess(lines, _POLL_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process could not start: {error.strerror}"
         except BaseException as error:
@@ -190,7 +190,7 @@ class ProcessCopy:
         reason = ""
         pipe.on_silence = partial(self._check, process, services)
         try:
-            pipe.send(self._beginning.said)
+            pipe.send(self._beginning.header)
             reason = self._listen(process, services)
         except _ToBeEnded as found:
             reason = str(found)
@@ -208,14 +208,14 @@ class ProcessCopy:
 
     def _listen(self, process: RunningProcess, services: Services) -> str:
         """Handle messages until an exception ends the loop; return the text of a failed load."""
-        looked = time.monotonic()
+        polled_at = time.monotonic()
         while True:
             try:
                 message = process.pipe.receive()
             except TimeoutError:
                 message = None
-            if time.monotonic() - looked >= _LOOK_SECONDS:
-                looked = time.monotonic()
+            if time.monotonic() - polled_at >= _POLL_SECONDS:
+                polled_at = time.monotonic()
                 self._tell_cancelled(process.pipe)
                 self._measure(process)
             if message is not None:
@@ -272,11 +272,11 @@ class ProcessCopy:
     def _tell_cancelled(self, pipe: Pipe) -> None:
         """Tell the process which of its requests have been cancelled."""
         for key, group in list(self._groups.items()):
-            for number in group.open - group.told:
+            for number in group.open - group.notified:
                 if group.requests[number].is_cancelled:
-                    group.told.add(number)
-                    said = {"kind": "go_on", "request": number, "cancelled": True}
-                    self._enqueue(pipe, said, {})
+                    group.notified.add(number)
+                    header = {"kind": "go_on", "request": number, "cancelled": True}
+                    self._enqueue(pipe, header, {})
             self._drop(key, pipe)
 
     def _is_overdue(self, services: Services) -> str:
@@ -324,8 +324,8 @@ class ProcessCopy:
         request = self._found(number)
         if request is None:
             return
-        said = header["parameters"]
-        parameters = None if said is None else AnswerParameters(*said)
+        fields = header["parameters"]
+        parameters = None if fields is None else AnswerParameters(*fields)
         if header["last"]:
             request.answer(tensors, parameters=parameters)
             self._ended(pipe, number)
@@ -388,11 +388,13 @@ class ProcessCopy:
     def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:
         self._heard = time.monotonic()
         self._paused.discard(number)
-        said = {"kind": "go_on", "request": number, "cancelled": request.is_cancelled}
-        self._enqueue(pipe, said, {})
+        header = {"kind": "go_on", "request": number, "cancelled": request.is_cancelled}
+        self._enqueue(pipe, header, {})
 
-    def _enqueue(self, pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self._outgoing.put(partial(_send, pipe, said, tensors))
+    def _enqueue(
+        self, pipe: Pipe, header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> None:
+        self._outgoing.put(partial(_send, pipe, header, tensors))
 
     def _ended(self, pipe: Pipe, number: int) -> None:
         for key, group in list(self._groups.items()):
@@ -403,12 +405,12 @@ class ProcessCopy:
     def _drop(self, key: int, pipe: Pipe) -> None:
         group = self._groups[key]
         # The process does not report the end of a request that it knows to be cancelled.
-        if group.is_freed and not group.open - group.told:
+        if group.is_freed and not group.open - group.notified:
             with self._lock:
                 self._groups.pop(key, None)
             self._paused.difference_update(group.requests)
-            said = {"kind": "over", "requests": list(group.requests)}
-            self._enqueue(pipe, said, {})
+            header = {"kind": "over", "requests": list(group.requests)}
+            self._enqueue(pipe, header, {})
 
     def _write(self) -> None:
         while (send := self._outgoing.get()) is not None:
@@ -423,7 +425,7 @@ def _of_requests(
     described, tensors = [], {}
     for key, request in requests.items():
         inputs = on_host(request.inputs)
-        said = {
+        fields = {
             "id": request.id,
             "rows": request.rows,
             "outputs": list(request.outputs),
@@ -431,14 +433,14 @@ def _of_requests(
             "tensor_parameters": [dict(one) for one in request.tensor_parameters],
             "inputs": list(inputs),
         }
-        described.append((key, said))
+        described.append((key, fields))
         tensors.update({f"{key} {name}": array for name, array in inputs.items()})
     return described, tensors
 
 
-def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _send(pipe: Pipe, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     try:
-        pipe.send(said, tensors)
+        pipe.send(header, tensors)
     except MessageTooLarge:
         # The process would wait forever for this message.
         pipe.close()

@@ -19,9 +19,9 @@ def named(error: BaseException) -> tuple[str, str]:
     return kind.__name__, text_of(error)
 
 
-def raised(said: tuple[str, str]) -> XlaserveError:
+def raised(named_error: tuple[str, str]) -> XlaserveError:
     """Recreate an error from its class name and text, or a ModelFailed if the class is unknown."""
-    name, text = said
+    name, text = named_error
     found = _KNOWN.get(name)
     kind: type[XlaserveError] = ModelFailed
     if isinstance(found, type) and issubclass(found, XlaserveError):

@@ -25,9 +25,9 @@ def in_processes(
         for replica in range(count):
             context.check_cancelled()
             context.on_stage(Stage("starting its process", replica + 1, count))
-            said = _beginning(directory, context, replica)
+            header = _beginning(directory, context, replica)
             seconds = host.process_seconds
-            beginning = Beginning(said, host, owner, seconds, context.check_cancelled)
+            beginning = Beginning(header, host, owner, seconds, context.check_cancelled)
             copies.append(ProcessCopy(beginning))
             copies[-1].load()
     except BaseException:
@@ -104,5 +104,5 @@ def _beginning(directory: Path, context: LoadContext, replica: int) -> Mapping[s
     }
 
 
-def _specs(said: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, DATATYPES[kind], tuple(shape)) for name, kind, shape in said)
+def _specs(specs: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, DATATYPES[kind], tuple(shape)) for name, kind, shape in specs)

@@ -90,14 +90,14 @@ class Pipe:
             limit = f"more than the limit of {LIMIT_TENSOR_BYTES}"
             raise MessageTooLarge(f"its tensors have {total} bytes, {limit}")
         # Encode before `write` allocates memory in the slab, because encoding may raise.
-        said = msgspec.Raw(msgspec.msgpack.encode(header))
+        encoded = msgspec.Raw(msgspec.msgpack.encode(header))
         writer, reader, place = self.writer, self.reader, None
         dropped = () if reader is None else reader.dropped()
         if writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
             place = writer.write(buffers)
             if place is not None:
                 total, buffers = 0, []
-        head = msgspec.msgpack.encode((said, shown, place, dropped))
+        head = msgspec.msgpack.encode((encoded, shown, place, dropped))
         try:
             with self._sending:
                 self._all_of(_SIZES.pack(len(head), total) + head)

@@ -73,10 +73,10 @@ def log_to(pipe: Pipe) -> None:
     """Send this process's log records to the server, which applies its own levels and settings."""
 
     def forward(logger: Any, method: str, event: Any) -> Any:
-        said = {"kind": "log", "level": method, "event": str(event.pop("event", ""))[:_LOGGED]}
+        header = {"kind": "log", "level": method, "event": str(event.pop("event", ""))[:_LOGGED]}
         fields = {str(name): str(value)[:_LOGGED] for name, value in event.items()}
         with suppress(PipeError):
-            pipe.send({**said, "fields": fields})
+            pipe.send({**header, "fields": fields})
         raise structlog.DropEvent
 
     structlog.configure(

@@ -31,8 +31,8 @@ class RunningProcess:
     session of their own.
     """
 
-    def __init__(self, log: ProcessLog, look_seconds: float, shared_bytes: int) -> None:
-        """Start the process; raises OSError. `look_seconds` is the timeout for receiving messages.
+    def __init__(self, log: ProcessLog, poll_seconds: float, shared_bytes: int) -> None:
+        """Start the process; raises OSError. `poll_seconds` is the timeout for receiving messages.
 
         `shared_bytes` of memory are shared with the server, half of it for each direction.
         """
@@ -41,7 +41,7 @@ class RunningProcess:
             stack.callback(theirs.close)
             failed = stack.enter_context(ExitStack())
             failed.callback(ours.close)
-            ours.settimeout(look_seconds)
+            ours.settimeout(poll_seconds)
             slabs = [_slab(stack, shared_bytes // 2 // _PAGE * _PAGE) for _ in range(2)]
             writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
             reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None

@@ -13,7 +13,7 @@ from xlaserve.python_models.process.beginning import Beginning
 from xlaserve.python_models.process.errors import named
 from xlaserve.python_models.process.printing import ProcessLog
 from xlaserve.python_models.process.streams import Send, Streams
-from xlaserve.runtime.calls import Arrays, Asked, Change, parameters_of
+from xlaserve.runtime.calls import Arrays, Change, NestedRequest, parameters_of
 from xlaserve.runtime.handling import ModelRequest
 from xlaserve.runtime.metrics import Described, MetricError
 
@@ -33,15 +33,15 @@ class Services:
         beginning: Beginning,
         send: Send,
         find: Callable[[int], ModelRequest | None],
-        heard: Callable[[], None],
+        on_completed: Callable[[], None],
         lines: ProcessLog,
     ) -> None:
-        """`find` returns a request that has not ended; `heard` is called when a call completes."""
+        """`find` returns a request that has not ended; `on_completed` is called after each call."""
         self._host = beginning.host
         self._beginning = beginning
         self._send = send
         self._find = find
-        self._heard = heard
+        self._heard = on_completed
         self._lines = lines
         self._lock = threading.Lock()
         """Guards `_calling`."""
@@ -61,8 +61,8 @@ class Services:
     def on_call(self, header: Header, tensors: Arrays) -> None:
         """Call another model for one answer."""
         if not self._refuses(header):
-            asked = _asked(header, tensors)
-            self._await(header, self._host.calls.infer(asked, self._within(header)))
+            request = _nested_request(header, tensors)
+            self._await(header, self._host.calls.infer(request, self._within(header)))
 
     def on_stream(self, header: Header, tensors: Arrays) -> None:
         """Call a decoupled model."""
@@ -70,7 +70,7 @@ class Services:
         if self._is_part_of_nothing(header):
             replies.end(CancelledByModel(header["model"], "the request has ended"))
             return
-        self._host.calls.stream(_asked(header, tensors), self._within(header), replies)
+        self._host.calls.stream(_nested_request(header, tensors), self._within(header), replies)
 
     def on_taken(self, header: Header, tensors: Arrays) -> None:
         """Record that the process has consumed an answer of a streaming call."""
@@ -136,18 +136,18 @@ class Services:
         with self._lock:
             self._calling -= 1
         self._heard()
-        said: dict[str, Any] = {"kind": "called", "call": number}
+        header: dict[str, Any] = {"kind": "called", "call": number}
         try:
             found = answer.result()
             outputs = {} if found is None else found
-            said["parameters"] = parameters_of(outputs)
+            header["parameters"] = parameters_of(outputs)
         except BaseException as error:  # any error must reach the code, which waits for an answer
-            said["error"], outputs = named(error), {}
-        self._send(said, outputs)
+            header["error"], outputs = named(error), {}
+        self._send(header, outputs)
 
 
-def _asked(header: Header, tensors: Arrays) -> Asked:
-    return Asked(
+def _nested_request(header: Header, tensors: Arrays) -> NestedRequest:
+    return NestedRequest(
         header["model"],
         tensors,
         header["version"],

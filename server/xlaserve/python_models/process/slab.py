@@ -55,10 +55,10 @@ class SlabWriter:
         size = os.fstat(descriptor).st_size
         self._bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         self._lock = threading.Lock()
-        """Guards `_free` and `_taken`."""
+        """Guards `_free` and `_allocated`."""
         self._free: list[tuple[int, int]] = [(0, size)]
         """Start and end of each free extent, sorted and not adjacent."""
-        self._taken: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
         """End of each allocated extent, by its start."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> int | None:
@@ -78,7 +78,7 @@ class SlabWriter:
     def release(self, start: int) -> None:
         """Free memory that the reader no longer uses; raises SlabError for an invalid offset."""
         with self._lock:
-            end = self._taken.pop(start, None)
+            end = self._allocated.pop(start, None)
             if end is None:
                 raise SlabError(f"no data was written at offset {start}")
             self._free = _joined(sorted([*self._free, (start, end)]))
@@ -91,7 +91,7 @@ class SlabWriter:
                 if end - start >= size:
                     left = [(start + size, end)] if end - start > size else []
                     self._free[index : index + 1] = left
-                    self._taken[start] = start + size
+                    self._allocated[start] = start + size
                     return start
         return None
 

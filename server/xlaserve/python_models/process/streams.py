@@ -11,7 +11,7 @@ from xlaserve.runtime.calls import WINDOW, Arrays, Replies, parameters_of
 class Send(Protocol):
     """Enqueues a message for the process; does not block."""
 
-    def __call__(self, said: Mapping[str, Any], tensors: Arrays, /) -> None:
+    def __call__(self, header: Mapping[str, Any], tensors: Arrays, /) -> None:
         """Queue a message with a header and tensors."""
         ...
 
@@ -43,8 +43,8 @@ class ForwardedReplies(Replies):
         """Send an answer to the process."""
         with self._count:
             self._not_taken += 1
-        said = {"kind": "reply", "call": self._number, "parameters": parameters_of(outputs)}
-        self._send(said, outputs)
+        header = {"kind": "reply", "call": self._number, "parameters": parameters_of(outputs)}
+        self._send(header, outputs)
 
     def end(self, error: BaseException | None = None) -> None:
         """Send the end of the answers, or the error, to the process; only the first call counts."""
@@ -52,9 +52,9 @@ class ForwardedReplies(Replies):
             is_first, self._is_over = not self._is_over, True
         if is_first:
             self._on_end()
-            said = None if error is None else named(error)
+            failure = None if error is None else named(error)
             ended = {"kind": "replied", "call": self._number, "empty": self.is_end_empty}
-            self._send({**ended, "error": said}, {})
+            self._send({**ended, "error": failure}, {})
 
     def taken(self) -> None:
         """Record that the code has consumed an answer."""

@@ -47,8 +47,8 @@ class TritonCopy:
         title = f"python {self.name} {replica}"
         self._loop = LoopThread(title) if inspect.iscoroutinefunction(model.execute) else None
         self._thread: CodeThread = self._loop or PlainThread(title)
-        asked = getattr(model, "is_ready", None)
-        self.readiness = None if asked is None else CodeReadiness(self.name, asked)
+        is_ready = getattr(model, "is_ready", None)
+        self.readiness = None if is_ready is None else CodeReadiness(self.name, is_ready)
 
     def load(self) -> None:
         """Call `initialize`, if the class defines it."""

@@ -17,7 +17,7 @@ from xlaserve.python_models.triton.responses import (
     response_of,
 )
 from xlaserve.python_models.triton.tensor import Tensor
-from xlaserve.runtime.calls import Arrays, Asked, Calls, current_request
+from xlaserve.runtime.calls import Arrays, Calls, NestedRequest, current_request
 from xlaserve.runtime.handling import ModelRequest
 from xlaserve.tensors import Parameter
 
@@ -146,9 +146,11 @@ class InferenceRequest:
         A failed call returns a response with an error.
         """
         if decoupled:
-            return ResponseIterator(self._calls.stream(self._asked(), current_request()))
+            return ResponseIterator(self._calls.stream(self._nested_request(), current_request()))
         try:
-            return response_of(self._calls.infer(self._asked(), current_request()).result())
+            return response_of(
+                self._calls.infer(self._nested_request(), current_request()).result()
+            )
         except XlaserveError as error:
             return failed_response(error)
 
@@ -158,7 +160,7 @@ class InferenceRequest:
             found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             found.set_result(self.exec(decoupled=True))
             return found
-        begun = asyncio.wrap_future(self._calls.infer(self._asked(), current_request()))
+        begun = asyncio.wrap_future(self._calls.infer(self._nested_request(), current_request()))
         return _answered(begun)
 
     @property
@@ -167,7 +169,7 @@ class InferenceRequest:
             raise TritonModelException("other models can only be called inside a server")
         return self.calls
 
-    def _asked(self) -> Asked:
+    def _nested_request(self) -> NestedRequest:
         if not self._model:
             raise TritonModelException("model_name: expected the name of a model, got none")
         parameters = dict(self._parameters)
@@ -175,7 +177,7 @@ class InferenceRequest:
             parameters["sequence_id"] = self._correlation_id
             parameters["sequence_start"] = bool(self._flags & FLAG_SEQUENCE_START)
             parameters["sequence_end"] = bool(self._flags & FLAG_SEQUENCE_END)
-        return Asked(
+        return NestedRequest(
             self._model,
             {tensor.name(): tensor.as_numpy() for tensor in self._inputs},
             str(self._version) if self._version > 0 else "",

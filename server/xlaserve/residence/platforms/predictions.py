@@ -18,7 +18,7 @@ from xlaserve.errors.panics import answering
 K = TypeVar("K")
 V = TypeVar("V")
 
-LOOK_SECONDS = 0.2
+READ_SECONDS = 0.2
 """Time limit for reading a model's files, in seconds: a mesh waits half a second for a
 prediction."""
 
@@ -44,7 +44,7 @@ class Predictions:
         self._limit = limit
         self._by_id: OrderedDict[bytes, _Need] = OrderedDict()
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
-        self._asked: OrderedDict[bytes, bytes] = OrderedDict()
+        self._requested_keys: OrderedDict[bytes, bytes] = OrderedDict()
         """Digest of an id -> digest of the key of its last prediction."""
         self._ascending: list[int] = []
         """Needs of the successful loads in `_by_id`, ascending. Rejected loads are excluded: their
@@ -72,9 +72,9 @@ class Predictions:
         for key in self._keys(known, keys):
             self._by_key.pop(key, None)
 
-    def asked(self, model_id: str, key: Hashable) -> None:
+    def note_request(self, model_id: str, key: Hashable) -> None:
         """Record the key of a mesh's request for a prediction; the load may use another key."""
-        keep(self._asked, _digest(model_id), _digest(key), self._limit)
+        keep(self._requested_keys, _digest(model_id), _digest(key), self._limit)
 
     def of_id(self, model_id: str) -> int | None:
         """Return how much the last load with this id needed."""
@@ -99,8 +99,8 @@ class Predictions:
         return self._ascending[-1] if self._ascending else 0
 
     def _keys(self, known: bytes, keys: Iterable[Hashable]) -> list[bytes]:
-        asked = self._asked.get(known)
-        return [*map(_digest, keys), *([asked] if asked else [])]
+        requested = self._requested_keys.get(known)
+        return [*map(_digest, keys), *([requested] if requested else [])]
 
     def _uncount(self, need: "_Need | None") -> None:
         if need is not None and not need.refused:
@@ -117,7 +117,7 @@ class FilesSeen:
     """A key that is equal for models with equal memory needs."""
 
 
-class FilesLook:
+class FileReader:
     """Reads headers of model files, one model at a time, each within a time limit.
 
     Runs in its own thread, so that a hung file system blocks nothing else: predictions then become
@@ -128,11 +128,11 @@ class FilesLook:
         self._thread = ThreadPoolExecutor(1, "predict")
         self._log = structlog.get_logger("runtime")
 
-    async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
-        """Return the result of `look`, or None if files are missing, invalid or too slow."""
-        looking = asyncio.wrap_future(self._thread.submit(answering(look)))
+    async def __call__(self, read: Callable[[], FilesSeen]) -> FilesSeen | None:
+        """Return the result of `read`, or None if files are missing, invalid or too slow."""
+        reading = asyncio.wrap_future(self._thread.submit(answering(read)))
         try:
-            return await asyncio.wait_for(looking, LOOK_SECONDS)
+            return await asyncio.wait_for(reading, READ_SECONDS)
         except (XlaserveError, OSError, TimeoutError):
             return None
         except Exception:

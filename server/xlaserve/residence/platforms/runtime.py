@@ -16,7 +16,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.residence.capacity import Capacity, Sizes
 from xlaserve.residence.control import ModelControl
 from xlaserve.residence.host import load_threads
-from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions, keep
+from xlaserve.residence.platforms.predictions import FileReader, FilesSeen, Predictions, keep
 from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
@@ -152,7 +152,7 @@ class ModelRuntime:
         capacity: Capacity,
         *,
         predict_size: PredictSize,
-        look: FilesLook,
+        file_reader: FileReader,
     ) -> None:
         self._settings = settings
         self._control = control
@@ -160,7 +160,7 @@ class ModelRuntime:
         self._repository = repository
         self._capacity = capacity
         self._predict_size = predict_size
-        self._look = look
+        self._file_reader = file_reader
         self._predictions = Predictions(settings.max_remembered_sizes)
         self._told = ToldSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
@@ -198,8 +198,8 @@ class ModelRuntime:
         No error if the same files are already loaded under this id. Raises LoadFailed, OutOfMemory
         or LoadCancelled (ModelMesh SPI, loadModel).
         """
-        said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
-        change = Change(ChangeKind.LOAD_AT, model.id, said)
+        arguments = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
+        change = Change(ChangeKind.LOAD_AT, model.id, arguments)
         self._loading[model.id] += 1
         try:
             return await self._control.plane.apply(change, partial(self._load_here, model))
@@ -210,15 +210,15 @@ class ModelRuntime:
                 self._predicted.pop(model.id, None)
 
     async def _load_change(self, change: Change) -> None:
-        said = change.arguments
-        location = Location(said["path"], said["schema"])
-        await self._load_here(RuntimeModel(change.subject, location, said["key"]))
+        arguments = change.arguments
+        location = Location(arguments["path"], arguments["schema"])
+        await self._load_here(RuntimeModel(change.subject, location, arguments["key"]))
 
     async def _load_here(self, model: RuntimeModel) -> LoadedSize:
         find = partial(self._repository.find_at, model.id, model.location)
         keys = [model.files]
 
-        async def look() -> None:
+        async def add_key() -> None:
             seen = await self._seen(model)
             if seen is not None:
                 keys.append(seen.key)
@@ -226,7 +226,7 @@ class ModelRuntime:
         try:
             # Read the files before the load: afterwards, an unload could run before the load is
             # answered.
-            await self._control.load_from(model.id, model.files, find, before=look)
+            await self._control.load_from(model.id, model.files, find, before=add_key)
         except OutOfMemory as error:
             if needed := error.needed_bytes:
                 self._predictions.remember(model.id, needed, *keys, refused=True)
@@ -236,8 +236,8 @@ class ModelRuntime:
             alone = self._registry.alone_bytes(model.id)
             shared = alone - self._registry.size_bytes(model.id)
             self._largest_shared_bytes = max(self._largest_shared_bytes, shared)
-            told = self._countable(self._told.tell(model.id))
-            loaded = LoadedSize(told, self._max_concurrency(model.id))
+            size = self._countable(self._told.tell(model.id))
+            loaded = LoadedSize(size, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before its size could be reported
         # Remember the size without sharing: the model that now accounts for shared programs may be
@@ -263,8 +263,8 @@ class ModelRuntime:
 
     def told_bytes(self, model_id: str) -> int | None:
         """Return the size that the mesh knows, without updating it; None if it knows none."""
-        told = self._told.of(model_id)
-        return None if told is None else self._countable(told)
+        size = self._told.of(model_id)
+        return None if size is None else self._countable(size)
 
     @property
     def untold_bytes(self) -> int:
@@ -318,7 +318,7 @@ class ModelRuntime:
         the file size known to the mesh; the 90th percentile of all needs; the default. Memory of
         other models that the mesh does not count is added, so that the mesh makes room for it.
         """
-        self._predictions.asked(model.id, model.files)
+        self._predictions.note_request(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
         if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
             # The mesh will not try to load such a large model. When it asks again, minutes later,
@@ -342,9 +342,9 @@ class ModelRuntime:
         """Read the headers of a model's files, if its path may lie inside the allowed roots."""
         if not self._repository.reaches(model.location.path):
             return None
-        return await self._look(partial(self._look_at, model))
+        return await self._file_reader(partial(self._read_files, model))
 
-    def _look_at(self, model: RuntimeModel) -> FilesSeen:
+    def _read_files(self, model: RuntimeModel) -> FilesSeen:
         source = self._repository.find_at(model.id, model.location)
         devices = Devices.named(tuple(self._capacity.totals), self._capacity.kind) or ONE_CPU
         needed: Counter[str] = Counter()
@@ -360,5 +360,5 @@ class ModelRuntime:
         if not self._settings.limit_model_concurrency:
             return 0
         _, instance = self._registry.resolve(model_id)
-        asked = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
-        return min(int(asked[0]), MAX_NUMBER) if asked else self._settings.max_concurrency
+        requested = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
+        return min(int(requested[0]), MAX_NUMBER) if requested else self._settings.max_concurrency

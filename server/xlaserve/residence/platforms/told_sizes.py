@@ -59,11 +59,11 @@ class ToldSizes:
         yet.
         """
         held = max(1, self._holding(model_id).held_bytes)
-        told = self._told.get(model_id, held)
+        size = self._told.get(model_id, held)
         if model_id in self._told:
-            told += min(self.untold_bytes(), max(0, held - told))
-            self._told[model_id] = told
-        return told
+            size += min(self.untold_bytes(), max(0, held - size))
+            self._told[model_id] = size
+        return size
 
     def of(self, model_id: str) -> int | None:
         """Return the size reported for a model, without updating it; None if there is none."""

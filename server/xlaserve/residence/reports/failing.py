@@ -41,11 +41,11 @@ def told_failures(registry: Registry, names: Iterable[str]) -> str:
     sees = seen_now()
     missing = [name for name in names if not registry.ready(name)]
     shown = [one for name in missing if sees(name) for one in failing(registry, name)]
-    told = [_named(one) for one in shown[:SHOWN]]
+    lines = [_named(one) for one in shown[:SHOWN]]
     if len(shown) > SHOWN:
-        told.append(f"and {len(shown) - SHOWN} more")
+        lines.append(f"and {len(shown) - SHOWN} more")
     counted = f"{len(missing)} model{'' if len(missing) == 1 else 's'} of the start"
-    return f"{counted} not loaded" + (f": {'; '.join(told)}" if told else "")
+    return f"{counted} not loaded" + (f": {'; '.join(lines)}" if lines else "")
 
 
 def _named(one: Failing) -> str:

@@ -113,7 +113,7 @@ class History:
         """Samples of the last two minutes, oldest first."""
         self.hour: deque[Sample] = deque(maxlen=HOUR_SAMPLES)
         """Samples of the last hour, oldest first."""
-        self._looking = asyncio.Lock()
+        self._sampling = asyncio.Lock()
         self._known: _Known = {}
         """The last sample of every version."""
         self._known_of_hour: _Known = {}
@@ -129,9 +129,9 @@ class History:
         last = self.failures.last
         return HistorySnapshot(self.seconds, tuple(self.recent), tuple(self.hour), last)
 
-    async def look(self) -> None:
+    async def sample(self) -> None:
         """Take a sample, unless the last one is less than half an interval old."""
-        async with self._looking:
+        async with self._sampling:
             if self.recent and self.seconds - self.recent[-1].at < RECENT_SECONDS / 2:
                 return
             async for _ in in_turns(self._steps()):
@@ -140,7 +140,7 @@ class History:
     async def watch(self) -> None:
         """Take samples until cancelled."""
         while True:
-            await self.look()
+            await self.sample()
             many = len(self._known) > _MANY_VERSIONS
             await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
 
@@ -167,9 +167,9 @@ class History:
                     waiting = Backlog.together([waiting, backlog]) if backlog.pending else waiting
                 if seen.success:
                     buckets = list(map(int.__add__, buckets, seen.buckets))
-                asked = seen.success + seen.fail
-                more = asked - (known.success + known.fail if known else 0)
-                if asked or seen.size_bytes is not None:
+                requests = seen.success + seen.fail
+                more = requests - (known.success + known.fail if known else 0)
+                if requests or seen.size_bytes is not None:
                     active.append((more, seen))
             yield
         active.sort(key=lambda pair: -pair[0])

@@ -65,7 +65,7 @@ class Reading:
     """Processes that did not answer -> the reason."""
 
 
-class _Taken(NamedTuple):
+class _SharedReading(NamedTuple):
     """A reading, and the unfiltered rows for searches."""
 
     reading: Reading
@@ -98,38 +98,38 @@ class StatusBoard:
         """Repository models as rows, as last listed."""
         self._names: set[str] = set()
         self._listed_until = self._started
-        self._taken: _Taken | None = None
-        self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
+        self._reading: _SharedReading | None = None
+        self._taking: SingleFlight[_SharedReading] = SingleFlight(abandonable=False)
 
     async def read(self, search: str = "") -> Reading:
         """Return a reading at most TICK_SECONDS old, taken after the last state change of a model.
 
         `search` selects the models whose names contain it.
         """
-        taken = await self._now()
+        shared = await self._now()
         if not search:
-            return taken.reading
+            return shared.reading
         needle = search.casefold()
-        known = [row async for row in in_turns(taken.known) if needle in row.name.casefold()]
-        others = [row async for row in in_turns(taken.others) if needle in row.name.casefold()]
+        known = [row async for row in in_turns(shared.known) if needle in row.name.casefold()]
+        others = [row async for row in in_turns(shared.others) if needle in row.name.casefold()]
         rows = [row async for row in in_turns(_first(known, others))]
-        return replace(taken.reading, matching=len(known) + len(others), rows=rows)
+        return replace(shared.reading, matching=len(known) + len(others), rows=rows)
 
     async def whole(self) -> Reading:
         """Return a reading with the rows of all models, unsorted, for further filtering."""
-        taken = await self._now()
-        return replace(taken.reading, rows=[*taken.known, *taken.others])
+        shared = await self._now()
+        return replace(shared.reading, rows=[*shared.known, *shared.others])
 
-    async def _now(self) -> _Taken:
-        taken = self._taken
-        if taken is None or self._is_old(taken):
-            taken = await self._taking.run("", self._take)
-        return taken
+    async def _now(self) -> _SharedReading:
+        shared = self._reading
+        if shared is None or self._is_old(shared):
+            shared = await self._taking.run("", self._take)
+        return shared
 
-    def _is_old(self, taken: _Taken) -> bool:
-        return taken.revision != self._registry.revision or self._clock() >= taken.until
+    def _is_old(self, shared: _SharedReading) -> bool:
+        return shared.revision != self._registry.revision or self._clock() >= shared.until
 
-    async def _take(self) -> _Taken:
+    async def _take(self) -> _SharedReading:
         # All callers share this reading, so it must not depend on one caller's permissions.
         current_call.set(None)
         # Read before the rows: a change in between invalidates this reading.
@@ -162,8 +162,8 @@ class StatusBoard:
             rows=[row async for row in in_turns(_first(known, others))],
         )
         until = self._clock() + TICK_SECONDS
-        self._taken = _Taken(reading, known, others, until, revision)
-        return self._taken
+        self._reading = _SharedReading(reading, known, others, until, revision)
+        return self._reading
 
     async def _repository(self) -> Sequence[StatusRow]:
         """Return the repository's models, from a listing at most REPOSITORY_SECONDS old."""

@@ -63,7 +63,7 @@ def check_version(text: str) -> int:
     return int(text)
 
 
-def check_asked_version(model: str, text: str) -> None:
+def check_version_text(model: str, text: str) -> None:
     """Raise InvalidVersion unless a requested version is a number, or empty for the newest."""
     if text and not (text.isascii() and text.isdigit()):
         raise InvalidVersion(model, text)

@@ -26,7 +26,7 @@ def open_repositories(settings: Settings) -> Repository:
     remotes = Remotes.of_settings(settings, _reading(settings))
 
     def one(
-        root: Path, remote: RemotePart | None = None, beside: Sequence[Part] = ()
+        root: Path, remote: RemotePart | None = None, others: Sequence[Part] = ()
     ) -> Repository:
         return Repository(
             root,
@@ -35,12 +35,12 @@ def open_repositories(settings: Settings) -> Repository:
             max_config_bytes=settings.max_config_bytes,
             bare_name="" if remote else settings.bare_model,
             remote=remote,
-            beside=beside,
+            others=others,
             remotes=remotes,
         )
 
-    beside = [remotes.at(root) or one(root) for root in settings.model_repository]
-    return one(settings.repository, remotes.at(settings.repository), beside)
+    others = [remotes.at(root) or one(root) for root in settings.model_repository]
+    return one(settings.repository, remotes.at(settings.repository), others)
 
 
 def _reading(settings: Settings) -> LocalReading:

@@ -47,17 +47,17 @@ class Repository:
         max_config_bytes: int,
         bare_name: str = "",
         remote: RemotePart | None = None,
-        beside: Sequence[Part] = (),
+        others: Sequence[Part] = (),
         remotes: Remotes | None = None,
     ) -> None:
         """`bare_name` is the name under which a root that is itself a model is served.
 
-        Models of the repositories `beside` this one are found too. With `remote`, the root is that
+        Models of the repositories in `others` are found too. With `remote`, the root is that
         object store instead of a directory.
         """
         self.root = root
         self._first: Part = remote or self
-        self.parts: tuple[Part, ...] = (self._first, *beside)
+        self.parts: tuple[Part, ...] = (self._first, *others)
         """This repository and the others; each is listed and watched separately."""
         self.remotes = remotes or Remotes()
         """The parts in object stores."""

@@ -64,12 +64,12 @@ class RepositoryWatches:
         of several parts still has it.
         """
         held_before = {name for watch in self._watches for name in watch.known}
-        looks = [watch.changes() for watch in self._watches]
+        scans = [watch.changes() for watch in self._watches]
         held = {name for watch in self._watches for name in watch.known}
         before = self._shared
         self._tell_shared()
-        changed = {name for look in looks for name in look.changed}
-        gone = {name for look in looks for name in look.gone} - held
+        changed = {name for scan in scans for name in scan.changed}
+        gone = {name for scan in scans for name in scan.gone} - held
         # A model that moved from one part to another has changed.
         changed |= (before - self._shared) & held
         new = self._shared - before

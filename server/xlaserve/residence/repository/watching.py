@@ -79,12 +79,12 @@ class RepositoryWatch:
 
         Blocks on disk I/O.
         """
-        listing = self._look()
+        listing = self._scan()
         return None if listing is None else listing.models
 
     def changes(self) -> Changes:
         """Scan, and return the differences from the previous call. Blocks on disk I/O."""
-        listing = self._look()
+        listing = self._scan()
         if listing is None:
             return Changes()
         before, now = self._fingerprints, self._read_fingerprints(listing)
@@ -112,7 +112,7 @@ class RepositoryWatch:
             )
         return sure
 
-    def _look(self) -> Listing | None:
+    def _scan(self) -> Listing | None:
         try:
             listing = self._repository.listing()
         except OSError as error:

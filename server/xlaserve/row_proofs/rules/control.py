@@ -39,7 +39,7 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
     if len(found) == 1:
         return found[0]
     if index.blocked is not None:
-        return _asked_by_rows(operation, index.blocked, found, walker)
+        return _chosen_by_rows(operation, index.blocked, found, walker)
     sized = None
     if index.sized is not None:
         reason = "selects a branch by the batch size"
@@ -51,7 +51,7 @@ _WHERE_TRUE = {"stablehlo.case": 1, "stablehlo.if": 0}
 """The branch taken if the predicate is true."""
 
 
-def _asked_by_rows(
+def _chosen_by_rows(
     operation: Operation, ended_by: Finding, found: Sequence[list[Value]], walker: Walker
 ) -> list[Value]:
     """Return the results of a conditional whose index depends on several rows.
@@ -63,27 +63,27 @@ def _asked_by_rows(
     """
     reason = "selects a branch by a value of several rows"
     finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
-    asked = _asked(operation, walker)
+    condition = _branch_condition(operation, walker)
     keys: dict[Hashable, int] = {}
     labels: Labels = {}
     for region in operation.regions:
         labels |= labelled(region, {}, keys)
     row = DoneRow(walker, walker.made_by, labels)
-    if asked is not None:
-        row.assume(asked.term)
+    if condition is not None:
+        row.assume(condition.term)
     results = []
     by_place = zip(*(region.returned for region in operation.regions), strict=True)
     for (first, *others), values in zip(by_place, zip(*found, strict=True), strict=True):
         if not all(row.is_same(first, one) or row.is_same(one, first) for one in others):
             results.append(Value((), finding))
-        elif asked is not None and asked.is_more:
+        elif condition is not None and condition.is_more:
             results.append(_either(operation, values))
         else:
-            results.append(values[0 if asked is None else asked.taken])
+            results.append(values[0 if condition is None else condition.taken])
     return results
 
 
-class _Asked(NamedTuple):
+class _BranchCondition(NamedTuple):
     """A conditional whose branch is taken if some row requests it."""
 
     term: Term
@@ -92,7 +92,7 @@ class _Asked(NamedTuple):
     """Whether the index has further conditions."""
 
 
-def _asked(operation: Operation, walker: Walker) -> _Asked | None:
+def _branch_condition(operation: Operation, walker: Walker) -> _BranchCondition | None:
     """Return which question about the rows decides the branch; None if something else does."""
     if len(operation.regions) != 2:
         return None
@@ -100,7 +100,11 @@ def _asked(operation: Operation, walker: Walker) -> _Asked | None:
     index = _truth_of(operation.operands[0], walker)
     of_all = all_of(index, walker.made_by)
     if of_all is not None:
-        return _Asked(of_all, 1 - where_true, False) if _is_followed(of_all, walker) else None
+        return (
+            _BranchCondition(of_all, 1 - where_true, False)
+            if _is_followed(of_all, walker)
+            else None
+        )
     terms = terms_of(index, walker.made_by)
     asking = [one for one in terms if walker.value(one).blocked is not None]
     if len(asking) != 1 or any(walker.value(one).sized for one in terms):
@@ -108,7 +112,7 @@ def _asked(operation: Operation, walker: Walker) -> _Asked | None:
     term = question_of(asking[0], walker.made_by)
     if term is None or not _is_followed(term, walker):
         return None
-    return _Asked(term, where_true, len(terms) > 1)
+    return _BranchCondition(term, where_true, len(terms) > 1)
 
 
 def _is_followed(term: Term, walker: Walker) -> bool:
@@ -249,10 +253,11 @@ def _until_all_are_done(
     leave unchanged in a done row are proved; the others depend on the trips of all rows.
     """
     kept = _unchanged(operation.regions[1])
-    asked = _asked_by_loop(operation, walker, ended_by)
-    if isinstance(asked, Finding):
+    condition = _loop_condition(operation, walker, ended_by)
+    if isinstance(condition, Finding):
         return [
-            value if number in kept else Value((), asked) for number, value in enumerate(carried)
+            value if number in kept else Value((), condition)
+            for number, value in enumerate(carried)
         ]
     changes = Finding(
         False,
@@ -260,14 +265,14 @@ def _until_all_are_done(
         "runs until all rows are done, and changes finished rows",
         operation.location(),
     )
-    same = _same_when_done(operation, walker, asked)
+    same = _same_when_done(operation, walker, condition)
     return [
         value if number in kept or number in same or value.blocked else Value((), changes)
         for number, value in enumerate(carried)
     ]
 
 
-def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
+def _loop_condition(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
     """Return the question that the condition asks about rows, or why the loop mixes rows."""
     (returned,) = operation.regions[0].returned
     terms = terms_of(returned, walker.made_by)

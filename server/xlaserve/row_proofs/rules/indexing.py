@@ -165,9 +165,9 @@ def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker
         place_of_axis = found.places.get(axis)
         sizes_of_axis = shape[axis], taken[axis]
         if place_of_axis is None:
-            left, finding = _taken(operation, dimension, sizes_of_axis, index)
+            left, finding = _sliced_dimension(operation, dimension, sizes_of_axis, index)
         else:
-            rows, left, finding = _taken_by_row(operation, dimension, sizes_of_axis, place_of_axis)
+            rows, left, finding = _sliced_by_row(operation, dimension, sizes_of_axis, place_of_axis)
             batch = joined_dimensions(batch, rows)
         sized = sized or finding
         if axis not in gone:
@@ -177,7 +177,7 @@ def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker
     return Value(dimensions, sized=sized)
 
 
-def _taken(
+def _sliced_dimension(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], index: Value
 ) -> tuple[Dimension, Finding | None]:
     """Return the sliced dimension, and a finding if the slices depend on the batch size."""
@@ -192,10 +192,10 @@ def _taken(
     return factor(taken, Along.ANY), finding
 
 
-def _taken_by_row(
+def _sliced_by_row(
     operation: Operation, dimension: Dimension, of: tuple[Size, Size], place: Place
 ) -> tuple[Dimensions, Dimension, Finding | None]:
-    """Return how slices at the row number vary; dimension and finding are as in `_taken`."""
+    """Like `_sliced_dimension`, and also return how slices at the row number vary."""
     size, taken = of
     if not taken.is_static:
         raise NoRule("takes slices whose size is the batch size")

@@ -456,10 +456,10 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     reason = "pads the batch with other elements"
     finding = Finding(False, operation.name, reason, operation.location())
     of = low[rows], operation.operand_types[0].shape[rows], high[rows]
-    beside = [
+    edges = [
         Value(uniform((*shape[:rows], size, *shape[rows + 1 :])), sized=filler.sized) for size in of
     ]
-    return [segments.put_together([beside[0], result, beside[2]], of, rows, finding)]
+    return [segments.put_together([edges[0], result, edges[2]], of, rows, finding)]
 
 
 def _is_none_or_more(*counts: Size) -> bool:

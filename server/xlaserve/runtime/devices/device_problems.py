@@ -52,34 +52,34 @@ _SHOWN_CHARACTERS = 300
 @contextmanager
 def heard() -> Iterator[list[str]]:
     """Collect JAX's messages about skipped plugins within the block instead of logging them."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def listen(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith(_CONFIGURATION):
             return True
         error = record.exc_info[1] if record.exc_info else None
-        said.append(str(error or record.getMessage()))
+        messages.append(str(error or record.getMessage()))
         return False
 
     logger = logging.getLogger(_LOGGER)
     logger.addFilter(listen)
     try:
-        yield said
+        yield messages
     finally:
         logger.removeFilter(listen)
 
 
-def reason(device: str, running_on: str, said: Sequence[str]) -> str:
+def reason(device: str, running_on: str, messages: Sequence[str]) -> str:
     """Return why JAX runs on another platform than requested."""
     # Plugin messages come first: they are more specific than JAX's own error.
-    for text in said:
+    for text in messages:
         for pattern, meaning in _KNOWN.get(device, ()):
             if re.search(pattern, text):
                 return f"{meaning} ({_line(text)})"
     if missing := plugins.missing(device):
         return missing
-    if said:
-        return _line(said[0])
+    if messages:
+        return _line(messages[0])
     if device == "cuda" and not any(Path(name).exists() for name in _GPU_FILES):
         return f"there is no NVIDIA GPU on this machine ({_GPU_FILES[0]})"
     return f"JAX runs on {running_on}"

@@ -64,12 +64,12 @@ def start(
         jax.config.update(name, value)
     if memory_fraction and not any(os.environ.get(name) for name in _MEMORY_FRACTIONS):
         os.environ[_MEMORY_FRACTIONS[0]] = str(memory_fraction)
-    with device_problems.heard() as said:
-        platform = _start_backend(device, said)
+    with device_problems.heard() as messages:
+        platform = _start_backend(device, messages)
     custom_calls.register()
     if device not in ("auto", platform):
-        raise DeviceUnavailable(device, device_problems.reason(device, platform, said))
-    for text in said if device == "auto" else ():
+        raise DeviceUnavailable(device, device_problems.reason(device, platform, messages))
+    for text in messages if device == "auto" else ():
         # The plugin is installed, so the operator probably expects an accelerator.
         _log.warning("device not used", reason=device_problems.reason("cuda", platform, [text]))
     if cache is not None:
@@ -93,7 +93,7 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _start_backend(device: str, said: Sequence[str]) -> str:
+def _start_backend(device: str, messages: Sequence[str]) -> str:
     # Only some versions of JAX declare this attribute.
     before = cast("Any", jax.config).jax_platforms
     if device != "auto":
@@ -102,7 +102,7 @@ def _start_backend(device: str, said: Sequence[str]) -> str:
         return jax.export.default_export_platform()
     except (RuntimeError, AssertionError) as error:
         jax.config.update("jax_platforms", before)
-        found = [*said, str(error)]
+        found = [*messages, str(error)]
         raise DeviceUnavailable(device, device_problems.reason(device, "none", found)) from error
 
 

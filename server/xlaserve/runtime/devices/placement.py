@@ -182,10 +182,10 @@ def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
         for seat in sorted(set(wanted.seats(devices.count)))
     }
     if len(set(files.values())) > 1:
-        said = ", ".join(f"'{file}' for device {seat}" for seat, file in files.items())
+        listed = ", ".join(f"'{file}' for device {seat}" for seat, file in files.items())
         raise InvalidModel(
             "cc_model_filenames: expected the same file for all devices of the model, got"
-            f" {said[:300]}"
+            f" {listed[:300]}"
         )
     return replace(config, default_model_filename=next(iter(files.values())))
 

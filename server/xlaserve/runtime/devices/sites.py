@@ -188,8 +188,8 @@ def layout(
 def devices(platform: str) -> Devices:
     """Return the devices of a platform."""
     found = jax.local_devices(backend=platform)
-    told = [getattr(device, "compute_capability", None) for device in found]
-    capabilities = tuple(str(one) for one in told if one is not None)
+    reported = [getattr(device, "compute_capability", None) for device in found]
+    capabilities = tuple(str(one) for one in reported if one is not None)
     return Devices(platform, len(found), str(found[0].device_kind), capabilities)
 
 

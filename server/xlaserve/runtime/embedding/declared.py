@@ -53,7 +53,7 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 class Declared:
     """A declaration together with its model's tokenizer."""
 
-    said: Declaration
+    declaration: Declaration
     place: str
     """Where the declaration is, for error messages."""
     text: Tokens | None = None
@@ -86,14 +86,14 @@ def read(
         if not text:
             return None
         found = parse(text.encode(), place)
-    beside, no_text = text_files.read(path, model, roots, limits), ""
-    if beside.problem:
-        no_text = f"has no text support ({beside.problem})"
+    loaded_text, no_text = text_files.read(path, model, roots, limits), ""
+    if loaded_text.problem:
+        no_text = f"has no text support ({loaded_text.problem})"
         structlog.get_logger("embeddings").warning(
-            "embedding model without text support", model=model, reason=beside.problem
+            "embedding model without text support", model=model, reason=loaded_text.problem
         )
     written_at = int(path.stat().st_mtime)
-    return Declared(found, place, beside.tokens, no_text, written_at, beside.files)
+    return Declared(found, place, loaded_text.tokens, no_text, written_at, loaded_text.files)
 
 
 def parse(text: bytes, place: str) -> Declaration:

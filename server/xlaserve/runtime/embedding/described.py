@@ -20,12 +20,12 @@ def describe(
     declared: Declared, signature: Signature, dimensions: OpenDimensions, *, on_demand: bool
 ) -> EmbeddingInfo:
     """Describe an embedding model, given its compiled sizes; raises InvalidModel."""
-    said, place = declared.said, declared.place
+    declaration, place = declared.declaration, declared.place
     inputs = {spec.name: spec for spec in signature.inputs}
-    mask = _named(place, "mask", said.mask, inputs, _MASK)
-    types = _named(place, "types", said.types, inputs, _TYPES)
+    mask = _named(place, "mask", declaration.mask, inputs, _MASK)
+    types = _named(place, "types", declaration.types, inputs, _TYPES)
     others = [spec for spec in inputs.values() if spec not in (mask, types)]
-    tokens = _one(place, "tokens", said.tokens, others)
+    tokens = _one(place, "tokens", declaration.tokens, others)
     extra = [spec.name for spec in others if spec is not tokens]
     if extra:
         raise InvalidModel(
@@ -34,7 +34,7 @@ def describe(
     for spec, kinds in ((tokens, _IDS), (mask, _MARKS), (types, _IDS)):
         if spec is not None:
             _check(place, spec, kinds, tokens)
-    output = _one(place, "output", said.output, signature.outputs)
+    output = _one(place, "output", declaration.output, signature.outputs)
     if output.datatype.name != "FP32" or len(output.shape) != _RANK or output.shape[1] < 1:
         raise InvalidModel(
             f"{place}: output '{output.name}': expected FP32[-1,N], one embedding for each row, "
@@ -49,10 +49,10 @@ def describe(
         output,
         lengths,
         most,
-        said.vocab,
-        said.pad,
+        declaration.vocab,
+        declaration.pad,
         _cuts(declared, output.shape[1]),
-        said.prompt,
+        declaration.prompt,
         declared.text,
         declared.no_text,
         declared.written_at,
@@ -101,7 +101,7 @@ def _lengths(index: int, tokens: TensorSpec, dimensions: OpenDimensions) -> tupl
 
 
 def _most_tokens(declared: Declared, lengths: tuple[int, ...], *, on_demand: bool) -> int:
-    most, place = declared.said.max_tokens, declared.place
+    most, place = declared.declaration.max_tokens, declared.place
     if most is None and lengths:
         return lengths[-1]
     if most is None:
@@ -118,7 +118,7 @@ def _most_tokens(declared: Declared, lengths: tuple[int, ...], *, on_demand: boo
 
 
 def _cuts(declared: Declared, size: int) -> tuple[int, ...] | None:
-    wanted = declared.said.dimensions
+    wanted = declared.declaration.dimensions
     if isinstance(wanted, bool):
         return None if wanted else ()
     if not all(1 <= one <= size for one in wanted):

@@ -61,7 +61,7 @@ PLATFORM = "jax_export"
 
 _log = structlog.get_logger("loading")
 
-_LETTING_GO_SECONDS, _LOOK_SECONDS = 1.0, 0.001
+_LETTING_GO_SECONDS, _POLL_SECONDS = 1.0, 0.001
 
 
 class JaxExportModel:
@@ -308,7 +308,7 @@ class JaxExportModel:
         deadline = time.monotonic() + _LETTING_GO_SECONDS
         while any(memory() is not None for memory in self._host) and time.monotonic() < deadline:
             gc.collect(0)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def rows(self, values: Sequence[Value]) -> int | None:
         """Return the rows of a request; None without a batch dimension.

@@ -108,13 +108,13 @@ class XlaOptions:
 
     def key(self, platform: str, devices: int) -> CompilerOptions:
         """Return the options that belong in the cache key of a program."""
-        said = self.for_site(platform, devices)
+        options = self.for_site(platform, devices)
         # The directory of autotuning results does not affect programs.
-        said.pop(AUTOTUNE_OPTION, None)
+        options.pop(AUTOTUNE_OPTION, None)
         # Omit the default, so that keys from before this option remain valid.
         if self.precision_for(platform) not in ("", DEFAULT_PRECISION):
-            said["matmul_precision"] = self.precision
-        return said
+            options["matmul_precision"] = self.precision
+        return options
 
     def compiled(
         self, lowered: Any, site: Any, more: Mapping[str, Any] = MappingProxyType({})

@@ -70,9 +70,9 @@ class CompilePlan:
             outputs = [spec.name for spec in signature.outputs]
             count = len(exported.in_avals) - len(inputs)
             platform = prover.site.platform
-            asked = "rows", digest_of(exported), count, tuple(outputs), _known(sizes), platform
+            key = "rows", digest_of(exported), count, tuple(outputs), _known(sizes), platform
             verdict = lease.fact(
-                asked, lambda: prover.prove(lease.key, exported, count, outputs, sizes)
+                key, lambda: prover.prove(lease.key, exported, count, outputs, sizes)
             )
             if refuse is not None:
                 verdict = refuse(verdict)

@@ -112,7 +112,7 @@ class Executables:
         self._kept.keep(place, executable, written)
         return Made(executable, seconds)
 
-    def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
+    def recompile(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
         """Compile a program again that came from the cache and proved unusable.
 
         `is_ours`: this load read it from the cache.
@@ -212,9 +212,9 @@ class Executables:
 
     def _tell(self, event: str, reason: str) -> None:
         """Log a message once per load."""
-        if (said := f"{event}: {reason}") not in self._told:
+        if (message := f"{event}: {reason}") not in self._told:
             _log.info(event, **self._of, reason=reason)
-        self._told.add(said)
+        self._told.add(message)
 
     def _options(self, site: Site) -> CompilerOptions:
         return self._compilation.options.key(site.platform, len(site.devices))

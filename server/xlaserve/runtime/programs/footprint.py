@@ -98,10 +98,10 @@ def _workspace(executable: Any) -> int:
     return 0
 
 
-def _code(executable: Any, said: int) -> int:
+def _code(executable: Any, reported: int) -> int:
     """Return the size of the code, or of the serialized executable if unknown."""
-    if said > 0:
-        return said
+    if reported > 0:
+        return reported
     # XLA's GPU compiler does not report the size of programs that were never loaded.
     with suppress(RuntimeError, AttributeError, ValueError):
         return len(executable.runtime_executable().serialize())

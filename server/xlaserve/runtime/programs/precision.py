@@ -29,12 +29,12 @@ def set_precision(lowered: Any, precision: str) -> int:
     module = lowered.compiler_ir("stablehlo")
     found: list[ir.Operation] = []
 
-    def look(operation: ir.Operation) -> ir.WalkResult:
+    def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name in _PRODUCTS and _is_fp32(operation) and _is_open(operation):
             found.append(operation)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(visit)
     with module.context:
         each = f"#stablehlo<precision {precision}>"
         for operation in found:

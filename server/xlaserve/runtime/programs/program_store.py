@@ -43,7 +43,7 @@ _AWAY_SECONDS = 60.0
 """Time for which a slow or failing store is skipped; otherwise every program would wait for it."""
 _OPENING_SECONDS = 30.0
 """Additional time for the first look-up, which imports the store's SDK."""
-_MOST_LOOKS = 16
+_MOST_LOOKUPS = 16
 """Maximum number of concurrent look-ups. One that hangs occupies its thread."""
 _MOST_WAITING, _MOST_WAITING_BYTES = 256, 256 << 20
 """Maximum number and total bytes of programs queued for upload; further programs are skipped."""
@@ -63,7 +63,7 @@ class _Upload:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Lookup:
     """A look-up, on a thread that may hang."""
 
     control: FetchControl
@@ -99,7 +99,7 @@ class ProgramStore:
         self._is_waited_for = is_waited_for
         self._opening = threading.Lock()
         self._store: ObjectStore | None = None
-        self._looks = threading.BoundedSemaphore(_MOST_LOOKS)
+        self._lookups = threading.BoundedSemaphore(_MOST_LOOKUPS)
         self._away_until = 0.0
         self._changed = threading.Condition()
         """Guards the fields below."""
@@ -122,7 +122,7 @@ class ProgramStore:
         logged. Blocks for a few seconds at most.
         """
         began = time.perf_counter()
-        found, was_answered = self._looked(target, names)
+        found, was_answered = self._look_up(target, names)
         seconds = time.perf_counter() - began
         if was_answered:
             count_lookup(self.counts, found, seconds)
@@ -130,23 +130,23 @@ class ProgramStore:
             self.counts.add(unanswered=1, seconds=seconds)
         return found
 
-    def _looked(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
+    def _look_up(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
         """Look up like `find`; also return whether the store answered."""
-        if time.monotonic() < self._away_until or not self._looks.acquire(timeout=self._seconds):
+        if time.monotonic() < self._away_until or not self._lookups.acquire(timeout=self._seconds):
             return None, False
         more = 0.0 if self._store is not None else _OPENING_SECONDS
-        look = _Look(FetchControl(self._seconds + more))
-        arguments = (look, [_object_name(target, name) for name in names])
-        threading.Thread(target=self._look, args=arguments, name="look", daemon=True).start()
-        if not look.done.wait(self._seconds + more):
-            look.control.cancel()
+        lookup = _Lookup(FetchControl(self._seconds + more))
+        arguments = (lookup, [_object_name(target, name) for name in names])
+        threading.Thread(target=self._run_lookup, args=arguments, name="look", daemon=True).start()
+        if not lookup.done.wait(self._seconds + more):
+            lookup.control.cancel()
             self._leave_alone(f"no answer within {self._seconds:g} seconds ({SETTING}_seconds)")
             return None, False
-        if look.problem is not None:
-            self._not_read(look.problem)
+        if lookup.problem is not None:
+            self._not_read(lookup.problem)
             # A program that may not be read counts as missing.
-            return None, not look.problem.is_transient
-        return look.found, True
+            return None, not lookup.problem.is_transient
+        return lookup.found, True
 
     def put(self, target: str, name: str, entry: Entry, *, is_again: bool = False) -> None:
         """Queue a program for upload by the upload thread; best effort.
@@ -185,21 +185,21 @@ class ProgramStore:
 
     # --- reading ---
 
-    def _look(self, look: _Look, names: Sequence[str]) -> None:
+    def _run_lookup(self, lookup: _Lookup, names: Sequence[str]) -> None:
         try:
-            look.found = self._asked(names, look.control)
+            lookup.found = self._first_stored(names, lookup.control)
         except StoreProblem as problem:
-            look.problem = problem
+            lookup.problem = problem
         except FetchCancelled:
             pass
         # Any error of the SDK means that the store is unavailable.
         except BaseException as error:
-            look.problem = StoreProblem(f"it failed with {type(error).__name__}")
+            lookup.problem = StoreProblem(f"it failed with {type(error).__name__}")
         finally:
-            self._looks.release()
-            look.done.set()
+            self._lookups.release()
+            lookup.done.set()
 
-    def _asked(self, names: Sequence[str], control: FetchControl) -> Entry | Unusable | None:
+    def _first_stored(self, names: Sequence[str], control: FetchControl) -> Entry | Unusable | None:
         store = self._opened()
         for name in names:
             found = store.find(name)

@@ -32,8 +32,8 @@ _ALIKE, _ALIKE_SECONDS = 4.0, 100e-6
 """Factor and seconds by which a program's times with two models' parameters may differ for this
 model to adopt the other model's measurements."""
 
-_LOOKS_AGAIN = 2
-_LOOK_SECONDS = 0.002
+_REMEASUREMENTS = 2
+_REMEASURE_SECONDS = 0.002
 """Number of repeated measurements of every program, and the time limit of each. Without them, a
 disturbance of a few milliseconds would distort the time of a single bucket."""
 
@@ -212,7 +212,7 @@ class Compiler:
                 one.is_cached = False
                 return tried
             wanted = self._wanted(*place)
-            self._fill(place, one, self._executables.make_again(wanted, tried, is_ours=is_ours))
+            self._fill(place, one, self._executables.recompile(wanted, tried, is_ours=is_ours))
         return warmed(one.executable, copy.leaves, specs, bucket)
 
     def _measure(
@@ -227,21 +227,21 @@ class Compiler:
         others, only the one with the fewest rows is measured: if its time is about that of the
         other model, the other model's times are used for all.
         """
-        looked = list(fresh)
+        measured = list(fresh)
         others = [index for index in range(len(ready)) if index not in fresh]
         if self._is_measured and others:
             smallest = min(others, key=lambda index: ready[index][1].rows)
             if not self._is_like(*ready[smallest]):
                 self._is_unlike = True
-                looked = list(range(len(ready)))
+                measured = list(range(len(ready)))
                 for index in others:
                     copy, program = ready[index]
                     ready[index] = (copy, replace(program, seconds=inf))
-        for _ in range(_LOOKS_AGAIN if looked else 0):
+        for _ in range(_REMEASUREMENTS if measured else 0):
             check_cancelled()
-            for index in looked:
+            for index in measured:
                 copy, program = ready[index]
-                ready[index] = (copy, self._looked_at_again(copy, program))
+                ready[index] = (copy, self._remeasured(copy, program))
 
     def _is_like(self, copy: Copy, program: Program) -> bool:
         """Tell whether a program is about as fast as with another model's parameters."""
@@ -307,7 +307,7 @@ class Compiler:
                 if is_exhausted(error) or not executables[rows].is_cached:
                     raise
                 wanted = self._wanted(copy, rows, sizes)
-                executables[rows] = self._executables.make_again(wanted, f"it failed: {error}")
+                executables[rows] = self._executables.recompile(wanted, f"it failed: {error}")
             return run(tensors)
 
         return run
@@ -321,12 +321,12 @@ class Compiler:
             return Made(there.executable, 0.0)
         return self._compiled(copy, rows, sizes, check_cancelled)
 
-    def _looked_at_again(self, copy: Copy, program: Program) -> Program:
+    def _remeasured(self, copy: Copy, program: Program) -> Program:
         """Measure a program again if it is fast enough; keep the fastest run."""
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
         if program.seconds == inf:
             return replace(program, seconds=warmed(program.call, copy.leaves, specs, program.rows))
-        runs = min(_MEASURED_RUNS, int(_LOOK_SECONDS / max(program.seconds, 1e-6)))
+        runs = min(_MEASURED_RUNS, int(_REMEASURE_SECONDS / max(program.seconds, 1e-6)))
         if not runs:
             return program
         seconds = self._quickest(copy, program, specs, runs)

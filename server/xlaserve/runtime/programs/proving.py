@@ -53,27 +53,27 @@ class Prover:
         """
         platforms = (self.site.platform,)
         module = digest_of(exported)
-        asked = Proof(module, parameters, tuple(outputs), sizes, platforms)
-        return self._answer(computation, exported, asked)
+        proof = Proof(module, parameters, tuple(outputs), sizes, platforms)
+        return self._answer(computation, exported, proof)
 
     def loops_follow_inputs(
         self, computation: str, exported: Exported, sizes: Mapping[str, int]
     ) -> bool:
         """Return the result of `rows.loops_follow_inputs`; raises as `prove` does."""
-        asked = Proof(digest_of(exported), 0, (), sizes, (), of_loops=True)
-        return self._answer(computation, exported, asked).loops_follow_inputs
+        proof = Proof(digest_of(exported), 0, (), sizes, (), of_loops=True)
+        return self._answer(computation, exported, proof).loops_follow_inputs
 
-    def _answer(self, computation: str, exported: Exported, asked: Proof) -> Verdict:
+    def _answer(self, computation: str, exported: Exported, proof: Proof) -> Verdict:
         self.on_stage(Stage("proving"))
         processes = self.compilation.processes
         if processes is not None and self._is_process_wanted(processes):
             try:
-                return self._elsewhere(processes, computation, exported, asked)
+                return self._elsewhere(processes, computation, exported, proof)
             except Refused as refused:
                 _log.info(
                     "rows analyzed in the server process", model=self.model, reason=str(refused)
                 )
-        return answered(exported, asked)
+        return answered(exported, proof)
 
     def _is_process_wanted(self, processes: CompilerProcesses) -> bool:
         """Tell whether a process is running, or will be needed for the load's programs."""
@@ -82,7 +82,7 @@ class Prover:
         return processes.count > 0 or self.compilation.has_no_programs
 
     def _elsewhere(
-        self, processes: CompilerProcesses, computation: str, exported: Exported, asked: Proof
+        self, processes: CompilerProcesses, computation: str, exported: Exported, proof: Proof
     ) -> Verdict:
         environment = cache_key.environment(self.site, {}, flags())
         job = Job(
@@ -95,11 +95,11 @@ class Prover:
             {},
             environment,
             self.is_niced,
-            asked,
+            proof,
         )
-        said = processes.compile(job, lambda: bytes(exported.serialize()), self.check_cancelled)
+        answer = processes.compile(job, lambda: bytes(exported.serialize()), self.check_cancelled)
         try:
-            return msgspec.json.decode(said, type=Verdict)
+            return msgspec.json.decode(answer, type=Verdict)
         except msgspec.MsgspecError as error:
             raise Refused(f"its verdict cannot be read: {error}") from error
 
@@ -109,12 +109,12 @@ def digest_of(exported: Exported) -> str:
     return hashlib.sha256(exported.mlir_module_serialized).hexdigest()
 
 
-def answered(exported: Exported, asked: Proof) -> Verdict:
+def answered(exported: Exported, proof: Proof) -> Verdict:
     """Answer a question about rows in this process.
 
     For a question about loops only, the verdict contains no other findings.
     """
-    if asked.of_loops:
-        follows = loops_follow_inputs(exported, asked.sizes)
+    if proof.of_loops:
+        follows = loops_follow_inputs(exported, proof.sizes)
         return Verdict(Independence.UNKNOWN, loops_follow_inputs=follows)
-    return prove(exported, asked.parameters, asked.outputs, asked.sizes, platforms=asked.platforms)
+    return prove(exported, proof.parameters, proof.outputs, proof.sizes, platforms=proof.platforms)

@@ -98,13 +98,13 @@ _COULD_BE = (
 
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:
-    said = f"rows are {verdict}"
+    text = f"rows are {verdict}"
     if not verdict.is_contradicted:
-        said += f"; {verdict.advice}"
+        text += f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN and not verdict.is_contradicted:
-        said += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
+        text += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
     if config.message is not None:
         scheduling, _ = betterproto.which_one_of(config.message, "scheduling_choice")
         if scheduling == "dynamic_batching":
-            said += "; dynamic_batching has no effect"
-    return said
+            text += "; dynamic_batching has no effect"
+    return text

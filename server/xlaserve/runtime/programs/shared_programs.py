@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from xlaserve.runtime.programs.footprint import Footprint
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Interval in seconds at which a load that waits for another load's compilation checks for
 cancellation.
 """
@@ -173,7 +173,7 @@ class Lease:
                     return found, False
                 if is_ours:
                     break
-                self._pool.changed.wait(_LOOK_SECONDS)
+                self._pool.changed.wait(_POLL_SECONDS)
             try:
                 check_cancelled()
             except BaseException:

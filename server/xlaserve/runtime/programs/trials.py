@@ -132,13 +132,13 @@ def tried(
         trial=trial,
     )
     try:
-        said = processes.compile(
+        answer = processes.compile(
             job,
             lambda: bytes(subject.exported.serialize()),
             check_cancelled,
             lambda: list(map(_bytes, subject.leaves)),
         )
-        return Outcome(msgspec.msgpack.decode(said, type=Tried).difference)
+        return Outcome(msgspec.msgpack.decode(answer, type=Tried).difference)
     except TrialEndedError as ended:
         return _ended(ended, limits)
     except (CompilationError, Refused) as error:

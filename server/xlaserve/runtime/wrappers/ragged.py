@@ -171,9 +171,9 @@ class RaggedModel(AroundModel):
         }
         sizes = {count for count in counts.values() if count is not None}
         if len(sizes) > 1:
-            told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+            listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
             raise InvalidModel(
-                f"ragged batches: expected the same number of requests in all tensors, got {told}"
+                f"ragged batches: expected the same number of requests in all tensors, got {listed}"
             )
         for name, source in self._scattered.items():
             found = next(spec for spec in self._inner.info.outputs if spec.name == name)

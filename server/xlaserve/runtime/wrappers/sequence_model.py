@@ -312,12 +312,12 @@ def _values(control: Control, steps: Sequence[Step]) -> Tensor:
         case ControlKind.CORRID:
             return np.array([s.id if s.is_ready else 0 for s in steps], control.datatype.dtype)
         case ControlKind.START:
-            told = [step.is_start and step.is_ready for step in steps]
+            flags = [step.is_start and step.is_ready for step in steps]
         case ControlKind.END:
-            told = [step.is_end and step.is_ready for step in steps]
+            flags = [step.is_end and step.is_ready for step in steps]
         case ControlKind.READY:
-            told = [step.is_ready and not step.is_expired for step in steps]
-    return np.array([control.false_true[one] for one in told], control.datatype.dtype)
+            flags = [step.is_ready and not step.is_expired for step in steps]
+    return np.array([control.false_true[one] for one in flags], control.datatype.dtype)
 
 
 def _on_host(value: Value) -> Tensor:

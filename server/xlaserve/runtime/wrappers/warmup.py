@@ -32,7 +32,7 @@ DIRECTORY = "warmup"
 MOST_BYTES = 64 << 20
 """Maximum size of one input of a sample."""
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Interval in seconds at which a load that waits for a model's code checks for cancellation."""
 
 _ELEMENT_BYTES = 16
@@ -153,7 +153,7 @@ def _execute(
         request = UnsentRequest(inputs, outputs, rows=rows, failed=errors.append)
         freed = threading.Event()
         model.handle(replica, [request], freed.set)
-        while not freed.wait(_LOOK_SECONDS):
+        while not freed.wait(_POLL_SECONDS):
             context.check_cancelled()
         for error in errors:
             raise error

@@ -18,7 +18,7 @@ from xlaserve.serving.access.models import CallerSight, ModelNames
 from xlaserve.serving.access.principal import KnownBy
 from xlaserve.serving.access.quotas import Admits, Quotas
 from xlaserve.serving.access.restrictions import Restrictions
-from xlaserve.serving.access.rules import Found, Rules
+from xlaserve.serving.access.rules import MatchedCaller, Rules
 from xlaserve.serving.access.rules_file import read_rules
 from xlaserve.serving.access.sight import Sees, everything, nothing
 from xlaserve.serving.access.signed_tokens import Verifier
@@ -64,7 +64,7 @@ class _State:
 class _Permission:
     """The permission of a connection and token for one operation."""
 
-    found: Found
+    found: MatchedCaller
     """The first caller that allows the operation; provides the principal and the quota."""
     sight: Sight | None
     """The combined models of all callers that allow it; None for all models."""
@@ -194,10 +194,10 @@ class AccessControl:
         fail.
         """
         if self._restrictions is not None:
-            asked = Call()
-            asked.operation, asked.headers, asked.peer = operation, call.headers, call.peer
+            probe = Call()
+            probe.operation, probe.headers, probe.peer = operation, call.headers, call.peer
             try:
-                self._restrictions.check(asked)
+                self._restrictions.check(probe)
             except Restricted:
                 return nothing
         return self.sees(call, operation)
@@ -215,7 +215,7 @@ class AccessControl:
     def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
         """Determine the permissions of a connection with a token; cache them for known tokens."""
         token = bearer(authorization)
-        found: list[Found] = []
+        found: list[MatchedCaller] = []
         until = None
         if token is not None:
             found += state.rules.of_token(token, peer)
@@ -325,9 +325,11 @@ class AccessControl:
         return Rules() if self._state is None else self._state.rules
 
 
-def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
+def _permissions(
+    found: Sequence[MatchedCaller], standing: Standing
+) -> dict[Operation, _Permission]:
     """Combine the permissions of all callers that apply, each with its own models."""
-    allowing: dict[Operation, dict[int, Found]] = {}
+    allowing: dict[Operation, dict[int, MatchedCaller]] = {}
     for number, one in enumerate(found):
         for operation in one.caller.may:
             allowing.setdefault(operation, {})[number] = one
@@ -341,7 +343,7 @@ def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, 
 
 
 def _sight(
-    operation: Operation, found: Sequence[Found], known: ModelNames, standing: Standing
+    operation: Operation, found: Sequence[MatchedCaller], known: ModelNames, standing: Standing
 ) -> Sight | None:
     names: set[str] = set()
     for one in found:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xlaserve.serving.call import Operation
 
 
-class Found(StrEnum):
+class Access(StrEnum):
     """Result of a caller's access to an object."""
 
     WORKS = "works"
@@ -25,13 +25,13 @@ class Found(StrEnum):
 class Callers(NamedTuple):
     """Results of an operation on one tenant's object, for four kinds of callers."""
 
-    nobody: Found
+    nobody: Access
     """A caller without credentials."""
-    owner: Found
+    owner: Access
     """The tenant: a caller limited to some models, including this one."""
-    other: Found
+    other: Access
     """A caller limited to other models."""
-    operator: Found
+    operator: Access
     """A caller with every permission."""
 
 
@@ -50,15 +50,15 @@ class Rule(StrEnum):
 
 RULES: Mapping[Rule, Callers] = MappingProxyType(
     {
-        Rule.OF_A_MODEL: Callers(Found.UNKNOWN, Found.WORKS, Found.NOT_THERE, Found.WORKS),
-        Rule.LIST: Callers(Found.UNKNOWN, Found.ITS_OWN, Found.ITS_OWN, Found.WORKS),
-        Rule.ONLY_ONE: Callers(Found.UNKNOWN, Found.ITS_OWN, Found.ITS_OWN, Found.WORKS),
-        Rule.OF_THE_SERVER: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
-        Rule.OF_OPERATORS: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
+        Rule.OF_A_MODEL: Callers(Access.UNKNOWN, Access.WORKS, Access.NOT_THERE, Access.WORKS),
+        Rule.LIST: Callers(Access.UNKNOWN, Access.ITS_OWN, Access.ITS_OWN, Access.WORKS),
+        Rule.ONLY_ONE: Callers(Access.UNKNOWN, Access.ITS_OWN, Access.ITS_OWN, Access.WORKS),
+        Rule.OF_THE_SERVER: Callers(Access.UNKNOWN, Access.REFUSED, Access.REFUSED, Access.WORKS),
+        Rule.OF_OPERATORS: Callers(Access.UNKNOWN, Access.REFUSED, Access.REFUSED, Access.WORKS),
         # Only operators may register shared memory, so its owner is an operator.
-        Rule.OF_A_CALLER: Callers(Found.UNKNOWN, Found.NOT_THERE, Found.NOT_THERE, Found.WORKS),
-        Rule.FOR_ALL: Callers(Found.UNKNOWN, Found.WORKS, Found.WORKS, Found.WORKS),
-        Rule.OPEN: Callers(Found.WORKS, Found.WORKS, Found.WORKS, Found.WORKS),
+        Rule.OF_A_CALLER: Callers(Access.UNKNOWN, Access.NOT_THERE, Access.NOT_THERE, Access.WORKS),
+        Rule.FOR_ALL: Callers(Access.UNKNOWN, Access.WORKS, Access.WORKS, Access.WORKS),
+        Rule.OPEN: Callers(Access.WORKS, Access.WORKS, Access.WORKS, Access.WORKS),
     }
 )
 

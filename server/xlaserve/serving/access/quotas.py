@@ -11,7 +11,7 @@ from xlaserve.serving.call import Call
 
 BUSY_SECONDS = 1.0
 """Retry-After for callers with too many requests in flight."""
-_LOOKS = 16
+_EXAMINED = 16
 """Number of least recently used principals examined for eviction."""
 
 
@@ -84,7 +84,7 @@ class Quotas:
         return usage
 
     def _evict(self) -> bool:
-        for _ in range(min(_LOOKS, len(self._usage))):
+        for _ in range(min(_EXAMINED, len(self._usage))):
             name, usage = self._usage.popitem(last=False)
             if not usage.in_flight:
                 return True

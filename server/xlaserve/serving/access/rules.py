@@ -78,7 +78,7 @@ class SignedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MatchedCaller:
     """A caller that applies to a call, with the resulting principal."""
 
     caller: Caller
@@ -100,27 +100,27 @@ class Rules:
                 by_token[digest] = (*by_token.get(digest, ()), caller)
         object.__setattr__(self, "by_token", by_token)
 
-    def of_token(self, token: str, peer: Peer) -> Iterator[Found]:
+    def of_token(self, token: str, peer: Peer) -> Iterator[MatchedCaller]:
         """Yield the callers with this token.
 
         The lookup is by digest, so its timing reveals nothing about existing tokens.
         """
         for caller in self.by_token.get(digest_of(token), ()):
             if _listens(caller, peer):
-                yield Found(caller, Principal(caller.name, KnownBy.TOKEN))
+                yield MatchedCaller(caller, Principal(caller.name, KnownBy.TOKEN))
 
-    def of_subject(self, subject: str, peer: Peer) -> Iterator[Found]:
+    def of_subject(self, subject: str, peer: Peer) -> Iterator[MatchedCaller]:
         """Yield the callers with this subject of a signed token."""
         for caller in self.callers:
             is_it = subject in caller.subjects or ANY_SUBJECT in caller.subjects
             if is_it and _listens(caller, peer):
                 name = f"{caller.name}/{subject}"
-                yield Found(caller, Principal(name, KnownBy.SIGNED_TOKEN))
+                yield MatchedCaller(caller, Principal(name, KnownBy.SIGNED_TOKEN))
 
-    def of_peer(self, peer: Peer) -> Iterator[Found]:
+    def of_peer(self, peer: Peer) -> Iterator[MatchedCaller]:
         """Yield the callers identified by the connection, then those that apply to everybody."""
         found = [
-            Found(caller, Principal(caller.name, known_by))
+            MatchedCaller(caller, Principal(caller.name, known_by))
             for caller in self.callers
             if _listens(caller, peer) and (known_by := caller.known_by_peer(peer)) is not None
         ]

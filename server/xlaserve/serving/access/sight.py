@@ -90,17 +90,17 @@ def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> B
     sight = root.sight
     if sight is None:
         return error
-    shows, asked = sight.shows, (root.model, call.model)
-    text = told = str(error)
+    shows, requested = sight.shows, (root.model, call.model)
+    text = redacted = str(error)
     for model in models:
         if not shows(model):
-            told = told.replace(f"'{model}'", HIDDEN)
-    told = without_names(told, lambda name: name in asked or shows(name))
-    if told == text:
+            redacted = redacted.replace(f"'{model}'", HIDDEN)
+    redacted = without_names(redacted, lambda name: name in requested or shows(name))
+    if redacted == text:
         return error
     same = type(error).__new__(type(error))
     same.__dict__.update(error.__dict__)
-    same.args = (told,)
+    same.args = (redacted,)
     return same
 
 

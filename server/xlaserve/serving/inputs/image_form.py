@@ -80,8 +80,8 @@ def form_of(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) 
     channels, height, width = _split(sizes, channels_first=channels_first)
     if channels not in MODES:
         expected = "a model with [N,H,W,C] or [N,C,H,W] input and 1, 3 or 4 channels for images"
-        said = _format(spec, config)
-        raise InvalidTensor(model, "input", spec.name, expected, f"one of {spec} {said}".rstrip())
+        layout = _format(spec, config)
+        raise InvalidTensor(model, "input", spec.name, expected, f"one of {spec} {layout}".rstrip())
     read = _Parameters(model, config.parameters)
     free = spec.shape[1:] if info.max_batch_size else spec.shape
     order = read.one_of("image_channel_order", _ORDERS)
@@ -103,11 +103,11 @@ def _format(spec: TensorSpec, config: ModelConfig) -> str:
     return next((str(one.format.name) for one in inputs if one.name == spec.name), "")
 
 
-def _is_channels_first(sizes: Sequence[int], said: str) -> bool:
+def _is_channels_first(sizes: Sequence[int], layout: str) -> bool:
     """Tell whether channels come first, by the configuration, or else by the dimensions."""
-    if len(sizes) < len("CHW") or said == _CHANNELS_LAST:
+    if len(sizes) < len("CHW") or layout == _CHANNELS_LAST:
         return False
-    return said == _CHANNELS_FIRST or (sizes[-1] not in MODES and sizes[0] in MODES)
+    return layout == _CHANNELS_FIRST or (sizes[-1] not in MODES and sizes[0] in MODES)
 
 
 def _split(sizes: Sequence[int], *, channels_first: bool) -> tuple[int, int, int]:
@@ -153,8 +153,8 @@ class _Parameters:
 
     def bad(self, name: str, expected: str, got: str) -> InvalidParameter:
         """Create the error for an invalid parameter."""
-        said = f"{got!r} in the configuration of model '{self.model}'"
-        return InvalidParameter(name, expected, said)
+        value = f"{got!r} in the configuration of model '{self.model}'"
+        return InvalidParameter(name, expected, value)
 
 
 def _fit(read: _Parameters, height: int, width: int) -> Fit:

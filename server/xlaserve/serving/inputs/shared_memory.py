@@ -241,8 +241,8 @@ class Regions:
         async def here() -> None:
             self.register(peer, name, key, offset, byte_size)
 
-        said = {"key": key, "offset": offset, "byte_size": byte_size, "owner": owner_now()}
-        await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
+        arguments = {"key": key, "offset": offset, "byte_size": byte_size, "owner": owner_now()}
+        await self._plane.apply(Change(ChangeKind.REGISTER, name, arguments), here)
 
     async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
         """Unregister a region, or all, in every process of the server."""
@@ -253,9 +253,9 @@ class Regions:
         await self._plane.apply(Change(ChangeKind.UNREGISTER, name), here)
 
     async def _register_change(self, change: Change) -> None:
-        said = dict(change.arguments)
-        owner = said.pop("owner")
-        self.register(_THE_SERVER, change.subject, **said)
+        arguments = dict(change.arguments)
+        owner = arguments.pop("owner")
+        self.register(_THE_SERVER, change.subject, **arguments)
         self._regions[change.subject].owner = owner
 
     async def _unregister_change(self, change: Change) -> None:

@@ -23,7 +23,7 @@ _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
 """Maximum size of an atomic write to a pipe."""
 _PATIENCE_MS = 1000
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 """Interval between checks whether the file was rotated."""
 
 
@@ -33,7 +33,7 @@ class AccessFile:
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the target; raises InvalidSettings if that fails."""
         self._clock = clock
-        self._looked = clock()
+        self._checked = clock()
         self._path: Path | None = None
         self._torn = False
         """Whether the file ends with a partial line, which the next write must not continue."""
@@ -76,12 +76,12 @@ class AccessFile:
             self._torn = True
         return not rest
 
-    def look(self) -> None:
+    def check_rotation(self) -> None:
         """Reopen the file if it was renamed or removed; checks at most once a second."""
         now = self._clock()
-        if self._path is None or now - self._looked < _LOOK_SECONDS:
+        if self._path is None or now - self._checked < _CHECK_SECONDS:
             return
-        self._looked = now
+        self._checked = now
         with suppress(OSError):
             mine = os.fstat(self._descriptor)
             with suppress(FileNotFoundError):

@@ -288,7 +288,7 @@ class AccessLog:
     # --- on the thread ---
 
     def _write(self, blocks: Sequence[bytes]) -> None:
-        self._file.look()
+        self._file.check_rotation()
         for block in blocks:
             for part in self._file.parts(block):
                 if not self._file.write(part):

@@ -172,8 +172,8 @@ def chosen(
 
 def _parts(event: Event) -> Sequence[str]:
     asker = event.asker
-    said = (event.kind, event.model, event.subject, event.text, event.for_model, event.cause)
-    return (*said, asker.principal, asker.peer, asker.protocol)
+    texts = (event.kind, event.model, event.subject, event.text, event.for_model, event.cause)
+    return (*texts, asker.principal, asker.peer, asker.protocol)
 
 
 def cut(text: str, most: int) -> str:

@@ -91,19 +91,19 @@ class Gpus:
         return found if self.clock() - at <= OLDEST * self.interval_seconds else ()
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """Poll while the block runs."""
         if not self.interval_seconds:
             yield
             return
         # A daemon thread that is never joined: a driver call may never return.
-        threading.Thread(target=self._ask, name="gpus", daemon=True).start()
+        threading.Thread(target=self._poll, name="gpus", daemon=True).start()
         try:
             yield
         finally:
             self._over.set()
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         try:
             nvml = import_module("pynvml")
             nvml.nvmlInit()
@@ -137,7 +137,7 @@ def _readings(nvml: Any) -> Iterator[GpuReading]:
         yield GpuReading(str(nvml.nvmlDeviceGetUUID(device)), values)
 
 
-def visible(nvml: Any, asked: str | None) -> Iterator[Any]:
+def visible(nvml: Any, setting: str | None) -> Iterator[Any]:
     """Yield the devices that CUDA_VISIBLE_DEVICES selects, in its order.
 
     Like CUDA, accepts indices and (abbreviated) UUIDs up to the first invalid one. Indices are in
@@ -145,10 +145,10 @@ def visible(nvml: Any, asked: str | None) -> Iterator[Any]:
     CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-    if asked is None:
+    if setting is None:
         yield from every
         return
-    for name in filter(None, map(str.strip, asked.split(","))):
+    for name in filter(None, map(str.strip, setting.split(","))):
         if name.startswith("MIG-"):
             yield nvml.nvmlDeviceGetHandleByUUID(name)
         elif name.isdecimal() and int(name) < len(every):

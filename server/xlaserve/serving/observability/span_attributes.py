@@ -120,7 +120,7 @@ def _status_code(call: CallSpan) -> int | None:
 def _path(call: CallSpan) -> str:
     """Return the request path, with model and version filled in."""
     path = call.method.partition(" ")[2]
-    for place, named in (("{model}", call.asked), ("{version}", call.version)):
+    for place, named in (("{model}", call.requested_model), ("{version}", call.version)):
         path = path.replace(place, quote(named, safe=""))
     return path
 
@@ -135,8 +135,8 @@ def _port(address: str) -> int | None:
     return int(port) if host and port.isdecimal() else None
 
 
-def _said(name: str) -> Callable[[CallSpan], Value | None]:
-    return lambda call: call.said.get(name)
+def _parameter(name: str) -> Callable[[CallSpan], Value | None]:
+    return lambda call: call.parameters.get(name)
 
 
 ROWS: Sequence[Row] = (
@@ -162,13 +162,13 @@ ROWS: Sequence[Row] = (
     Row("user_agent.original", Of.ASKED, lambda call: call.user_agent, "1.19.0"),
     Row("gen_ai.operation.name", Of.GENERATED, operation, "1.28.0"),
     Row("gen_ai.provider.name", Of.GENERATED, lambda call: PROVIDER, "1.37.0"),
-    Row("gen_ai.request.model", Of.GENERATED, lambda call: call.asked, "1.27.0"),
+    Row("gen_ai.request.model", Of.GENERATED, lambda call: call.requested_model, "1.27.0"),
     Row("gen_ai.response.model", Of.GENERATED, lambda call: call.name, "1.27.0"),
-    Row("gen_ai.request.max_tokens", Of.GENERATED, _said("max_tokens"), "1.27.0"),
-    Row("gen_ai.request.temperature", Of.GENERATED, _said("temperature"), "1.27.0"),
-    Row("gen_ai.request.top_p", Of.GENERATED, _said("top_p"), "1.27.0"),
-    Row("gen_ai.request.top_k", Of.GENERATED, _said("top_k"), "1.27.0"),
-    Row("gen_ai.request.seed", Of.GENERATED, _said("seed"), "1.30.0"),
+    Row("gen_ai.request.max_tokens", Of.GENERATED, _parameter("max_tokens"), "1.27.0"),
+    Row("gen_ai.request.temperature", Of.GENERATED, _parameter("temperature"), "1.27.0"),
+    Row("gen_ai.request.top_p", Of.GENERATED, _parameter("top_p"), "1.27.0"),
+    Row("gen_ai.request.top_k", Of.GENERATED, _parameter("top_k"), "1.27.0"),
+    Row("gen_ai.request.seed", Of.GENERATED, _parameter("seed"), "1.30.0"),
     Row("gen_ai.usage.input_tokens", Of.GENERATED, lambda call: call.count_tokens()[0], "1.27.0"),
     Row("gen_ai.usage.output_tokens", Of.GENERATED, lambda call: call.count_tokens()[1], "1.27.0"),
     Row("error.type", Of.GENERATED, lambda call: (call.error or "").partition(":")[0], "1.21.0"),

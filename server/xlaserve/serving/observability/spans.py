@@ -17,7 +17,7 @@ MAX_PARTS = 256
 TRACEPARENT = "traceparent"
 """Request header with the client's span (W3C Trace Context, 3.2)."""
 
-SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
+_GENERATION_PARAMETERS = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
 """Generation parameters recorded in spans."""
 _MAX_TEXT = 256
 _MAX_STATE = 512
@@ -29,7 +29,7 @@ _TRACEPARENT = re.compile(
 _SAMPLED = 1
 
 
-class Telling(NamedTuple):
+class StatusReporting(NamedTuple):
     """How the status sent to a client is determined."""
 
     status_of: Callable[[BaseException | None, str, int], str]
@@ -54,7 +54,7 @@ def _not_counted() -> Tokens:
     return NOT_COUNTED
 
 
-def _untold(_record: CallRecord) -> str:
+def _no_status(_record: CallRecord) -> str:
     return ""
 
 
@@ -82,9 +82,9 @@ class CallSpan(NamedTuple):
     """Trace id; 0 for a nested call, which is in its parent's trace."""
     method: str = ""
     """Method or route, as in `Call.method`."""
-    asked: str = ""
+    requested_model: str = ""
     """The model name that the client sent."""
-    told: Callable[[CallRecord], str] = _untold
+    final_status: Callable[[CallRecord], str] = _no_status
     """Returns the status sent to the client, once the answer has been written."""
     host: str = ""
     """Authority (host) of the request."""
@@ -93,7 +93,7 @@ class CallSpan(NamedTuple):
     """Scheme of the listener; `peer` has the scheme that a proxy reports."""
     generates: bool = False
     """Whether the call's model generates text."""
-    said: Mapping[str, Parameter] = MappingProxyType({})
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
     """Generation parameters of the request."""
     count_tokens: Callable[[], Tokens] = _not_counted
     """Returns the token counts, once the answer has been written."""
@@ -101,7 +101,7 @@ class CallSpan(NamedTuple):
     @property
     def status(self) -> str:
         """Return the status sent to the client, as a name or number."""
-        return self.told(self.record)
+        return self.final_status(self.record)
 
 
 def trace_parent(headers: Headers) -> TraceParent | None:
@@ -133,9 +133,9 @@ def span_of(
     parent: TraceParent | None = None,
     *,
     trace_id: int = 0,
-    told_by: Telling | None = None,
+    reporting: StatusReporting | None = None,
 ) -> CallSpan:
-    """Return the span of an ended call; `told_by` is given for client calls."""
+    """Return the span of an ended call; `reporting` is given for client calls."""
     executed = outcome if type(outcome) is Executed else None
     inference = call if isinstance(call, InferCall) else None
     found = inference.found if inference is not None and inference.is_found else None
@@ -162,36 +162,42 @@ def span_of(
         parts,
         trace_id,
     )
-    return span if told_by is None else _asked(span, call, outcome, told_by)
+    return span if reporting is None else _client_span(span, call, outcome, reporting)
 
 
-def _asked(span: CallSpan, call: Call, outcome: Outcome, told_by: Telling) -> CallSpan:
+def _client_span(
+    span: CallSpan, call: Call, outcome: Outcome, reporting: StatusReporting
+) -> CallSpan:
     """Add the attributes of a client request."""
     # gRPC-Web arrives at an HTTP listener, but its clients get gRPC statuses.
     listener = "" if call.method.startswith("/") else call.peer.listener
     headers = call.headers
     status = ""
     if isinstance(outcome, BaseException):
-        status = told_by.status_of(outcome, listener, 0)
-    told = partial(_told, status, told_by, listener)
-    said: Mapping[str, Parameter] | None = None
+        status = reporting.status_of(outcome, listener, 0)
+    final_status = partial(_final_status, status, reporting, listener)
+    parameters: Mapping[str, Parameter] | None = None
     if isinstance(call, InferCall) and call.is_found and call.instance.info.generation is not None:
-        said = {name: call.parameters[name] for name in SAID & call.parameters.keys()}
+        parameters = {
+            name: call.parameters[name] for name in _GENERATION_PARAMETERS & call.parameters.keys()
+        }
     return span._replace(
         method=call.method,
-        asked=call.model[:_MAX_TEXT] or span.name,
-        told=told,
+        requested_model=call.model[:_MAX_TEXT] or span.name,
+        final_status=final_status,
         host=(headers.get("host") or headers.get(":authority") or "")[:_MAX_TEXT],
         user_agent=(headers.get("user-agent") or "")[:_MAX_TEXT],
-        scheme=told_by.scheme,
-        generates=said is not None,
-        said=said or {},
+        scheme=reporting.scheme,
+        generates=parameters is not None,
+        parameters=parameters or {},
         count_tokens=call.tokens or _not_counted,
     )
 
 
-def _told(status: str, told_by: Telling, listener: str, record: CallRecord) -> str:
-    return status or told_by.status_of(None, listener, record.status)
+def _final_status(
+    status: str, reporting: StatusReporting, listener: str, record: CallRecord
+) -> str:
+    return status or reporting.status_of(None, listener, record.status)
 
 
 def add_part(whole: Call, part: CallSpan) -> None:

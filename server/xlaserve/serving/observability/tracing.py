@@ -26,7 +26,7 @@ from xlaserve.serving.observability.opentelemetry import OpenTelemetry, new_trac
 from xlaserve.serving.observability.spans import (
     TRACEPARENT,
     CallSpan,
-    Telling,
+    StatusReporting,
     add_part,
     span_of,
     trace_parent,
@@ -98,7 +98,7 @@ class Tracing:
         *,
         start: TraceSetting = DEFAULT,
         spans: OpenTelemetry | None = None,
-        telling: Telling | None = None,
+        reporting: StatusReporting | None = None,
         plane: ControlPlane | None = None,
     ) -> None:
         """Without `path` and `spans` tracing is unavailable; `in_thread` runs blocking functions.
@@ -108,7 +108,7 @@ class Tracing:
         """
         self._plane = plane or OneProcess()
         self._plane.handle(ChangeKind.TRACE, self._make)
-        self._spans, self._telling = spans, telling
+        self._spans, self._reporting = spans, reporting
         self._default = start
         self._gates = gates
         self._in_thread = in_thread
@@ -286,7 +286,7 @@ class Tracing:
             if _is_found(call) and not isinstance(outcome, BaseException):
                 call.found.statistics.traced(trace_id, now - call.started_ns, time.time_ns())
             span = span_of(
-                call, record, outcome, now, parent, trace_id=trace_id, told_by=self._telling
+                call, record, outcome, now, parent, trace_id=trace_id, reporting=self._reporting
             )
             self._keep_span(span)
 

@@ -334,7 +334,7 @@ class Batcher:
         """Batches of a single request in a row, each begun APART_NS after the last completion."""
         self._ended_ns = 0
         """Time of the last completion."""
-        self._looking = False
+        self._is_check_scheduled = False
         self._cancel_timer: Callable[[], None] | None = None
         self._apart = Apart(lambda: queue)
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
@@ -368,10 +368,10 @@ class Batcher:
         self._queue.add(request)
         request.place = self
         request.holds_anything = True
-        if self._looking:
+        if self._is_check_scheduled:
             return
         if self._may_start:
-            self._look_soon()
+            self._check_soon()
         elif self._policy.timeouts_differ or (
             self._policy.timeout_ns and self._cancel_timer is None
         ):
@@ -394,19 +394,19 @@ class Batcher:
     def resume(self) -> None:
         """Check the queue again, because the result of `overtakes` may have changed."""
         if len(self._queue):
-            self._look_soon()
+            self._check_soon()
 
     @property
     def _may_start(self) -> bool:
         return self._free > 0 or (self._overtakes is not None and self._overtakes())
 
-    def _look_soon(self) -> None:
-        if not self._looking and self._may_start:
-            self._looking = True
-            self._clock.soon(self._look)
+    def _check_soon(self) -> None:
+        if not self._is_check_scheduled and self._may_start:
+            self._is_check_scheduled = True
+            self._clock.soon(self._check)
 
-    def _look(self) -> None:
-        self._looking = False
+    def _check(self) -> None:
+        self._is_check_scheduled = False
         now = self._now_ns()
         late = self._queue.expire(now)
         if late:
@@ -425,7 +425,7 @@ class Batcher:
                 self._start(requests)
                 # One batch per iteration, so that other models get their turn.
                 if len(self._queue):
-                    self._look_soon()
+                    self._check_soon()
         self._wake_later()
 
     def _refuse(self, late: Sequence[InferCall]) -> None:
@@ -450,7 +450,7 @@ class Batcher:
                 break
             self._deliver([request], batch.error)
         if self._again or len(self._queue):
-            self._look_soon()
+            self._check_soon()
 
     def _ended(
         self,
@@ -465,7 +465,7 @@ class Batcher:
         if len(requests) > 1 and isinstance(result, Exception) and may_be_repeated(result):
             failed = FailedBatch(requests, result)
             self._again.extend((request, failed) for request in requests)
-            self._look_soon()
+            self._check_soon()
             return
         self._deliver(requests, result)
         if batch is not None:
@@ -499,7 +499,7 @@ class Batcher:
         self._free += 1
         self._ended_ns = self._now_ns()
         if self._again or len(self._queue):
-            self._look_soon()
+            self._check_soon()
 
     def _wake_later(self) -> None:
         if self._cancel_timer is not None:
@@ -511,4 +511,4 @@ class Batcher:
 
     def _wake(self) -> None:
         self._cancel_timer = None
-        self._look()
+        self._check()

@@ -9,7 +9,7 @@ from xlaserve.concurrency.completion import Cancellable
 from xlaserve.runtime.loaded import Executable, LoadedModel
 from xlaserve.serving.answers import deliver
 from xlaserve.serving.infer_call import Ended, Executed, InferCall
-from xlaserve.serving.stations.on_demand import Missing, ShapeCompiler, look
+from xlaserve.serving.stations.on_demand import Missing, ShapeCompiler, executable_for
 from xlaserve.serving.stations.station import Served, Working
 
 
@@ -49,7 +49,7 @@ class ByItself:
     def begin(self, call: InferCall) -> None:
         """Execute a call; raises InvalidTensor if its dimensions contradict each other."""
         call.submitted_ns = call.submitted_ns or self._now_ns()
-        found = look(self._model, call.inputs)
+        found = executable_for(self._model, call.inputs)
         if isinstance(found, Missing):
             self._compile_first(call, found)
         else:
@@ -66,7 +66,7 @@ class ByItself:
             over()
             ended(result)
 
-        found = look(self._model, call.inputs)
+        found = executable_for(self._model, call.inputs)
         if isinstance(found, Missing):
             self._compile_first(call, found, completed)
         else:

@@ -74,7 +74,7 @@ class Waits:
         self._places[call] = place
         call.hold(partial(self._forget, call))
         self._timers[call] = asyncio.get_running_loop().call_later(
-            FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
+            FIRST_SECONDS, self._check, call, FIRST_SECONDS, context=outside_call()
         )
 
     def _forget(self, call: InferCall) -> None:
@@ -84,7 +84,7 @@ class Waits:
         if timer is not None:
             timer.cancel()
 
-    def _look(self, call: InferCall, seconds: float) -> None:
+    def _check(self, call: InferCall, seconds: float) -> None:
         place = self._places[call]
         if call.has_ended or (place is not None and place.executing.get(call, False)):
             self._forget(call)
@@ -98,7 +98,7 @@ class Waits:
             return
         seconds = min(2 * seconds, MOST_SECONDS)
         loop = asyncio.get_running_loop()
-        self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
+        self._timers[call] = loop.call_later(seconds, self._check, call, seconds)
 
     def _known_going(self) -> WeakSet[InferCall]:
         """Return the calls recently found able to proceed; a later check corrects errors."""
@@ -118,7 +118,7 @@ class Waits:
         known: Collection[InferCall] = () if going is None else going
         needed: dict[InferCall, int] = {}
         """Number of predecessors that must proceed first; 0 for calls that can proceed."""
-        behind: dict[InferCall, list[InferCall]] = {}
+        followers: dict[InferCall, list[InferCall]] = {}
         found, free, count = [call], list[InferCall](), 0
         while found:
             one = found.pop()
@@ -133,9 +133,9 @@ class Waits:
             if count > MOST_WAITS:
                 return False
             for earlier in before:
-                behind.setdefault(earlier, []).append(one)
+                followers.setdefault(earlier, []).append(one)
             found.extend(before)
-        _let_go(free, needed, behind)
+        _let_go(free, needed, followers)
         if going is not None:
             going.update(one for one, count in needed.items() if count <= 0)
         return needed[call] > 0
@@ -175,11 +175,11 @@ class Waits:
 def _let_go(
     free: list[InferCall],
     needed: dict[InferCall, int],
-    behind: Mapping[InferCall, Sequence[InferCall]],
+    followers: Mapping[InferCall, Sequence[InferCall]],
 ) -> None:
     """Propagate progress: decrement the counts of dependent calls, which may become free too."""
     while free:
-        for later in behind.get(free.pop(), ()):
+        for later in followers.get(free.pop(), ()):
             needed[later] -= 1
             if not needed[later]:
                 free.append(later)

@@ -105,7 +105,7 @@ class DirectQueue:
         self._max_requests = max_requests
         self._now_ns = now_ns
         self._calls: Order = deque[InferCall]() if order is None else order
-        self._is_looking = False
+        self._is_hand_on_scheduled = False
 
     def pending_since(self) -> Iterator[int]:
         """Yield the submission times of queued calls."""
@@ -120,8 +120,8 @@ class DirectQueue:
             raise Overloaded(call.model, self._max_requests, "max_requests_per_model")
         self._calls.append(call)
         call.wait_at(self)
-        if not self._is_looking and self._copies.room:
-            self._is_looking = True
+        if not self._is_hand_on_scheduled and self._copies.room:
+            self._is_hand_on_scheduled = True
             asyncio.get_running_loop().call_soon(self.hand_on)
 
     def leave(self, call: InferCall) -> None:
@@ -139,7 +139,7 @@ class DirectQueue:
 
     def hand_on(self) -> None:
         """Hand over as many calls as the copies accept."""
-        self._is_looking = False
+        self._is_hand_on_scheduled = False
         copies, calls = self._copies, self._calls
         while calls and (room := copies.room):
             count = min(len(calls), room, copies.group)

@@ -35,13 +35,13 @@ from xlaserve.tensors import Datatype, Tensor, datatype_of, describe, specs_of
 
 _CPU = "cpu"
 _Part = TypeVar("_Part", bound=InferCall)
-_Found: TypeAlias = tuple[ServedVersion, Served]
+_ResolvedModel: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Steps(Protocol):
     """The part of the engine that executes ensemble steps."""
 
-    def resolve(self, name: str, number: str) -> _Found:
+    def resolve(self, name: str, number: str) -> _ResolvedModel:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         ...
 
@@ -100,8 +100,8 @@ class Ensemble:
         return ()
 
     async def _run(self, call: InferCall) -> _Done:
-        asked = _asked(call)
-        found: dict[tuple[str, str], _Found] = {}
+        requested = _requested_outputs(call)
+        found: dict[tuple[str, str], _ResolvedModel] = {}
         wanted: Mapping[str, Value] = {}
         parameters = None
         with ExitStack() as leases:
@@ -114,15 +114,17 @@ class Ensemble:
             async with aclosing(run.answers()) as answers:
                 async for flow in answers:
                     wanted = await run.wanted(flow)
-                    parameters = flow.answer_parameters(asked)
+                    parameters = flow.answer_parameters(requested)
                     if self._plan.info.is_decoupled:
-                        call.answer(_respond(call, asked, wanted, parameters), last=False)
+                        call.answer(_respond(call, requested, wanted, parameters), last=False)
                         await call.writable()
         # Steps queue and compute alternately; reported as if all queueing came first.
         begun = call.submitted_ns + run.queue_ns
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
-    def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
+    def _plan_for(
+        self, call: InferCall, found: Mapping[tuple[str, str], _ResolvedModel]
+    ) -> EnsemblePlan:
         """Return a plan that fits the models as currently loaded."""
         loads = [instance.quick for _, instance in found.values()]
         if loads != self._planned_for:
@@ -161,7 +163,7 @@ class Ensemble:
     ) -> None:
         """Answer with the outputs that exist: steps may omit or replace some."""
         try:
-            response = _respond(call, _asked(call), executed.outputs, parameters)
+            response = _respond(call, _requested_outputs(call), executed.outputs, parameters)
         except ENDS:
             raise
         except BaseException as error:
@@ -176,7 +178,7 @@ class _Run:
     def __init__(
         self,
         plan: EnsemblePlan,
-        found: Mapping[tuple[str, str], _Found],
+        found: Mapping[tuple[str, str], _ResolvedModel],
         steps: Steps,
         threads: HostThreads,
         call: InferCall,
@@ -254,8 +256,8 @@ class _Run:
         }
         for name, lead in planned.leads.items():
             if name in given:
-                told = (version.model, "input", name)
-                given[name] = _led(lead, await self._on_host(given[name]), *told)
+                subject = (version.model, "input", name)
+                given[name] = _led(lead, await self._on_host(given[name]), *subject)
         if planned.is_checked:
             _check(version.model, instance.info, given)
         # Keep its outputs on the device, where the next step may use them.
@@ -280,8 +282,8 @@ class _Run:
             found = cast("dict[str, Value]", await self._threads.run(partial(_fetch, found)))
         for name, lead in plan.leads.items():
             if name in found:
-                told = (call.instance.model, "output", name)
-                found[name] = _led(lead, cast(Tensor, found[name]), *told, rows=call.rows)
+                subject = (call.instance.model, "output", name)
+                found[name] = _led(lead, cast(Tensor, found[name]), *subject, rows=call.rows)
         for name, shape in plan.outputs.items():
             if name in found:
                 found[name] = shape(found[name])
@@ -315,7 +317,7 @@ def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
     A step's model may have been replaced by one with other outputs since the ensemble was loaded;
     clients rely on the metadata.
     """
-    for name in _asked(call):
+    for name in _requested_outputs(call):
         (spec,) = (spec for spec in call.instance.info.outputs if spec.name == name)
         value = found.get(name)
         got = "none" if value is None else _described(cast(Tensor, value))
@@ -335,7 +337,7 @@ def _datatype(value: Value) -> Datatype | None:
     return datatype_of(value.dtype) if isinstance(value, np.ndarray) else None
 
 
-def _asked(call: InferCall) -> list[str]:
+def _requested_outputs(call: InferCall) -> list[str]:
     """Return the names of the requested outputs."""
     specs = call.instance.info.outputs if call.chosen is None else call.chosen
     return [spec.name for spec in specs]
@@ -343,13 +345,13 @@ def _asked(call: InferCall) -> list[str]:
 
 def _respond(
     call: InferCall,
-    asked: Sequence[str],
+    requested: Sequence[str],
     outputs: Mapping[str, Value],
     parameters: AnswerParameters | None,
 ) -> InferResponse:
     """Build a response with those requested outputs that exist."""
     found = cast(Tensors, outputs)
-    call.chosen = specs_of({name: found[name] for name in asked if name in found})
+    call.chosen = specs_of({name: found[name] for name in requested if name in found})
     return respond(call, found, parameters)
 
 

@@ -17,7 +17,7 @@ Fail = Callable[[BaseException], None]
 """Fails the calls of an execution; called on the event loop, at most once."""
 
 _MOST_INTERVAL_SECONDS = 1.0
-_LOOKS = 4
+_CHECKS = 4
 """Checks per time limit of an execution."""
 
 _FIRST_PAUSE_SECONDS = 1.0
@@ -78,7 +78,7 @@ class Watch:
         """Watch an execution until `over` is called; if it stalls, `fail` is called instead."""
         execution = Execution(begun, fail, line)
         self.executions[execution] = None
-        self._health.look_at(self)
+        self._health.watch_over(self)
         return execution
 
     def over(self, execution: Execution, result: object) -> bool:
@@ -117,7 +117,7 @@ class Watch:
         # reference.
         asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
 
-    def look(self, now: float, late: float) -> None:
+    def abandon_late(self, now: float, late: float) -> None:
         """Abandon executions beyond the time limit; `late` is the delay of this check."""
         for execution in list(self.executions):
             if execution.fail is None:
@@ -167,9 +167,9 @@ class Health:
         """`seconds` is the time limit of an execution; 0 for none."""
         self.seconds = seconds
         self.now = clock
-        self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)
+        self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _CHECKS)
         self._watches: WeakKeyDictionary[Served, Watch] = WeakKeyDictionary()
-        self._looked_at: dict[Watch, None] = {}
+        self._watched: dict[Watch, None] = {}
         """Watches of instances that have executions."""
         self._progress: WeakKeyDictionary[object, float] = WeakKeyDictionary()
         """Time of the last completion in each queue of executions."""
@@ -183,11 +183,11 @@ class Health:
             found = self._watches[instance] = Watch(self, instance)
         return found
 
-    def look_at(self, watch: Watch) -> None:
+    def watch_over(self, watch: Watch) -> None:
         """Check a watch from now on, until it has no executions."""
-        self._looked_at[watch] = None
+        self._watched[watch] = None
         if self._due is None and self.seconds:
-            self._look_later()
+            self._schedule_check()
 
     def progressed(self, line: object) -> None:
         """Record the end of an execution in a queue."""
@@ -198,27 +198,27 @@ class Health:
         """Return the time of the last completion in a queue; 0 if unknown."""
         return 0.0 if line is None else self._progress.get(line, 0.0)
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         self._due = self.now() + self._interval
-        look = partial(_look, ref(self))
-        asyncio.get_running_loop().call_later(self._interval, look, context=outside_call())
+        check = partial(_check, ref(self))
+        asyncio.get_running_loop().call_later(self._interval, check, context=outside_call())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check all watches, and schedule another check if executions remain."""
         now = self.now()
         # A suspended process or blocked event loop delays every execution: extend their limits.
         late = max(0.0, now - (self._due or now))
         late = late if late > self._interval else 0.0
         self._due = None
-        for watch in list(self._looked_at):
-            watch.look(now, late)
+        for watch in list(self._watched):
+            watch.abandon_late(now, late)
             if not watch.executions:
-                del self._looked_at[watch]
-        if self._looked_at:
-            self._look_later()
+                del self._watched[watch]
+        if self._watched:
+            self._schedule_check()
 
 
-def _look(found: "ref[Health]") -> None:
+def _check(found: "ref[Health]") -> None:
     health = found()
     if health is not None:
-        health.look()
+        health.check()

@@ -23,7 +23,7 @@ class Missing:
     shape: Hashable
 
 
-def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
+def executable_for(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
     """Return the executable for these inputs: the model, or its program compiled for their shape.
 
     Returns `Missing` if that must be compiled. Raises InvalidTensor if dimensions contradict each

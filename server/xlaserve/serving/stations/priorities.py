@@ -104,10 +104,10 @@ class PriorityQueue:
                 self._sweep()
 
     def _level(self, request: InferCall) -> _Level:
-        asked = request.parameters.get("priority", 0)
+        level = request.parameters.get("priority", 0)
         # An ensemble step's priority was not validated for this model: if invalid, use the default.
-        inside = isinstance(asked, int) and 1 <= asked <= len(self._levels)
-        return self._levels[(int(asked) if inside else self._default) - 1]
+        inside = isinstance(level, int) and 1 <= level <= len(self._levels)
+        return self._levels[(int(level) if inside else self._default) - 1]
 
     @property
     def first_level(self) -> int:
@@ -118,8 +118,8 @@ class PriorityQueue:
         """Return the queue timeout of a request; 0 if it has none."""
         policy = self._level(request).policy
         if policy.may_shorten:
-            asked = request.parameters.get("timeout", 0)
-            own = asked * _MICROSECOND_NS if isinstance(asked, int) else 0
+            timeout = request.parameters.get("timeout", 0)
+            own = timeout * _MICROSECOND_NS if isinstance(timeout, int) else 0
             return min(own or policy.timeout_ns, policy.timeout_ns or own)
         return policy.timeout_ns
 

@@ -100,22 +100,23 @@ class Bridge(asyncio.Protocol):
         slabs: Slabs,
         account: Account,
         purpose: Purpose,
-        heard: Callable[[Sequence[Record]], None],
+        on_records: Callable[[Sequence[Record]], None],
         lost: Callable[[], None],
         *,
         unsaid: Callable[[Record, BaseException], Record | None],
     ) -> None:
         """`account` is charged for data in the slab, under `purpose`.
 
-        `heard` is called with the records of each frame, and `lost` when the peer is gone. `unsaid`
-        is called with a record that cannot be serialized, and returns its replacement or None.
+        `on_records` is called with the records of each frame, and `lost` when the peer is gone.
+        `unsaid` is called with a record that cannot be serialized, and returns its replacement or
+        None.
         """
         self.reader = slabs.reader
         self.begun = slabs.begun
         self._writer = slabs.writer
         self._account = account
         self._purpose: Purpose = purpose
-        self._heard = heard
+        self._heard = on_records
         self._lost = lost
         self._unsaid = unsaid
         self._loop = asyncio.get_running_loop()
@@ -186,8 +187,8 @@ class Bridge(asyncio.Protocol):
         except ENDS:
             raise
         except BaseException:
-            said = [other for one in records if (other := self._sayable(one)) is not None]
-            return self._encoder.encode(said)
+            sendable = [other for one in records if (other := self._sayable(one)) is not None]
+            return self._encoder.encode(sendable)
 
     def _sayable(self, record: Record) -> Record | None:
         """Return a record if it can be encoded, else its replacement; None if there is none."""

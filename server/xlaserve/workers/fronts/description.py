@@ -128,8 +128,8 @@ def _made(value: Any) -> Any:
 
 
 def _made_class(parts: Sequence[Any]) -> Any:
-    name, said = parts
-    return _known(name)(**{field: _made(value) for field, value in said.items()})
+    name, content = parts
+    return _known(name)(**{field: _made(value) for field, value in content.items()})
 
 
 def _known(name: str) -> Any:

@@ -242,8 +242,8 @@ class ConnectedFrontEnd:
             total += len(data)
             at = positions[output.name]
             # For other models, the front end already knows the datatypes.
-            told = (at, output.datatype.name) if is_lenient else at
-            flat += (told, output.data.shape, data)
+            head = (at, output.datatype.name) if is_lenient else at
+            flat += (head, output.data.shape, data)
         place = self.bridge.place(flat[2::3], total)
         if place >= 0:
             flat[2::3] = map(len, flat[2::3])
@@ -252,7 +252,7 @@ class ConnectedFrontEnd:
     def refuse(self, number: int, error: BaseException) -> None:
         """Send an error response."""
         self._calls.pop(number, None)
-        self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
+        self.bridge.say((Kind.FAILURE, number, *failure_of(error).fields))
 
     def unsaid(self, record: Record, error: BaseException) -> Record | None:
         """Return an error response for a request whose response cannot be serialized."""
@@ -263,7 +263,7 @@ class ConnectedFrontEnd:
         call = self._calls.pop(record[1], None)
         if call is not None:
             call.cancel("its answer cannot be encoded")
-        return Kind.FAILURE, record[1], *failure_of(error).said
+        return Kind.FAILURE, record[1], *failure_of(error).fields
 
     def lost(self) -> None:
         """Cancel the front end's requests, because its clients are gone as well."""

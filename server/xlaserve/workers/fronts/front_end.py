@@ -164,7 +164,7 @@ class FrontEnd:
         self._calls[number] = call, model
         call.wait_at(_Passed(self, number))
         if call.takes_many and model.info.is_decoupled:
-            self._streams[number] = Taking(call, partial(self._taken, number))
+            self._streams[number] = Taking(call, partial(self._note_taken, number))
             # If the client finishes the call before the model does, the call has left its place by
             # then, so `_Passed.leave` is not called.
             call.hold(partial(self.leave, number, call))
@@ -175,7 +175,7 @@ class FrontEnd:
         if self._calls.pop(number, None) is not None and self._bridge is not None:
             self._bridge.say((Kind.CANCEL, number, call.executed is not None))
 
-    def _taken(self, number: int, answers: int) -> None:
+    def _note_taken(self, number: int, answers: int) -> None:
         if self._bridge is not None:
             self._bridge.say((Kind.TAKEN, number, answers))
 
@@ -361,7 +361,7 @@ class FrontEnd:
             self._started.set()
 
     def _show(self, name: str, versions: Sequence[Any]) -> None:
-        said = {number for number, *_ in versions}
+        numbers = {number for number, *_ in versions}
         self._registry.failed.forget(name)
         for number, *of_version in versions:
             if not number:
@@ -371,13 +371,13 @@ class FrontEnd:
         model = self._registry.find(name)
         if model is None:
             return
-        for number in [number for number in model.versions if number not in said]:
+        for number in [number for number in model.versions if number not in numbers]:
             self._show_version(model.versions.pop(number), _GONE_VERSION)
         if not model.versions:
             self._registry.forget(name)
 
-    def _show_version(self, version: Version, said: Sequence[Any]) -> None:
-        state, reason, fault, handle, described, _, url = said
+    def _show_version(self, version: Version, row: Sequence[Any]) -> None:
+        state, reason, fault, handle, described, _, url = row
         version.lifecycle.follow(State(state), reason)
         before = version.instance
         if not handle:

@@ -162,9 +162,9 @@ class Mirror:
 
     def _row(self, version: Version) -> _Row:
         state, instance = version.state, version.instance
-        said = version.number, state.value, sayable(version.lifecycle.reason)
+        start = version.number, state.value, sayable(version.lifecycle.reason)
         if instance is None or not state.answers:
-            return *said, "", 0, b"", "", ""
+            return *start, "", 0, b"", "", ""
         handle = self._handles.get(instance)
         if handle is None:
             try:
@@ -175,7 +175,7 @@ class Mirror:
                 return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", "", ""
         described = self._described[instance]
         text = _text_digest(instance)
-        return *said, sayable(instance.fault), handle, described, text, instance.url
+        return *start, sayable(instance.fault), handle, described, text, instance.url
 
     def _given(self, version: Version, instance: Instance) -> int:
         self._last = handle = self._last + 1

@@ -119,12 +119,12 @@ def as_given(
 
     Raises IndexError or KeyError if the record is invalid.
     """
-    told, found = [], list(flat)
+    returned, found = [], list(flat)
     for at in range(0, len(flat), 3):
         place, datatype = flat[at]
-        told.append(TensorSpec(specs[place].name, DATATYPES[datatype], tuple(flat[at + 1])))
+        returned.append(TensorSpec(specs[place].name, DATATYPES[datatype], tuple(flat[at + 1])))
         found[at] = at // 3
-    return told, found
+    return returned, found
 
 
 def _viewed(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -141,7 +141,7 @@ def bytes_of(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
     return to_bytes(datatype, tensor)
 
 
-def parameters_of(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def parameters_of(extra: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a map in Extra; empty if the request has none."""
-    found: Mapping[str, Any] = said.get(key, {})
+    found: Mapping[str, Any] = extra.get(key, {})
     return found

@@ -23,7 +23,7 @@ from xlaserve.workers.offload.board import WorkerBoard
 from xlaserve.workers.offload.offers import Offer, Offers
 from xlaserve.workers.offload.peer import Peer
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 """Interval for measuring how busy the event loop is, in seconds."""
 _MOST_BUSY = 0.5
 """Fraction of a core above which a busy event loop makes the worker count as not idle."""
@@ -179,7 +179,7 @@ class Offloading:
         clock = asyncio.get_running_loop().time
         while True:
             took, began = time.thread_time(), clock()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             self._busy = (time.thread_time() - took) / max(clock() - began, 1e-9)
             self._say()
 

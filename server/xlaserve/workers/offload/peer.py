@@ -247,14 +247,14 @@ class Peer:
     def _executed(self, number: int, info: ModelInfo, result: Executed | BaseException) -> None:
         self._home.finished()
         if isinstance(result, BaseException):
-            self.bridge.say((Kind.FAILURE, number, *failure_of(result).said))
+            self.bridge.say((Kind.FAILURE, number, *failure_of(result).fields))
             return
         try:
             place, flat, _ = self._placed(info.outputs, result.outputs)
         except ENDS:
             raise
         except BaseException as error:
-            self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
+            self.bridge.say((Kind.FAILURE, number, *failure_of(error).fields))
             return
         self.bridge.say((Kind.ANSWER, number, place, flat, result.begun_ns, result.ended_ns))
 
@@ -265,7 +265,7 @@ class Peer:
             given.count(Offloads(refused=1))
             given.refused()
             return None
-        return Kind.FAILURE, record[1], *failure_of(error).said
+        return Kind.FAILURE, record[1], *failure_of(error).fields
 
     def _placed(self, specs: Sequence[TensorSpec], tensors: Tensors) -> tuple[int, list[Any], int]:
         """Return tensors in record form, their slab offset, and their total size."""

@@ -189,7 +189,7 @@ async def test_a_look_asks_each_call_once_what_it_waits_for(is_stuck: bool) -> N
 async def test_looks_at_calls_behind_one_another_share_what_they_find() -> None:
     _, waits, calls = behind_one_another(50, are_own=False)
     for call in calls[1:]:
-        waits._look(call, 1.0)
+        waits._check(call, 1.0)
 
     assert waits.asked <= 2 * len(calls)
 

@@ -159,7 +159,7 @@ class Looked:
     def after(self, seconds: float) -> int:
         """Advance the clock and poll; return how many executions have been given up so far."""
         self.now += seconds
-        self.health.look()
+        self.health.check()
         return len(self.failed)
 
 

@@ -79,11 +79,11 @@ def _distances(form: EncoderForm, table: jax.Array, positions: jax.Array) -> jax
     half = form.relative // 2
     near = half // 2
     distance = positions[:, None] - positions[None, :]
-    behind = jnp.where(distance < 0, half, 0)
+    offset = jnp.where(distance < 0, half, 0)
     far = jnp.abs(distance)
     logs = jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / near) / math.log(_FAR / near)
     grown = jnp.minimum(near + (logs * (half - near)).astype(jnp.int32), half - 1)
-    buckets = behind + jnp.where(far < near, far, grown)
+    buckets = offset + jnp.where(far < near, far, grown)
     found: jax.Array = jnp.transpose(table[buckets].astype(jnp.float32), (2, 0, 1))[None]
     return found
 

@@ -68,19 +68,21 @@ def import_encoder(
         max_batch_size=DEFAULT_ROWS if max_batch_size is None else max_batch_size,
         compiled_shapes={TOKENS: sizes},
     )
-    beside = [name for name in _OF_TEXT if (source / name).is_file()]
+    text_files = [name for name in _OF_TEXT if (source / name).is_file()]
     with TemporaryDirectory.beside(target) as temporary:
         made = model.write(temporary.path / target.name)
-        for name in beside:
+        for name in text_files:
             shutil.copyfile(source / name, made / name)
-        said = Declaration(max_tokens=sizes[-1], vocab=form.vocab, pad=form.pad, prompt=form.prompt)
-        text = msgspec.json.format(msgspec.json.encode(said), indent=2)
+        declaration = Declaration(
+            max_tokens=sizes[-1], vocab=form.vocab, pad=form.pad, prompt=form.prompt
+        )
+        text = msgspec.json.format(msgspec.json.encode(declaration), indent=2)
         files.write_atomically(made / declared.FILE_NAME, [text, b"\n"])
         read_back.check(made)
         temporary.replace(made, target)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     dtype = params["embedding"].dtype.name
-    return ImportedEncoder(target, form, sizes, dtype, size, tuple(beside), left_out)
+    return ImportedEncoder(target, form, sizes, dtype, size, tuple(text_files), left_out)
 
 
 def _embed(
@@ -89,18 +91,18 @@ def _embed(
     return {"embedding": forward.embed(form, params, input_ids, attention_mask)}
 
 
-def _lengths(form: EncoderForm, asked: Sequence[int] | None) -> list[int]:
+def _lengths(form: EncoderForm, requested: Sequence[int] | None) -> list[int]:
     """Return the numbers of tokens to compile programs for, ascending; raises InvalidModel."""
-    if asked is None:
+    if requested is None:
         found = {form.max_tokens}
         power = _LEAST_TOKENS
         while power < form.max_tokens:
             found.add(power)
             power *= 2
         return sorted(found)
-    if not all(1 <= one <= form.max_tokens for one in asked):
+    if not all(1 <= one <= form.max_tokens for one in requested):
         raise InvalidModel(
             f"--dim {TOKENS}: expected 1 to {form.max_tokens}, the model's range, got "
-            f"{', '.join(map(str, asked))}"
+            f"{', '.join(map(str, requested))}"
         )
-    return sorted(set(asked))
+    return sorted(set(requested))

@@ -28,10 +28,12 @@ def read(
         name.removeprefix(family.prefix): array
         for name, array in checkpoint.tensors_of(directory).items()
     }
-    params: dict[str, Any] = {one.role: _taken(tensors, one, one.name, form) for one in form.ends}
+    params: dict[str, Any] = {
+        one.role: _pop_tensor(tensors, one, one.name, form) for one in form.ends
+    }
     params["layers"] = [
         {
-            one.role: _taken(tensors, one, f"{form.layer_name}.{number}.{one.name}", form)
+            one.role: _pop_tensor(tensors, one, f"{form.layer_name}.{number}.{one.name}", form)
             for one in form.layer
         }
         for number in range(form.layers)
@@ -48,7 +50,7 @@ def read(
     return params, left
 
 
-def _taken(tensors: dict[str, Tensor], stored: Stored, name: str, form: EncoderForm) -> Tensor:
+def _pop_tensor(tensors: dict[str, Tensor], stored: Stored, name: str, form: EncoderForm) -> Tensor:
     shape = tuple(form.sizes[size] for size in stored.shape)
     array = tensors.pop(name, None)
     if array is None or array.shape != shape:

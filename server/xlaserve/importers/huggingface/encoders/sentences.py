@@ -107,20 +107,20 @@ def read(directory: Path, hidden: int) -> Sentences:
 def _poolings(folder: Path, path: str, hidden: int) -> tuple[str, ...]:
     place = f"{path}/{_POOLING}"
     found = _read(folder, _POOLING, dict[str, object], place)
-    asked = [kind for key, kind in _FLAGS.items() if found.pop(key, False) is True]
+    kinds = [kind for key, kind in _FLAGS.items() if found.pop(key, False) is True]
     mode = found.pop("pooling_mode", None)
     if mode is not None:
-        asked = [str(one) for one in (mode if isinstance(mode, list) else [mode])]
+        kinds = [str(one) for one in (mode if isinstance(mode, list) else [mode])]
     for key in ("word_embedding_dimension", "embedding_dimension"):
         if found.pop(key, hidden) != hidden:
             raise InvalidModel(f"{place}: {key}: expected {hidden}, the encoder's size")
     _check(place, found, {"include_prompt": (True,)})
-    if not asked or not set(asked) <= set(POOLINGS):
+    if not kinds or not set(kinds) <= set(POOLINGS):
         raise InvalidModel(
             f"{place}: pooling_mode: expected one or more of {', '.join(POOLINGS)}, got"
-            f" {asked!r:.200}"
+            f" {kinds!r:.200}"
         )
-    return tuple(kind for kind in POOLINGS if kind in asked)
+    return tuple(kind for kind in POOLINGS if kind in kinds)
 
 
 def _max_tokens(directory: Path) -> int | None:

@@ -120,8 +120,8 @@ def _attention(
     raw = jnp.einsum("bhqd,bhkd->bhqk", queries * root, every).astype(queries.dtype)
     limited = capped(raw, node.real("softcap", 0.0))
     biased = _masked(node, limited, mask, 0 if past_key is None else past_key.shape[2], lengths)
-    said = node.integer("softmax_precision", 0)
-    wide = biased.astype(dtype_of(said)) if said else biased
+    precision = node.integer("softmax_precision", 0)
+    wide = biased.astype(dtype_of(precision)) if precision else biased
     weights = probabilities(wide).astype(queries.dtype)
     found = jnp.einsum("bhqk,bhkd->bhqd", weights, repeated_heads(values, queries.shape[1]))
     result = joined_heads(found) if q.ndim == 3 else found
@@ -147,9 +147,9 @@ def _masked(
 ) -> jax.Array:
     """Add the mask, and set scores of keys that a query must not see to -inf."""
     steps, total = scores.shape[-2:]
-    behind = node.integer("right_window_size", -1)
+    right_window = node.integer("right_window_size", -1)
     reach = _Reach(
-        node.integer("left_window_size", -1), 0 if node.integer("is_causal", 0) else behind
+        node.integer("left_window_size", -1), 0 if node.integer("is_causal", 0) else right_window
     )
     key = jnp.arange(total)[None, None, None, :]
     ends = None if lengths is None else on_device(lengths).reshape((-1, 1, 1, 1))

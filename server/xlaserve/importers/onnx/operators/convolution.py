@@ -85,21 +85,23 @@ def _transposed_window(
 ) -> tuple[Window, tuple[int, ...]]:
     rank = len(sizes)
     extra = node.integers("output_padding", (0,) * rank)
-    asked = node.integers("output_shape")[-rank:]
+    output_sizes = node.integers("output_shape")[-rank:]
     automatic = node.text("auto_pad", "NOTSET")
     window = window_of(node, sizes, node.integers("kernel_shape", kernel))
     if len(extra) != rank:
         raise InvalidModel(
             f"output_padding: expected {rank} numbers, one per spatial dimension, got {extra}"
         )
-    if not asked and automatic in ("SAME_UPPER", "SAME_LOWER"):
-        asked = tuple(size * stride for size, stride in zip(sizes, window.strides, strict=True))
-    if not asked:
+    if not output_sizes and automatic in ("SAME_UPPER", "SAME_LOWER"):
+        output_sizes = tuple(
+            size * stride for size, stride in zip(sizes, window.strides, strict=True)
+        )
+    if not output_sizes:
         return window, extra
     totals = [
         stride * (size - 1) + more + extent - wanted
         for size, stride, extent, more, wanted in zip(
-            sizes, window.strides, window.extents, extra, asked, strict=True
+            sizes, window.strides, window.extents, extra, output_sizes, strict=True
         )
     ]
     pads = tuple(halves(max(total, 0), more_behind=automatic == "SAME_UPPER") for total in totals)

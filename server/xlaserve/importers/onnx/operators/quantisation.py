@@ -39,8 +39,8 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> V
     """Quantise a tensor as the node and the scales specify (QuantizeLinear)."""
     saturate = bool(node.integer("saturate", 1))
     node.integer("precision", 0)
-    said = any_dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
-    dtype = said if zero is None else zero.dtype
+    declared = any_dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
+    dtype = declared if zero is None else zero.dtype
     array = on_device(x)
     steps = _spread(node, array, scale)
     levels = divided(array.astype(steps.dtype), steps)
@@ -63,14 +63,14 @@ def rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax
 
 def dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
     """Return the numbers that quantised values represent (DequantizeLinear)."""
-    said = node.integer("output_dtype", 0)
+    declared = node.integer("output_dtype", 0)
     array = on_device(x)
     steps = _spread(node, array, scale)
     level = array.astype(steps.dtype)
     if zero is not None:
         level = level - _spread(node, array, zero).astype(steps.dtype)
     result = level * steps
-    return result.astype(dtype_of(said)) if said else result
+    return result.astype(dtype_of(declared)) if declared else result
 
 
 def dynamic(_: Node, x: Value) -> tuple[Value, ...]:

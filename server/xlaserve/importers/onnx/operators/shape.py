@@ -48,12 +48,12 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
     return x.reshape(tuple(shape)) if is_concrete(shape) else on_device(x).reshape(tuple(shape))
 
 
-def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool) -> Dimensions:
+def target_shape(shape: Sequence[int], requested: Sequence[int], *, keep_zeros: bool) -> Dimensions:
     """Return the result shape of Reshape: 0 copies a size unless `keep_zeros`, -1 is inferred.
 
     Raises InvalidModel if the numbers of elements differ.
     """
-    sizes = list(asked)
+    sizes = list(requested)
     for index, size in enumerate(sizes):
         if _is(size, 0) and not keep_zeros:
             if index >= len(shape):
@@ -76,11 +76,17 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
     return tuple(sizes)
 
 
-def is_for_one_row(shape: Sequence[int], asked: Sequence[int]) -> bool:
+def is_for_one_row(shape: Sequence[int], requested: Sequence[int]) -> bool:
     """Tell whether a Reshape was exported for a batch of 1 and would fit with an open batch."""
-    if not shape or not asked or not is_open(shape[0]) or asked[0] != 1 or not is_concrete(asked):
+    if (
+        not shape
+        or not requested
+        or not is_open(shape[0])
+        or requested[0] != 1
+        or not is_concrete(requested)
+    ):
         return False
-    return min(asked) > 0 and bool(math.prod(asked) * shape[0] == math.prod(shape))
+    return min(requested) > 0 and bool(math.prod(requested) * shape[0] == math.prod(shape))
 
 
 def _is(size: int, special: int) -> bool:

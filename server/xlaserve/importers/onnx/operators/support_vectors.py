@@ -76,16 +76,18 @@ def _kernel(node: Node, x: Value, vectors: Value) -> jax.Array:
     name = node.text("kernel_type", "LINEAR")
     if name not in _KERNELS:
         raise InvalidModel(f"kernel_type: expected {', '.join(_KERNELS)}, got {name}")
-    said = node.reals("kernel_params") or (0.0, 0.0, 0.0)
-    if len(said) != 3:
-        raise InvalidModel(f"kernel_params: expected gamma, coef0 and degree, got {list(said)}")
+    parameters = node.reals("kernel_params") or (0.0, 0.0, 0.0)
+    if len(parameters) != 3:
+        raise InvalidModel(
+            f"kernel_params: expected gamma, coef0 and degree, got {list(parameters)}"
+        )
     array, table = on_device(x).astype(jnp.float32), on_device(vectors)
     array = array.reshape(1, -1) if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] != table.shape[1]:
         raise InvalidModel(
             f"expected rows of {table.shape[1]} columns, got the shape {list(array.shape)}"
         )
-    return _KERNELS[name](array, table, _Numbers(*said))
+    return _KERNELS[name](array, table, _Numbers(*parameters))
 
 
 # --- tables ------------------------------------------------------------------------------------

@@ -133,9 +133,11 @@ class _Numbering:
         numbers_, inverse = np.unique(self._number, return_inverse=True)
         trees_, of = np.unique(self._tree, return_inverse=True)
         keys = of * len(numbers_) + inverse
-        asked_tree = np.searchsorted(trees_, tree).clip(max=len(trees_) - 1)
-        asked = np.searchsorted(numbers_, number).clip(max=len(numbers_) - 1)
-        at = np.searchsorted(keys, asked_tree * len(numbers_) + asked).clip(max=len(keys) - 1)
+        tree_places = np.searchsorted(trees_, tree).clip(max=len(trees_) - 1)
+        number_places = np.searchsorted(numbers_, number).clip(max=len(numbers_) - 1)
+        at = np.searchsorted(keys, tree_places * len(numbers_) + number_places).clip(
+            max=len(keys) - 1
+        )
         wrong = (self._tree[at] != tree) | (self._number[at] != number)
         if wrong.any():
             bad = int(np.argmax(wrong))

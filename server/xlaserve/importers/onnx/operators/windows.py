@@ -38,12 +38,12 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
     automatic = node.text("auto_pad", "NOTSET")
     if automatic not in _AUTOMATIC:
         raise InvalidModel(f"auto_pad: expected {', '.join(_AUTOMATIC)}, got {automatic}")
-    behind = _AUTOMATIC[automatic]
-    if behind is None:
+    more_at_end = _AUTOMATIC[automatic]
+    if more_at_end is None:
         none = ((0, 0),) * rank
         return plain if automatic == "NOTSET" else Window(plain.kernel, strides, dilations, none)
     same = tuple(
-        halves(same_padding(size, extent, stride), more_behind=behind)
+        halves(same_padding(size, extent, stride), more_behind=more_at_end)
         for size, extent, stride in zip(sizes, plain.extents, strides, strict=True)
     )
     return Window(plain.kernel, strides, dilations, same)

@@ -142,7 +142,7 @@ def _avg_pool(count: int) -> Operation:
             # Padding for `ceil_mode` never counts towards the mean.
             inside = [(0, 0)] * (self.ndim - count) + [(pad, pad) for pad in pads]
             counted = jnp.pad(counted, inside, constant_values=1)
-            around = [(0, behind - pad) for pad, (_, behind) in zip(pads, around, strict=True)]
+            around = [(0, end - pad) for pad, (_, end) in zip(pads, around, strict=True)]
         return total / _reduced(counted, zero, jax.lax.add, sizes, steps, around, gaps)
 
     return compute

@@ -94,7 +94,7 @@ class RemotePart:
         """Locks that serialize the preparations of a model, selected by the hash of its name."""
         self._changing = threading.Lock()
         """Held while state changes, but never during a request to the store."""
-        self._asked_at: float | None = None
+        self._listed_at: float | None = None
         self._listing: Listing | None = None
         self._objects: Mapping[str, Objects] = {}
         self._problem = _NOT_LOOKED
@@ -110,8 +110,8 @@ class RemotePart:
         If the store cannot be listed, the known models are kept, and `listing` raises.
         """
         with self._asking:
-            asked, now = self._asked_at, self._clock()
-            if asked is not None and now - asked < older_than_seconds:
+            listed_at, now = self._listed_at, self._clock()
+            if listed_at is not None and now - listed_at < older_than_seconds:
                 return
             try:
                 objects = self._opened().objects()
@@ -120,7 +120,7 @@ class RemotePart:
                 self._problem = ""
             except StoreProblem as problem:
                 self._problem = str(problem)
-            self._asked_at = self._clock()
+            self._listed_at = self._clock()
 
     def prepare(self, name: str, config_text: str | None = None) -> None:
         """List one model and write its skeleton to disk for `find_own`; blocks.
@@ -139,7 +139,7 @@ class RemotePart:
             reason = f"its files cannot be written: {error.strerror}"
             raise load_failure(name, reason, error) from error
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that the store answers; ignores errors, which are reported elsewhere."""
         with suppress(StoreProblem):
             self._opened().look()

@@ -75,10 +75,10 @@ class Remotes:
         """Return each store's last problem by URL; an empty string if it answered."""
         return {url: attempts.problem for url, attempts in self._attempts.items()}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that every store answers, with a cheap request; never raises."""
         for part in self.parts:
-            part.look()
+            part.check()
 
     @property
     def directory(self) -> Path:
@@ -130,7 +130,7 @@ class Remotes:
 
 
 def _directory(settings: Settings) -> Path:
-    said = settings.remote_cache_directory
-    if said == _AUTO:
+    setting = settings.remote_cache_directory
+    if setting == _AUTO:
         return cache_home("xlaserve-models", "remote_cache_directory")
-    return Path(said)
+    return Path(setting)

@@ -84,14 +84,14 @@ class Child:
             limit_processor(0)
         return _whole(msgspec.msgpack.encode(found), dict(job.program), dict(job.environment))
 
-    def _proved(self, job: Job, asked: Proof) -> tuple[Answer, bytes]:
-        if self._module != asked.module:
+    def _proved(self, job: Job, proof: Proof) -> tuple[Answer, bytes]:
+        if self._module != proof.module:
             return Answer(refused="its artifact belongs to another model"), b""
         site = Site([jax.local_devices(backend="cpu")[0]], platform="cpu")
         environment = cache_key.environment(site, {}, flags())
         if difference := cache_key.first_difference(job.environment, environment):
             return Answer(refused=difference), b""
-        data = msgspec.json.encode(answered(self._exported, asked))
+        data = msgspec.json.encode(answered(self._exported, proof))
         return _whole(data, {}, environment)
 
     def compiled(self, job: Job) -> tuple[Answer, bytes]:

@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.programs.compilers.chil
 arguments are the parent's process id and the memory limit in bytes.
 """
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Interval in seconds at which cancellation and the process's memory are checked."""
 _ATTEMPTS = 2
 """Attempts per job: a crash may not be the model's fault, for example if the system is out of
@@ -117,7 +117,7 @@ class CompilerProcesses:
         task = _Task(job, artifact, parameters)
         self._submit(task)
         try:
-            while not task.done.wait(_LOOK_SECONDS):
+            while not task.done.wait(_POLL_SECONDS):
                 check_cancelled()
                 task.look(self.limits.bytes)
         except BaseException:
@@ -333,11 +333,11 @@ class _Process:
     def _tell_long(self, task: "_Task", began: float, processor_seconds: float) -> None:
         """Log why a program took long: it waited for other jobs, or the process had no core."""
         now = time.monotonic()
-        if now - task.asked > _LONG_SECONDS:
+        if now - task.requested_at > _LONG_SECONDS:
             self._tell(
                 "slow compilation finished",
                 model=task.job.model,
-                waited_seconds=round(began - task.asked, 3),
+                waited_seconds=round(began - task.requested_at, 3),
                 seconds=round(now - began, 3),
                 processor_seconds=round(processor_seconds, 3),
             )
@@ -356,7 +356,7 @@ class _Task:
         self.artifact = artifact
         self.parameters = parameters
         self.done = threading.Event()
-        self.asked = time.monotonic()
+        self.requested_at = time.monotonic()
         self._lock = threading.Lock()
         """Guards the fields below."""
         self._process: CompilerProcess | None = None
@@ -399,7 +399,7 @@ class _Task:
     def tell(self, ended: ProcessEndedError) -> None:
         """Log that the process ended, unless it was killed because of a cancellation."""
         if not self._is_cancelled:
-            last_words.tell("compile process", str(ended), ended.said, self.job.model)
+            last_words.tell("compile process", str(ended), ended.output, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
         """Record that the process ended; tell whether the task ended with it, without a retry."""
@@ -445,7 +445,7 @@ class _Task:
         return self._data
 
 
-def _nothing(event: str, **said: object) -> None:
+def _nothing(event: str, **fields: object) -> None:
     """Discard a log event."""
 
 

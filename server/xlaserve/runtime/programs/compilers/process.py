@@ -22,7 +22,7 @@ from xlaserve.process.silence import Stopped
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Interval in seconds at which a process's memory is checked."""
 
 DOING = "doing: "
@@ -42,12 +42,12 @@ class ProcessEndedError(Exception):
         is_limit: bool = False,
         is_foreign: bool = False,
         doing: str = "",
-        said: str = "",
+        output: str = "",
     ) -> None:
         super().__init__(reason)
         self.is_foreign = is_foreign
         """Whether someone else stopped or killed the process: another attempt may succeed."""
-        self.said = said
+        self.output = output
         """The process's output on stderr."""
         self.is_late = is_late
         """Whether the process was killed because its elapsed time was over."""
@@ -137,7 +137,7 @@ class CompilerProcess:
         stopped = Stopped(self.pid)
 
         def watch() -> None:
-            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+            while not done.wait(min(_POLL_SECONDS, max(0.0, until - time.monotonic()))):
                 stopped.look()
                 # Set this before the kill: the reader sees end-of-file before `kill` returns.
                 self._killed_for = self._excess(most_bytes, seconds, until, stopped)
@@ -195,19 +195,19 @@ class CompilerProcess:
         """Return the error that says why the process stopped writing."""
         status = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        phrases = [line.removeprefix(DOING) for line in said if line.startswith(DOING)]
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        phrases = [line.removeprefix(DOING) for line in lines if line.startswith(DOING)]
         doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
         if self._killed_for is not None:
-            self._killed_for.doing, self._killed_for.said = doing, "\n".join(said)
+            self._killed_for.doing, self._killed_for.output = doing, "\n".join(lines)
             return self._killed_for
         how = last_words.how(status)
-        others = [line for line in said if not line.startswith(DOING)]
+        others = [line for line in lines if not line.startswith(DOING)]
         last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
         return ProcessEndedError(
             f"its compilation ended the compiler process ({how}){last}",
             is_limit=status == -Signals.SIGXCPU,
             is_foreign=-status in FROM_OUTSIDE,
             doing=doing,
-            said="\n".join(said),
+            output="\n".join(lines),
         )

@@ -61,15 +61,15 @@ class Batch:
         count = self._model.padded_rows(max(self._rows) + 1)
         # Padding rows repeat the last request, because a loop in the model might not end on zeros.
         sources = [given[-1]] * count
-        told = [Step(0, is_ready=False)] * count
+        padded_steps = [Step(0, is_ready=False)] * count
         for row, own, step in zip(self._rows, given, steps, strict=True):
-            sources[row], told[row] = own, step
+            sources[row], padded_steps[row] = own, step
         if count == 1:
-            return {name: _host(value) for name, value in given[0].items()}, told
+            return {name: _host(value) for name, value in given[0].items()}, padded_steps
         inputs = {
             name: np.concatenate([_host(source[name]) for source in sources]) for name in given[0]
         }
-        return inputs, told
+        return inputs, padded_steps
 
     def _own(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the output rows of the calls, without padding."""

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from xlaserve.concurrency.control_plane import OF_LOADS, ChangeKind
 
 
-class Remade(Protocol):
+class ReplayedChange(Protocol):
     """A change to be repeated in this process."""
 
     @property
@@ -22,7 +22,7 @@ class Remade(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Remade)
+C = TypeVar("C", bound=ReplayedChange)
 E = TypeVar("E")
 
 _OF_ANOTHER = re.compile(r"\b(ensemble|step|unknown model|is not ready)\b")
@@ -40,7 +40,7 @@ class Failed(Generic[C, E]):
     needs_another: bool
 
 
-class Remaking(Generic[C, E]):
+class Replay(Generic[C, E]):
     """Repeats changes, and retries those that failed because a model was not loaded yet.
 
     Loading an ensemble requires its steps, which may come later in the list. Any other failed load
@@ -92,5 +92,5 @@ class Remaking(Generic[C, E]):
         if change.kind not in OF_LOADS:
             return False
         # Ignore the model's own name, which may contain one of the words.
-        said = self._text(error).replace(f"'{change.subject}'", "")
-        return _OF_ANOTHER.search(said) is not None
+        text = self._text(error).replace(f"'{change.subject}'", "")
+        return _OF_ANOTHER.search(text) is not None
