@@ -1,6 +1,7 @@
 """The operator's limits on text processing reach everything that processes clients' texts."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,9 +54,11 @@ class Seen:
         self.waiting: dict[str, int] = {}
         make_process, make_thread = Limited.__init__, CallerThread.__init__
 
-        def process(one: Limited, script: Path, limits: Limits, *given: Any, **named: Any) -> None:
+        def process(
+            one: Limited, program: Sequence[str], limits: Limits, *given: Any, **named: Any
+        ) -> None:
             self.limits[named["called"]] = limits
-            make_process(one, script, limits, *given, **named)
+            make_process(one, program, limits, *given, **named)
 
         def thread(one: CallerThread, name: str, *given: Any) -> None:
             make_thread(one, name, *given)
