@@ -345,18 +345,16 @@ class VersionLoader:
         May evict idle models for the memory, and waits up to `memory_wait_seconds` for memory that
         other models are about to release.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._memory_wait_seconds
+        until = (loop := asyncio.get_running_loop()).time() + self._memory_wait_seconds
         while missing := reservation.missing(sizes):
             leaving: list[Version] = []
             if self._evict:
                 leaving = to_evict(self._registry, missing, sparing=reservation.model)
             if leaving:
+                loading = reservation.model
                 for version in leaving:
-                    self._log.info(
-                        "model evicted", model=version.model, for_model=reservation.model
-                    )
-                await self.unload(leaving, evicted_for=reservation.model)
+                    self._log.info("model evicted", model=version.model, for_model=loading)
+                await self.unload(leaving, evicted_for=loading)
             elif reservation.exceeds(sizes) or not await self._changed(until - loop.time()):
                 break
         reservation.set(sizes)

@@ -44,7 +44,7 @@ def test_a_file_of_many_outputs_is_read_once(
 @pytest.mark.parametrize(
     ("limit", "most", "error"),
     [
-        ("MAX_LABELS", 5, "'y1': expected at most 3 lines in the label file (5 per model)"),
+        ("MAX_LABELS", 5, "'y1': expected at most 3 lines in the label file .5 per model."),
         ("MAX_LABEL_BYTES", 12, "label_filename of output 'y1': "),
     ],
 )

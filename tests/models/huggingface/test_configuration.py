@@ -224,7 +224,7 @@ REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic', expected"),
     ("llama", {"rope_parameters": {"rope_type": "default"}}, "rope_theta of rope_parameters"),
     ("llama", {"rope_parameters": 7}, "rope_parameters: expected an object, got 7"),
-    ("llama", {"rope_parameters": {"rope_theta": 1e4, "mscale": 1.0}}, "unknown ..mscale"),
+    ("llama", {"rope_parameters": {"rope_theta": 1e4, "mscale": 1.0}}, "unknown fields ..mscale"),
     ("qwen3", {"layer_types": ["full_attention"]}, "layer_types: expected 2 times one of"),
     ("qwen3", {"head_dim": None}, "head_dim: expected a whole number"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: expected"),
