@@ -142,6 +142,7 @@ async def test_what_is_no_edge_is_refused(empty: tuple[Path, Any, Any]) -> None:
             await client.load_model("m")
 
         assert problem in str(caught.value.message())
+        assert "; export the model without its text encoders" in str(caught.value.message())
     put(root, "m", adding(), CONFIG.replace("STRING", "INT32"))
     with pytest.raises(InferenceServerException, match="'a': expected BYTES as in the model"):
         await client.load_model("m")

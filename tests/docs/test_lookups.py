@@ -4,9 +4,12 @@ The site's search ranks headings above body text, so such a section is found fir
 """
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from xlaserve.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -94,4 +97,19 @@ def test_every_page_that_code_or_a_readme_names_is_there() -> None:
     ]
 
     assert 50 < len(found)
+    assert [] == wrong
+
+
+def test_no_page_gives_a_value_to_a_switch() -> None:
+    """The command line has `--switch` and `--no-switch`; the variable takes true or false."""
+    switches = {field.name for field in fields(Settings) if field.type in (bool, "bool")}
+    pages = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]
+    wrong = [
+        (page.name, flag)
+        for page in pages
+        for flag in re.findall(r"--([a-z-]+)=(?:true|false)\b", page.read_text())
+        if flag.replace("-", "_") in switches
+    ]
+
+    assert "health_bodies" in switches
     assert [] == wrong

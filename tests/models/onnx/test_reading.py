@@ -170,7 +170,7 @@ def test_a_value_is_computed_once() -> None:
 def test_an_input_of_text_is_refused_by_name(tmp_path: Path) -> None:
     """By an import, which writes what needs no text on the host."""
     made = model([node("Cast", ["x"], ["y"], to=1)], {"x": (TensorProto.STRING, ["N"])}, ["y"])
-    with pytest.raises(InvalidModel, match="input 'x': datatype STRING: expected one of FLOAT"):
+    with pytest.raises(InvalidModel, match="'x' is a string: .* only casts .* without an import"):
         import_model(save(made, tmp_path), tmp_path / "models" / "m")
 
     assert not (tmp_path / "models").exists()

@@ -29,6 +29,11 @@ _KINDS = "iuf"
 
 _LIMIT_BYTES = 1 << 20
 
+_ENCODE_BEFORE = (
+    "export the model without its text encoders, and encode the texts in a Python model before it"
+    " (docs/python-models.md)"
+)
+
 _Casts: TypeAlias = Mapping[str, Datatype]
 
 
@@ -53,10 +58,10 @@ def refuse(graph: Graph) -> None:
     """Raise InvalidModel if an input is text."""
     for item in graph.inputs:
         if item.datatype is BYTES:
-            try:
-                dtype_of(STRING)
-            except InvalidModel as error:
-                raise InvalidModel(f"input '{item.name}': {error}") from None
+            raise InvalidModel(
+                f"input '{item.name}' is a string: if the model only casts it to a number, serve"
+                f" the file without an import (docs/onnx.md); otherwise {_ENCODE_BEFORE}"
+            )
 
 
 def without_casts(graph: Graph) -> tuple[Graph, Texts]:
@@ -88,7 +93,8 @@ def _read_as(graph: Graph, item: GraphInput) -> Datatype:
         others = [str(node) for node in readers if _casts_to(node) is None]
         reason = f"it is read by {others[0]}" if others else "it is cast to several datatypes"
         raise InvalidModel(
-            f"input '{item.name}' is a string, expected a direct cast to numbers: {reason}"
+            f"input '{item.name}' is a string, expected a direct cast to numbers: {reason};"
+            f" {_ENCODE_BEFORE}"
         )
     dtype = dtype_of(numbers.pop() or 0)
     datatype = datatype_of(dtype)
