@@ -18,6 +18,7 @@ import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
+from support import identity_models, mesh
 from support.conditions import MOST_SECONDS, until
 from support.http import Answer, connect, message
 from support.object_server import Handler, Shelves, serving_objects
@@ -446,8 +447,11 @@ async def emptied(
 
 
 async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path: Path) -> None:
-    """With NOT_FOUND it would forget the model, while it waits during STARTING."""
-    (tmp_path / "models").mkdir()
+    """With NOT_FOUND it would forget the model, while it waits during STARTING.
+
+    A load waits for the devices by itself. READY means that nothing is loaded.
+    """
+    identity_models.write(tmp_path / "models", "m", "FP32")
     settings = Settings.read(
         {},
         repository=tmp_path / "models",
@@ -455,6 +459,7 @@ async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path:
         http_endpoint="none",
         modelmesh=True,
         model_control_mode=ModelControlMode.EXPLICIT,
+        model_root=(tmp_path / "models",),
         scratch_directory=tmp_path,
         device="cpu",
         compilation_cache_directory="none",
@@ -463,11 +468,24 @@ async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path:
     application = Application(settings)
     async with application.running() as addresses:
         before = await asked_by_a_mesh(addresses.grpc)
+        managed = await managed_by_a_mesh(addresses.grpc, tmp_path / "models" / "m")
         await application.load()
         after = await asked_by_a_mesh(addresses.grpc)
 
     assert {"status": "STARTING", "size": "UNAVAILABLE", "infer": "UNAVAILABLE"} == before
+    assert {"predict": "OK", "unload": "OK", "load": "OK", "size": "OK"} == managed
     assert {"status": "READY", "size": "NOT_FOUND", "infer": "NOT_FOUND"} == after
+
+
+async def managed_by_a_mesh(address: str, path: Path) -> Mapping[str, str]:
+    """Load a model as a mesh does that was running before the server."""
+    async with mesh.dial(address) as sidecar:
+        return {
+            "predict": await mesh.code(sidecar.predict("m", path)),
+            "unload": await mesh.code(sidecar.unload("m")),
+            "load": await mesh.code(sidecar.load("m", path)),
+            "size": await mesh.code(sidecar.size("m")),
+        }
 
 
 async def asked_by_a_mesh(address: str) -> Mapping[str, str]:
