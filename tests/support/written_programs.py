@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 CALLING_CONVENTION = 10
 """The newest calling convention of `jax.export` that jax 0.10 reads."""
@@ -19,7 +20,7 @@ def watch() -> None:
 
     All exporters, importers and migrations call `read_back.check` with what they have written.
     """
-    module = sys.modules.get(_READ_BACK)
+    module: Any = sys.modules.get(_READ_BACK)
     if module is not None and not hasattr(module.check, "__wrapped__"):
         module.check = _checking(module.check)
 
