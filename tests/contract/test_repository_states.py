@@ -18,10 +18,12 @@ import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
-from support.conditions import MOST_SECONDS
+from support import identity_models, mesh
+from support.conditions import MOST_SECONDS, until
 from support.http import Answer, connect, message
 from support.object_server import Handler, Shelves, serving_objects
 from support.process import ServerProcess, served
+from support.several import LAYOUTS
 from support.wire import framed
 from tritonclient.grpc import service_pb2 as pb
 
@@ -350,7 +352,7 @@ def stall(handler: Handler, content: bytes) -> bool:
 
 @asynccontextmanager
 async def starting(
-    tmp_path: Path, url: str, *more: str, processes: int
+    tmp_path: Path, url: str, *more: str
 ) -> AsyncIterator[tuple[ServerProcess, Doors]]:
     """Run a server that polls a store; yields before it is ready."""
     allowed = ["infer", "metadata", "health"]
@@ -366,7 +368,6 @@ async def starting(
         "remote-cache-directory": str(tmp_path / "cache"),
         "access-rules": str(tmp_path / "rules.json"),
         "cors-origin": "https://app.example",
-        "processes": str(processes),
     }
     given = [text for name, value in flags.items() for text in (f"--{name}", value)]
     async with served(url, *given, *more, until="listening") as server:
@@ -375,25 +376,43 @@ async def starting(
 
 
 @pytest.mark.parametrize(
-    ("processes", "cells"),
-    [pytest.param(1, CELLS, id="1"), pytest.param(2, CELLS[::4], id="2", marks=pytest.mark.slow)],
+    ("layout", "cells"),
+    [
+        pytest.param("1", CELLS, id="1"),
+        *(
+            pytest.param(layout, CELLS[::4], id=layout, marks=pytest.mark.slow)
+            for layout in ("2", "front-ends")
+        ),
+    ],
 )
 async def test_every_state_answers_at_every_door_as_its_row_says(
-    tmp_path: Path, processes: int, cells: Cells
+    tmp_path: Path, layout: str, cells: Cells
 ) -> None:
-    """From the first connection on, with a store that hangs, fails, is slow, and is emptied."""
+    """From the first connection on, with a store that hangs, fails, is slow, and is emptied.
+
+    Front ends remain in the first state until their engine has loaded the models.
+    """
+    has_engine = layout == "front-ends"
+    away, loading = (State.UNREAD,) * 2 if has_engine else (State.AWAY, State.LOADING)
     with serving_objects(**models()) as (url, shelves):
         shelves.may_list.clear()
         shelves.fault = stall
-        async with starting(tmp_path, url, processes=processes) as (server, doors):
+        async with starting(tmp_path, url, *LAYOUTS[layout]) as (server, doors):
             wrong = {**await faults(State.UNREAD, doors, cells, is_loaded=False)}
             shelves.is_away = True
             shelves.may_list.set()
-            await agree(doors, says(State.AWAY))
-            wrong |= await faults(State.AWAY, doors, cells, is_loaded=False)
+            if has_engine:
+                asked = len(shelves.asked)
+                await until(lambda: len(shelves.asked) > asked + EACH)
+            else:
+                await agree(doors, says(State.AWAY))
+            wrong |= await faults(away, doors, cells, is_loaded=False)
             shelves.is_away = False
-            await agree(doors, lambda seen: "not ready" in seen.text)
-            wrong |= await faults(State.LOADING, doors, cells, is_loaded=False)
+            if has_engine:
+                await until(lambda: any(path.endswith("/1/file") for path in shelves.gets()))
+            else:
+                await agree(doors, lambda seen: "not ready" in seen.text)
+            wrong |= await faults(loading, doors, cells, is_loaded=False)
             shelves.released.set()
             await agree(doors, lambda seen: seen.status == 200)
             await until_all(
@@ -428,8 +447,11 @@ async def emptied(
 
 
 async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path: Path) -> None:
-    """With NOT_FOUND it would forget the model, while it waits during STARTING."""
-    (tmp_path / "models").mkdir()
+    """With NOT_FOUND it would forget the model, while it waits during STARTING.
+
+    A load waits for the devices by itself. READY means that nothing is loaded.
+    """
+    identity_models.write(tmp_path / "models", "m", "FP32")
     settings = Settings.read(
         {},
         repository=tmp_path / "models",
@@ -437,6 +459,7 @@ async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path:
         http_endpoint="none",
         modelmesh=True,
         model_control_mode=ModelControlMode.EXPLICIT,
+        model_root=(tmp_path / "models",),
         scratch_directory=tmp_path,
         device="cpu",
         compilation_cache_directory="none",
@@ -445,11 +468,24 @@ async def test_a_mesh_is_told_to_ask_elsewhere_until_devices_are_there(tmp_path:
     application = Application(settings)
     async with application.running() as addresses:
         before = await asked_by_a_mesh(addresses.grpc)
+        managed = await managed_by_a_mesh(addresses.grpc, tmp_path / "models" / "m")
         await application.load()
         after = await asked_by_a_mesh(addresses.grpc)
 
     assert {"status": "STARTING", "size": "UNAVAILABLE", "infer": "UNAVAILABLE"} == before
+    assert {"predict": "OK", "unload": "OK", "load": "OK", "size": "OK"} == managed
     assert {"status": "READY", "size": "NOT_FOUND", "infer": "NOT_FOUND"} == after
+
+
+async def managed_by_a_mesh(address: str, path: Path) -> Mapping[str, str]:
+    """Load a model as a mesh does that was running before the server."""
+    async with mesh.dial(address) as sidecar:
+        return {
+            "predict": await mesh.code(sidecar.predict("m", path)),
+            "unload": await mesh.code(sidecar.unload("m")),
+            "load": await mesh.code(sidecar.load("m", path)),
+            "size": await mesh.code(sidecar.size("m")),
+        }
 
 
 async def asked_by_a_mesh(address: str) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""A stalled log reader delays nothing, and later gets all messages."""
+"""A stalled log reader delays nothing, and later gets all messages; lost ones are counted."""
 
 import asyncio
 import json
@@ -6,10 +6,17 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+import structlog
+from support.http import ask
 from support.process import ENVIRONMENT, START_SECONDS, command
+from support.server import Serve
+
+from xlaserve.process import log
 
 SECONDS = 60
 
@@ -94,3 +101,36 @@ async def test_a_server_ends_though_nobody_reads_its_log(tmp_path: Path) -> None
         os.close(end)
 
     assert 0 == status
+
+
+@pytest.fixture
+def full() -> Iterator[TextIO]:
+    with Path("/dev/full").open("w") as stream:
+        yield stream
+
+
+async def test_records_that_a_full_disk_loses_are_counted(
+    serve: Serve, tmp_path: Path, full: TextIO
+) -> None:
+    """By a metric, which keeps its value once the disk has space again."""
+    (tmp_path / "models").mkdir()
+    async with serve(tmp_path / "models", http_endpoint="port:0") as server:
+        log.configure("info", full)
+        for _ in range(3):
+            structlog.get_logger().info("lost")
+        counts = [await lost_records(str(server.http))]
+        with_space = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(with_space, full.fileno())
+        os.close(with_space)
+        structlog.get_logger().info("told")
+        counts.append(await lost_records(str(server.http)))
+    told = json.loads((tmp_path / "log").read_text().splitlines()[0])
+
+    assert ["3", "3"] == counts
+    assert ("told", 3) == (told["event"], told["lost_before"])
+
+
+async def lost_records(url: str) -> str:
+    lines = (await ask(url, "GET", "/metrics")).body.decode().splitlines()
+    (found,) = [line for line in lines if line.startswith("xlaserve_log_records_lost_total ")]
+    return found.split()[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support import identity_models, several
+from support import identity_models, sequence_models, several
 from support.process import served
 from support.replacing import MOST_SECONDS, ending, records, replace
 
@@ -100,17 +100,24 @@ def a_region() -> Any:
 
 EXPLICIT = ("--model-control-mode", "explicit", "--allow-python-models")
 LOADED = ("--load-model", "who", "--load-model", "unloaded")
+EACH_LAYOUT = pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name != "1" else [])
+        for name in several.LAYOUTS
+    ],
+)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@EACH_LAYOUT
 async def test_what_clients_changed_is_there_in_each_successor(
-    tmp_path: Path, region: Path, processes: int
+    tmp_path: Path, region: Path, layout: str
 ) -> None:
     """Loads, configurations, files, unloads, log settings and regions; in the second one too."""
     models = repository(tmp_path / "models")
-    flags: tuple[str, ...] = (*EXPLICIT, *LOADED, "--processes", str(processes))
+    flags: tuple[str, ...] = (*EXPLICIT, *LOADED, *several.LAYOUTS[layout])
     async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
-        if processes > 1:
+        if layout != "1":
             await server.until(several.READY)
         async with ending(server):
             client = Client(server.http)
@@ -180,9 +187,9 @@ GONE = {
 """Models that the old server has but the new one lacks, and why."""
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@EACH_LAYOUT
 async def test_what_is_gone_is_named_and_does_not_block_the_rest(
-    tmp_path: Path, processes: int
+    tmp_path: Path, layout: str
 ) -> None:
     """A broken model delays the replacement until it is fixed, unless clients unloaded it."""
     models, other, scratch = (tmp_path / name for name in ("models", "other", "scratch"))
@@ -198,8 +205,7 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     flags: tuple[str, ...] = (
         *EXPLICIT,
         *LOADED,
-        "--processes",
-        str(processes),
+        *several.LAYOUTS[layout],
         "--model-repository",
         str(other),
     )
@@ -213,7 +219,7 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     )
     config = models / "left" / "config.json"
     async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
-        if processes > 1:
+        if layout != "1":
             await server.until(several.READY)
         async with ending(server):
             client = Client(server.http)
@@ -255,3 +261,38 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     assert {str(other)} == {one["path"] for one in records(server, "model repository not served")}
     lost = records(server, "not handed over")
     assert {"files"} == {one["model"] for one in lost if one["what"] == "client load"}
+
+
+@EACH_LAYOUT
+async def test_what_is_left_behind_is_named_with_counts(tmp_path: Path, layout: str) -> None:
+    """Sequences in progress, cached responses, and what to do about each."""
+    models = several.repository(tmp_path / "models")
+    sequence_models.write_keeper(models, "sums", "oldest { }", batched=False)
+    identity_models.write(models, "cached", "FP32", [-1])
+    file = models / "cached" / "config.json"
+    config = {**json.loads(file.read_text()), "response_cache": {"enable": True}}
+    file.write_text(json.dumps(config))
+    flags = ("--allow-python-models", *several.LAYOUTS[layout])
+    async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
+        if layout != "1":
+            await server.until(several.READY)
+        async with ending(server):
+            client = Client(server.http)
+            for number in range(1, 4):
+                ends = number == 3
+                said = {"sequence_id": number, "sequence_start": True, "sequence_end": ends}
+                one = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [number]}
+                asked = {"inputs": [one], "parameters": said}
+                await client.ask("POST", "/v2/models/sums/infer", asked)
+                one = {"name": "x", "datatype": "FP32", "shape": [1], "data": [number]}
+                await client.ask("POST", "/v2/models/cached/infer", {"inputs": [one]})
+            new = await replace(server, server.process.pid)
+            while len(records(server, "not handed over")) < 2:
+                assert await server.read()
+            os.kill(new, signal.SIGTERM)
+
+    left = {one["what"]: one for one in records(server, "not handed over")}
+    assert {"sequences": 2, "cached_responses": 3} == {
+        what: one["count"] for what, one in left.items()
+    }
+    assert "sequence_start" in left["sequences"]["to_do"]

@@ -9,6 +9,7 @@ from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.workers import Workers
 from xlaserve.http.metrics.observing_families import ObservingReading
 from xlaserve.net.status import reported_status
+from xlaserve.process.log import lost_records
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.observability.access_file import AccessFile
 from xlaserve.serving.observability.access_log import AccessLog, Sampling
@@ -40,6 +41,7 @@ class Observing:
             None if log is None else lambda: log.dropped,
             tracing.dropped if tracing.exports_spans else None,
             lambda: self.gpus.readings,
+            lost_records,
         )
 
     async def watch(self) -> None:

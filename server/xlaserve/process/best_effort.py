@@ -51,6 +51,8 @@ class BestEffortStream(io.TextIOBase):
         """Writes queued records; started when a reader first blocks."""
         self.lost = 0
         """Number of writes dropped since the last successful one."""
+        self.lost_ever = 0
+        """Number of writes dropped since the start."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -62,7 +64,10 @@ class BestEffortStream(io.TextIOBase):
         # At interpreter exit the queue's thread may be stopped while it holds the lock.
         if self._lock.acquire(timeout=_LAST_SECONDS):
             try:
-                self.lost = 0 if self._put(text) else self.lost + 1
+                if self._put(text):
+                    self.lost = 0
+                else:
+                    self._lose()
             finally:
                 self._lock.release()
         return len(text)
@@ -134,7 +139,11 @@ class BestEffortStream(io.TextIOBase):
                 return 2 * _PIPE_BYTES
         return _PIPE_BYTES
 
-    # --- queue (the caller holds the lock) ---
+    # --- the caller holds the lock ---
+
+    def _lose(self) -> None:
+        self.lost += 1
+        self.lost_ever += 1
 
     def _enqueue(self, data: memoryview) -> bool:
         if self._queued_bytes + len(data) > _MOST_QUEUED_BYTES:
@@ -164,7 +173,7 @@ class BestEffortStream(io.TextIOBase):
         rest, failed = self._written_of(self._descriptor, data)
         self._queued_bytes -= len(data) if failed else len(data) - len(rest)
         if failed:
-            self.lost += 1
+            self._lose()
             self._torn = len(rest) < len(data)
         if failed or not rest:
             self._queue.popleft()

@@ -16,6 +16,10 @@ class _Lost:
     def __init__(self, target: TextIO) -> None:
         self._target = target
 
+    @property
+    def ever(self) -> int:
+        return getattr(self._target, "lost_ever", 0)
+
     def __call__(
         self, _logger: object, _method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
@@ -74,6 +78,12 @@ def levels() -> Levels:
     """Return the log levels of this process."""
     processors = structlog.get_config()["processors"]
     return next((found for found in processors if isinstance(found, Levels)), Levels())
+
+
+def lost_records() -> int:
+    """Return the number of records that this process could not write."""
+    processors = structlog.get_config()["processors"]
+    return sum(found.ever for found in processors if isinstance(found, _Lost))
 
 
 def set_levels(changed: Levels) -> None:

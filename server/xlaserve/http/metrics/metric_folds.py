@@ -113,6 +113,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "nv_energy_consumption": Fold.MAX,
         "xlaserve_gpu_temperature_celsius": Fold.MAX,
         "xlaserve_access_records_dropped_total": Fold.SUM,
+        "xlaserve_log_records_lost_total": Fold.SUM,
         "xlaserve_spans_dropped_total": Fold.SUM,
         "xlaserve_fetched_bytes_total": Fold.SUM,
         "xlaserve_fetched_models_total": Fold.SUM,

@@ -23,6 +23,8 @@ class ObservingReading:
     dropped_spans: Callable[[], int] | None = None
     """Returns the number of dropped spans; None if no spans are exported."""
     gpus: Callable[[], Sequence[GpuReading]] = tuple
+    lost_records: Callable[[], int] = int
+    """Number of log records lost."""
 
 
 def _refusals(reading: ObservingReading) -> Iterable[Row]:
@@ -98,6 +100,11 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
         "xlaserve_access_records_dropped_total",
         "Access records dropped or not written; absent without an access log",
         lambda reading: _counted(reading.dropped_records),
+    ),
+    counter(
+        "xlaserve_log_records_lost_total",
+        "Log records lost because the disk is full, or the reader of the log is gone or too slow",
+        lambda reading: one(reading.lost_records()),
     ),
     counter(
         "xlaserve_spans_dropped_total",
