@@ -5,8 +5,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from xlaserve import build
 from xlaserve.cli import application
+from xlaserve.cli.commands import COMMANDS, loaded
 from xlaserve.settings.description import describe_settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
@@ -224,6 +226,27 @@ def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
     assert 0 == result.exit_code
     assert "…" not in result.output
     assert 80 >= max(map(len, result.output.splitlines()))
+
+
+def test_brackets_in_help_are_shown() -> None:
+    """Help texts are plain: rich reads no markup in them."""
+
+    def _walk(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+        yield path, command.help or ""
+        yield from ((path, getattr(one, "help", None) or "") for one in command.params)
+        for name, each in getattr(command, "commands", {}).items():
+            yield from _walk((*path, name), each)
+
+    texts = [found for name in COMMANDS for found in _walk((name,), loaded(name))]
+    bracketed = [(path, text.replace("\\[", "[")) for path, text in texts if "[" in text]
+    lost = []
+    for path, text in bracketed:
+        shown = CliRunner().invoke(application(), [*path, "--help"], env={"COLUMNS": "300"}).output
+        words = re.sub(r"[\s│]+", " ", shown)
+        lost += [(path, one) for one in re.findall(r"\[+[^\]]*\]+", text) if one not in words]
+
+    assert "token" in {path[0] for path, _ in bracketed}
+    assert [] == lost
 
 
 async def test_the_module_is_the_command() -> None:

@@ -180,6 +180,16 @@ async def test_a_hidden_model_is_not_there_and_one_of_something_else_is_named(
     assert 401 == nobody.status
 
 
+async def test_a_chat_with_an_embedding_model_names_its_endpoint(server: RunningServer) -> None:
+    assert server.http is not None
+    body = json.dumps({"model": "words", "messages": [{"role": "user", "content": "a"}]}).encode()
+    headers = ("Authorization", f"Bearer {OWNER}")
+    answer = await ask(server.http, "POST", "/v1/chat/completions", headers, body=body)
+
+    text = answer.json["error"]["message"]
+    assert text.endswith("or a request to /v1/embeddings, got 'words', which makes embeddings")
+
+
 async def test_a_queue_that_is_full_is_429_and_nothing_stays_held(
     serve: Serve, tmp_path: Path
 ) -> None:

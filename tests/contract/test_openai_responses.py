@@ -347,7 +347,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"service_tier": "flex"}, "service_tier", 'expected "auto" or "default" or null'),
     ({"extra_body": {"n": 2}}, "n", "expected 1 or null"),
-    ({"extra_body": {"messages": []}}, "messages", "no such field"),
+    ({"extra_body": {"messages": []}}, "messages", "got an unknown one; docs/openai.md lists"),
+    ({"extra_body": {"temprature": 1}}, "temprature", "one; did you mean 'temperature'?"),
+    (
+        {"input": [{"role": "user", "content": "x", "rol": "y"}]},
+        "input[0].rol",
+        "one; did you mean 'role'?",
+    ),
     ({"input": []}, "input", "length >= 1"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", '"assistant" or "developer"'),
     (

@@ -220,7 +220,22 @@ def loaded(name: str) -> Any:
     else:
         kind = _imported(*row.kind.rsplit(".", 1)) if row.kind else None
         group.command(name, cls=kind, rich_help_panel=row.panel)(command)
-    return get_group(group).commands[name]
+    found = get_group(group).commands[name]
+    if not row.kind:  # otherwise it formats its help itself
+        _escape_help(found)
+    return found
+
+
+def _escape_help(command: Any) -> None:
+    """Escape brackets in the help texts of a command, in which rich would read markup."""
+    for described in (command, *command.params):
+        text = getattr(described, "help", None) or ""
+        if "[" in text:
+            from rich.markup import escape
+
+            described.help = escape(text)
+    for each in getattr(command, "commands", {}).values():
+        _escape_help(each)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -232,37 +232,23 @@ STRICT_OUTPUTS = "strict_outputs"
 DEFAULT = "default."
 """Prefix of the parameters with the defaults of optional inputs; the input's name follows."""
 
-PARAMETERS: Mapping[str, Effect] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                EXECUTE_DELAY,
-                *("batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES),
-                "split_batches",
-                *("devices", "placement", "mesh", "partition"),
-                *("execution", STRICT_OUTPUTS),
-                *("image_channel_order", "image_scale", "image_mean", "image_std"),
-                *("image_resize", "image_resize_to", "image_sampling", "image_pad"),
-                *("image_orientation", "max_concurrency", "max_steps"),
-                "embeddings",
-                *(
-                    "slots",
-                    "length",
-                    "windows",
-                    "step_sizes",
-                    "prefix_cache",
-                    "chunk",
-                    "grammars",
-                    "tool_calls",
-                    "text",
-                ),
-                CONTENT_TYPE,
-            ),
-            Effect.OBEYED,
-        ),
-        # Reported by the server, so clients may send it back.
-        "batch_rows": Effect.NONE,
-    }
+PARAMETERS = frozenset(
+    (
+        EXECUTE_DELAY,
+        *("batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES),
+        "split_batches",
+        *("devices", "placement", "mesh", "partition"),
+        *("execution", STRICT_OUTPUTS),
+        *("image_channel_order", "image_scale", "image_mean", "image_std"),
+        *("image_resize", "image_resize_to", "image_sampling", "image_pad"),
+        *("image_orientation", "max_concurrency", "max_steps"),
+        "embeddings",
+        *("slots", "length", "windows", "step_sizes", "prefix_cache", "chunk"),
+        *("grammars", "tool_calls", "text"),
+        CONTENT_TYPE,
+        # Reported by the server; clients that send a configuration back are not warned about it.
+        "batch_rows",
+    )
 )
 """Known entries of `parameters`; all others have no effect."""
 
@@ -289,8 +275,7 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     for name in message.parameters:
         # The code of a Python model may read any other parameter.
         known = CONTENT_TYPE if name.startswith(f"{CONTENT_TYPE}.") else name
-        is_obeyed = PARAMETERS.get(known) is Effect.OBEYED or name in defaults
-        if not is_obeyed and _CODE not in kinds:
+        if known not in PARAMETERS and name not in defaults and _CODE not in kinds:
             found[f"parameters[{shown(name)}]"] = None
     found |= dict.fromkeys(
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)

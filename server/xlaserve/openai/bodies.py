@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -175,6 +176,8 @@ _FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _QUOTED_BYTES = 64 << 10
 """Size up to which an invalid body is decoded again to quote the value in the error."""
+_COMPARED = 64
+"""Maximum length of a field's name to compare with the known ones."""
 _STEPS = re.compile(r"\.?(\w+)|\[(\d+)\]")
 _CHUNK = 1 << 16
 """Bytes per decoding step."""
@@ -249,7 +252,10 @@ def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidF
     inside = f"{at}." if at else ""
     unknown, missing = _FIELD.fullmatch(what), _MISSING.fullmatch(what)
     if unknown:
-        return InvalidField(inside + unknown[1], "no such field", "one", code=UNKNOWN)
+        near = get_close_matches(unknown[1][:_COMPARED], _field_names(kind, path), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "docs/openai.md lists the fields"
+        expected = "a field of this request"
+        return InvalidField(inside + unknown[1], expected, f"an unknown one; {hint}", code=UNKNOWN)
     if missing:
         return InvalidField(inside + missing[1], "a value", "none")
     if what.startswith("Invalid "):
@@ -262,10 +268,21 @@ def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidF
 
 def _values(kind: Any, path: str) -> list[Any]:
     """Return the allowed literal values at a path of a type; empty if it has none."""
+    found = _types(kind, path)
+    return list(dict.fromkeys(v for one in found for v in getattr(one, "values", ())))
+
+
+def _field_names(kind: Any, path: str) -> list[str]:
+    """Return the names of the fields at a path of a type."""
+    structs = [one for one in _types(kind, path) if isinstance(one, inspect.StructType)]
+    return [field.encode_name for struct in structs for field in struct.fields]
+
+
+def _types(kind: Any, path: str) -> list[inspect.Type]:
     found = list(_members(inspect.type_info(kind)))
     for name, index in _STEPS.findall(path):
         found = [member for one in found for member in _inner(one, name, index)]
-    return list(dict.fromkeys(v for one in found for v in getattr(one, "values", ())))
+    return found
 
 
 def _members(found: inspect.Type) -> Iterator[inspect.Type]:

@@ -98,9 +98,11 @@ class Generations:
                 _, instance = self._engine.resolve(parsed.model, "")
                 generation = info.generation
                 if generation is None:
-                    raise InvalidField(
-                        "model", "a language model", f"'{parsed.model}', which is {info.platform}"
-                    )
+                    expected, kind = "a language model", f"is {info.platform}"
+                    if info.embedding is not None:
+                        expected += ", or a request to /v1/embeddings"
+                        kind = "makes embeddings"
+                    raise InvalidField("model", expected, f"'{parsed.model}', which {kind}")
                 family = parsed.form.family(generation)
                 text = self._texts.of(parsed.model, generation, request.call.caller)
                 prompts = await self._encoded(request, parsed, text, generation)

@@ -13,11 +13,12 @@ import structlog
 
 from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.model_config.config import ModelConfig
-from xlaserve.model_config.fields import Effect
+from xlaserve.model_config.fields import CONTENT_TYPE, Effect
 from xlaserve.runtime.handling import NO_TENSOR_PARAMETERS, TensorParameters
 from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter
+from xlaserve.tensors.content_types import CONTENT_TYPES, DATA_FRAME
 
 MAX_NAMED = 32
 """Maximum number of ignored parameters named in the log, per loaded model version."""
@@ -162,6 +163,8 @@ class NamedParameters:
         for name, value in parameters.items():
             row = self._table.get(name)
             if row is None:
+                if _describes(name, value):
+                    continue
                 if name.startswith(_RESERVED_PREFIX) or self._is_to_name(name):
                     return False
             elif not row.kind.fits(value) or (row.effect is Effect.NONE and self._is_to_name(name)):
@@ -190,12 +193,12 @@ class NamedParameters:
 
     def _without_effect(self, request: InferRequest) -> Iterator[str]:
         if not self._takes_those_of_requests:
-            yield from _of(self._table, request.parameters)
+            yield from _of(self._table, _asking(request.parameters))
         if self._takes_those_of_tensors:
             return
         for tensor in request.inputs:
             if tensor.parameters:
-                yield from _of(INPUT, tensor.parameters)
+                yield from _of(INPUT, _asking(tensor.parameters))
         for output in request.outputs:
             if output.parameters:
                 yield from _of(OUTPUT, output.parameters)
@@ -223,6 +226,15 @@ def of_tensors(request: InferRequest) -> TensorParameters:
 
 def _own(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     return {name: value for name, value in parameters.items() if name not in table}
+
+
+def _describes(name: str, value: Parameter) -> bool:
+    """Tell whether a parameter only describes the values sent, as xlaserve's client does."""
+    return name == CONTENT_TYPE and (value in CONTENT_TYPES or value == DATA_FRAME)
+
+
+def _asking(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {name: value for name, value in parameters.items() if not _describes(name, value)}
 
 
 def _of(table: Table, parameters: Mapping[str, Parameter]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from xlaserve.client import request as client_request
 from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.model_config.fields import Effect
 from xlaserve.serving.inference import InferInput, InferRequest, RequestedOutput
@@ -117,6 +118,20 @@ def test_what_has_no_effect_is_named_once() -> None:
 
     assert [["priority", "ours", "mine", "yours"]] == [line["parameters"] for line in lines]
     assert (False, True) == (before, named.are_ordinary(everything.parameters))
+
+
+def test_the_parameters_of_our_own_client_are_not_named() -> None:
+    """Content types describe values; an unknown one, or one for an output, asks for something."""
+    made = client_request("m", {"x": np.zeros(2)}, content_type="np")
+    named = NamedParameters()
+    with capture_logs() as lines:
+        named.note(made)
+        own = (named.are_ordinary(made.parameters), len(lines))
+        named.note(ask({"content_type": "jpeg"}))
+        NamedParameters().note(ask(of_output={"content_type": "str"}))
+
+    assert (True, 0) == own
+    assert [["content_type"]] * 2 == [line["parameters"] for line in lines]
 
 
 def test_a_client_cannot_fill_the_log_or_the_memory() -> None:
