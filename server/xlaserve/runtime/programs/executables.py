@@ -82,7 +82,7 @@ class Executables:
         self._compilation = compilation or Compilation()
         self._of = {"model": model, "version": version}
         self._kept = KeptPrograms(self._compilation, model, version)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Messages already logged: later batch sizes would repeat them."""
 
     def make(
@@ -212,9 +212,9 @@ class Executables:
 
     def _tell(self, event: str, reason: str) -> None:
         """Log a message once per load."""
-        if (message := f"{event}: {reason}") not in self._told:
+        if (message := f"{event}: {reason}") not in self._logged:
             _log.info(event, **self._of, reason=reason)
-        self._told.add(message)
+        self._logged.add(message)
 
     def _options(self, site: Site) -> CompilerOptions:
         return self._compilation.options.key(site.platform, len(site.devices))

@@ -65,7 +65,7 @@ class KeptPrograms:
         """Why entries were not used, since the last log entry."""
         self._spoiled: set[str] = set()
         """Names of programs in the store that cannot be used, and will be replaced."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Reasons already logged: later batch sizes would repeat them."""
 
     @property
@@ -199,14 +199,14 @@ class KeptPrograms:
     def log_dropped(self) -> None:
         """Log why cache entries were not used, each reason once per load."""
         for reason, programs in Counter(self._dropped).items():
-            if reason not in self._told:
+            if reason not in self._logged:
                 _log.warning(
                     "cached programs not used, compiling again",
                     **self._of,
                     programs=programs,
                     reason=reason,
                 )
-            self._told.add(reason)
+            self._logged.add(reason)
         self._dropped.clear()
 
 
