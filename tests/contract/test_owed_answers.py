@@ -554,7 +554,7 @@ class Threads:
 
     async def found(self, call: Callable[[], Any]) -> Any:
         """Return the program from a store; None if the lookup fails."""
-        self.programs._asked = lambda names, control: call()  # type: ignore[method-assign]
+        self.programs._first_stored = lambda names, control: call()  # type: ignore[method-assign]
         found = await asyncio.to_thread(self.programs._look_up, "cpu", ["a"])
         if self.programs._away_until:
             self.programs._away_until = 0.0

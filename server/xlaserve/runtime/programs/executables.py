@@ -23,7 +23,7 @@ from xlaserve.runtime.programs import cache_key, serialized
 from xlaserve.runtime.programs.compilation import Compilation, CompilerOptions
 from xlaserve.runtime.programs.compilers.jobs import Array, Job, Packed
 from xlaserve.runtime.programs.compilers.pool import CompilationError, CompilerProcesses, Refused
-from xlaserve.runtime.programs.kept_programs import KeptPrograms, Place, first_line
+from xlaserve.runtime.programs.kept_programs import KeptPrograms, ProgramKey, first_line
 
 _log = structlog.get_logger("compilation_cache")
 
@@ -234,10 +234,10 @@ class Executables:
 
     # --- the cache ---
 
-    def _place(self, wanted: Wanted) -> Place | None:
+    def _place(self, wanted: Wanted) -> ProgramKey | None:
         return self._described(wanted) if self._compilation.is_kept else None
 
-    def _described(self, wanted: Wanted) -> Place:
+    def _described(self, wanted: Wanted) -> ProgramKey:
         """Return the program's key in the cache."""
         arguments = [*wanted.leaves, *wanted.inputs]
         return self._kept.described(
