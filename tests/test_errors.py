@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve import errors
-from xlaserve.cli.author_errors import told
+from xlaserve.cli.author_errors import error_line
 from xlaserve.errors import (
     MOST_CAUSES,
     BodyTimeout,
@@ -613,7 +613,7 @@ def test_errors_that_caused_one_another_are_looked_at_so_often(length: int) -> N
 
     assert MOST_CAUSES == len(found)
     assert (ring * MOST_CAUSES)[:MOST_CAUSES] == found
-    assert "a.py: ValueError: 0" == told("a.py", ring[0])
+    assert "a.py: ValueError: 0" == error_line("a.py", ring[0])
     assert device_failure(ring[0]) is None
     assert LoadFailed is type(load_failure("m", "wrong", ring[0]))
     assert [] == list(causes(None))

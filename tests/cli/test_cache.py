@@ -12,22 +12,22 @@ from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
 from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, name_of
-from xlaserve.runtime.programs.kept_programs import Place
+from xlaserve.runtime.programs.kept_programs import ProgramKey
 
 DAY = 86_400.0
 TARGET = "cpu-x86_64"
 SIZE = 1000
 
 
-def _place(program: str, jax: str, threads: str = "2") -> Place:
+def _place(program: str, jax: str, threads: str = "2") -> ProgramKey:
     described = {"computation": program}
     environment = {"jax": jax, "jaxlib": jax, "platform": "cpu", "threads": threads}
-    return Place(TARGET, name_of(described), described, environment)
+    return ProgramKey(TARGET, name_of(described), described, environment)
 
 
 def _fill(
     cache: CompilationCache, jax: str, programs: int, days: float = 0, threads: str = "2"
-) -> list[Place]:
+) -> list[ProgramKey]:
     """Write programs as a server of a version does, last used this many days ago."""
     places = [_place(f"p{number}", jax, threads) for number in range(programs)]
     before = set(cache.directory.glob("*/*"))
@@ -40,7 +40,7 @@ def _fill(
     return places
 
 
-def _found(cache: CompilationCache, places: list[Place]) -> int:
+def _found(cache: CompilationCache, places: list[ProgramKey]) -> int:
     return sum(isinstance(cache.read(TARGET, *place.names), Entry) for place in places)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from xlaserve.runtime.programs import cache_key, program_store
 from xlaserve.runtime.programs.compilation_cache import Entry, Unusable
-from xlaserve.runtime.programs.kept_programs import Place
+from xlaserve.runtime.programs.kept_programs import ProgramKey
 from xlaserve.runtime.programs.program_store import ProgramStore
 from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
@@ -152,8 +152,8 @@ def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -
 def test_programs_of_other_environments_have_other_names() -> None:
     """So no version overwrites another version's programs."""
     program = {"computation": "abc"}
-    first = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "1"})
-    second = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "2"})
+    first = ProgramKey(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "1"})
+    second = ProgramKey(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "2"})
 
     assert 1 == len(first.names_in_store)
     assert first.names_in_store != second.names_in_store
@@ -162,7 +162,7 @@ def test_programs_of_other_environments_have_other_names() -> None:
 def test_program_for_a_gpu_may_have_been_made_without_one() -> None:
     here = {"platform": "cuda", "platform_version": "12.9"}
     ahead = here | {"platform_version": cache_key.UNKNOWN}
-    places = [Place(TARGET, NAME, {}, environment) for environment in (here, ahead)]
+    places = [ProgramKey(TARGET, NAME, {}, environment) for environment in (here, ahead)]
 
     assert places[1].names_in_store[0] == places[0].names_in_store[1]
     assert 2 == len(set(places[0].names_in_store))

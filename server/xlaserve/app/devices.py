@@ -17,7 +17,7 @@ class DeviceStart:
     def __init__(self, settings: Settings, programs: Compilation) -> None:
         self._settings = settings
         self._programs = programs
-        self._is_told = False
+        self._is_logged = False
         """Whether the warning about the unusable cache directory was logged."""
 
     def __call__(self) -> str:
@@ -34,7 +34,7 @@ class DeviceStart:
             if settings.compilation_cache_directory != compilation.AUTO:
                 raise
             # The default directory cannot be used: run without a compilation cache.
-            if not self._is_told:
-                self._is_told = True
+            if not self._is_logged:
+                self._is_logged = True
                 _log.warning("compiled programs not kept", reason=str(error))
             return device.start(requested, memory_fraction=fraction)

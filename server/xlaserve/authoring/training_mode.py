@@ -41,7 +41,7 @@ def refused_in_training(fn: Callable[..., object]) -> Callable[..., object]:
         finally:
             sys.setprofile(before)
         if found:
-            raise InvalidModel(_told(found))
+            raise InvalidModel(_message(found))
         return result
 
     return watched
@@ -54,7 +54,7 @@ def _trains(layer: Layer, variables: Mapping[str, object]) -> bool:
     return mode is not None and bool(mode) == layer.trains
 
 
-def _told(found: list[Layer]) -> str:
+def _message(found: list[Layer]) -> str:
     first, kinds = found[0], dict.fromkeys(found)
     others = ", ".join(layer.name for layer in list(kinds)[1:])
     return (

@@ -20,7 +20,7 @@ _NOT_THE_AUTHORS = (
 
 
 @contextmanager
-def told_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
+def reported_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
     """Turn any exception of a block into InvalidModel; optionally print its traceback.
 
     FileExistsError is raised unchanged, since it concerns the output.
@@ -32,10 +32,10 @@ def told_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
     except Exception as error:
         if with_traceback:
             traceback.print_exception(error)
-        raise InvalidModel(told(target, error)) from error
+        raise InvalidModel(error_line(target, error)) from error
 
 
-def told(target: str, error: Exception) -> str:
+def error_line(target: str, error: Exception) -> str:
     """Return the line of the author's code that raised an exception, and its text."""
     text = " ".join(str(error).split())
     if len(text) > _MAX_CHARACTERS:

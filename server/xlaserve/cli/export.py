@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli.author_errors import told_in_one_line
+from xlaserve.cli.author_errors import reported_in_one_line
 from xlaserve.cli.offline import recorded
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
@@ -44,7 +44,7 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
 
     notices: list[str] = []
     try:
-        with unwinding_on_signals(), told_in_one_line(target, with_traceback=with_traceback):
+        with unwinding_on_signals(), reported_in_one_line(target, with_traceback=with_traceback):
             model = load_exportable(target)
             if params is not None:
                 model = with_parameters(model, params)

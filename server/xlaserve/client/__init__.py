@@ -82,11 +82,11 @@ class AsyncClient:
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
-        return await self._told(self._dialled.live())
+        return await self._translating_errors(self._dialled.live())
 
     async def ready(self) -> bool:
         """Tell whether the server is ready (V2 protocol, Health)."""
-        return await self._told(self._dialled.ready())
+        return await self._translating_errors(self._dialled.ready())
 
     async def infer(
         self,
@@ -151,27 +151,27 @@ class AsyncClient:
 
     async def metadata(self, model: str, version: str = "") -> Json:
         """Return the metadata of a model (V2 protocol, Model Metadata)."""
-        return await self._told(self._dialled.describe(model, version))
+        return await self._translating_errors(self._dialled.describe(model, version))
 
     async def configuration(self, model: str, version: str = "") -> Json:
         """Return the configuration of a model (model configuration extension)."""
-        return await self._told(self._dialled.configuration(model, version))
+        return await self._translating_errors(self._dialled.configuration(model, version))
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
         """Return the statistics of one model or all models (statistics extension)."""
-        return await self._told(self._dialled.statistics(model, version))
+        return await self._translating_errors(self._dialled.statistics(model, version))
 
     async def index(self) -> list[IndexEntry]:
         """Return the loaded and loadable models (model repository extension)."""
-        return await self._told(self._dialled.index())
+        return await self._translating_errors(self._dialled.index())
 
     async def load(self, model: str, config: str = "") -> None:
         """Load or reload a model; `config` is a JSON configuration to use instead of its own."""
-        await self._told(self._dialled.load(model, config))
+        await self._translating_errors(self._dialled.load(model, config))
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Unload a model; with `dependents`, also the steps of an ensemble."""
-        await self._told(self._dialled.unload(model, dependents=dependents))
+        await self._translating_errors(self._dialled.unload(model, dependents=dependents))
 
     def _answer(self, result: InferenceResult) -> Answer:
         try:
@@ -183,7 +183,7 @@ class AsyncClient:
     async def _retried(self, made: InferRequest, timeout: float) -> InferenceResult:
         """Send a request, with retries, until it is answered or the timeout expires."""
         deadline = asyncio.get_running_loop().time() + timeout
-        placed, region = await self._told(self._shared.placed(made))
+        placed, region = await self._translating_errors(self._shared.placed(made))
         if region is None:
             return await self._until(made, deadline)
         try:
@@ -207,7 +207,9 @@ class AsyncClient:
         wait = _FIRST_WAIT
         while True:
             try:
-                return await self._told(self._dialled.ask(made, max(deadline - now(), 0.001)))
+                return await self._translating_errors(
+                    self._dialled.ask(made, max(deadline - now(), 0.001))
+                )
             except CallFailed as error:
                 # Jitter, so that clients that failed together do not retry together.
                 pause = wait * (0.5 + random.random() / 2)
@@ -216,7 +218,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
             left, wait = left - 1, min(2 * wait, _LONGEST_WAIT)
 
-    async def _told(self, asking: Coroutine[Any, Any, T]) -> T:
+    async def _translating_errors(self, asking: Coroutine[Any, Any, T]) -> T:
         try:
             return await asking
         except Exception as error:

@@ -317,12 +317,12 @@ class Batch:
         counts: dict[int, int] = {}
         for running in active:
             if running.output:
-                counts[running.told_ns] = counts.get(running.told_ns, 0) + 1
+                counts[running.last_token_ns] = counts.get(running.last_token_ns, 0) + 1
             else:
-                self._counts.first_token.add(now - running.told_ns)
-            running.told_ns = now
-        for told_ns, count in counts.items():
-            self._counts.token.add(now - told_ns, count)
+                self._counts.first_token.add(now - running.last_token_ns)
+            running.last_token_ns = now
+        for last_token_ns, count in counts.items():
+            self._counts.token.add(now - last_token_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
         """Fill the mask of allowed tokens of a slot.

@@ -25,7 +25,7 @@ from xlaserve.runtime.devices.sites import Site
 from xlaserve.runtime.generator.configured import cache_name
 from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.runtime.loaded import ModelMemory
-from xlaserve.runtime.programs.kept_programs import KeptPrograms, Place
+from xlaserve.runtime.programs.kept_programs import KeptPrograms, ProgramKey
 
 EMPTY = "the state without requests"
 BEGIN = "the begin of a request"
@@ -69,7 +69,7 @@ class Wanted:
         lowered: jax.stages.Lowered = self.function.lower(*self.arguments)
         return lowered
 
-    def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
+    def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> ProgramKey:
         """Return the compilation cache key of the lowered program on a site."""
         # Hash the lowered text, because the exported program does not include donation.
         computation = sha256(lowered.as_text().encode()).hexdigest()

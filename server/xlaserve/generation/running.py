@@ -91,7 +91,7 @@ class Running:
         self.output: list[int] = []
         self.is_paused = False
         """Whether generation is paused until its client reads, or its grammar has grown."""
-        self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
+        self.last_token_ns = self.sender.submitted_ns or time.perf_counter_ns()
         """Time of submission, then of the last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []
         """Log-probability and most likely tokens per token, for a request with a single answer."""

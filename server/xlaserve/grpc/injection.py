@@ -57,7 +57,7 @@ def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: D
     return decode(spliced)
 
 
-def told_to_a_mesh(error: BaseException) -> BaseException:
+def mesh_error(error: BaseException) -> BaseException:
     """Translate an error for ModelMesh: it would drop a loaded model after NOT_FOUND."""
     if not isinstance(error, VersionNotFound):
         return error
@@ -120,4 +120,4 @@ class Injection:
             try:
                 yield
             except VersionNotFound as error:
-                raise told_to_a_mesh(error) from error
+                raise mesh_error(error) from error

@@ -105,7 +105,7 @@ class EventCall(InferCall):
             (self.refuse if self.has_ended else self.fail)(error)
             return
         # The sender reports the end of this call: `events`, or the gates of the request.
-        self.is_told_later = last and self.parent is None
+        self.notifies_later = last and self.parent is None
         self._waiting.append(_Answer(response, last, size))
         self._waiting_bytes += size
         self._tell()

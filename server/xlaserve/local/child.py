@@ -28,7 +28,7 @@ FAILED = 1
 """Exit status of a server that has reported why it could not start."""
 
 
-class Told(NoDisplay):
+class StartupReport(NoDisplay):
     """Reports the server's addresses, then its models, as one line of JSON each."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -52,7 +52,7 @@ class Told(NoDisplay):
 
 def main() -> None:
     """Serve until stdin is closed or SIGTERM arrives."""
-    output = Told(os.fdopen(os.dup(1), "w"))
+    output = StartupReport(os.fdopen(os.dup(1), "w"))
     # Redirect the models' output to stderr, which is the log.
     os.dup2(2, 1)
     given = json.loads(sys.stdin.buffer.readline())
@@ -70,7 +70,7 @@ def main() -> None:
         os._exit(0)
 
 
-def _serve(given: Mapping[str, Any], output: Told) -> bool:
+def _serve(given: Mapping[str, Any], output: StartupReport) -> bool:
     settings = Settings.read(os.environ, **given)
     level = settings.log_level
     with logged_output("info" if level == "auto" else level):

@@ -314,14 +314,14 @@ class ResponseWriter:
         if is_first:
             begun = self._response()
             names = ("response.created", "response.in_progress")
-            written = [self._told(name, begun) for name in names]
+            written = [self._response_event(name, begun) for name in names]
         self._finish_reason = piece.finish_reason or ""
-        return [*written, *(self._written(*event) for event in self._output.take(piece))]
+        return [*written, *(self._event(*event) for event in self._output.take(piece))]
 
     def end(self, usage: Usage) -> Sequence[bytes]:
         """Return the events that end the last item and the response."""
-        written = [self._written(*event) for event in self._output.end(self._status)]
-        return [*written, self._told(f"response.{self._status}", self._ended(usage))]
+        written = [self._event(*event) for event in self._output.end(self._status)]
+        return [*written, self._response_event(f"response.{self._status}", self._ended(usage))]
 
     def fail(self, body: bytes) -> Sequence[bytes]:
         """Return the error event and the event that ends the response as failed."""
@@ -331,7 +331,7 @@ class ResponseWriter:
             code = "rate_limit_exceeded" if error.type == "requests" else "invalid_prompt"
         failed = self._response(status="failed", error=ResponseError(code, error.message))
         fields = {"code": error.code, "message": error.message, "param": error.param}
-        return [self._written("error", fields), self._told("response.failed", failed)]
+        return [self._event("error", fields), self._response_event("response.failed", failed)]
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
@@ -366,14 +366,14 @@ class ResponseWriter:
         state = _State(id=self._name, created_at=self._created, **more)
         return self._echo, b",", msgspec.json.encode(state)[1:]
 
-    def _told(self, kind: str, response: Sequence[Buffer]) -> bytes:
+    def _response_event(self, kind: str, response: Sequence[Buffer]) -> bytes:
         """Return an event of the given type that contains the response."""
         head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":'
         start = head % (kind.encode(), kind.encode(), self._number)
         self._number += 1
         return b"".join((start, *response, b"}\n\n"))
 
-    def _written(self, kind: str, fields: dict[str, Any]) -> bytes:
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         text = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)

@@ -26,7 +26,7 @@ _OF_CODES: Mapping[str, type[ModelFailed]] = MappingProxyType(
 assert _OF_CODES.keys() == CODES
 
 
-def told(model: str, code: str, text: str) -> ModelFailed:
+def failure_of_code(model: str, code: str, text: str) -> ModelFailed:
     """Return the error for an error code and a text that a model has given."""
     return _OF_CODES[code](model, text)
 
@@ -37,7 +37,7 @@ def failure(model: str, error: BaseException, doing: str = "infer") -> XlaserveE
     The traceback is logged, except for an error that the code raised for the client.
     """
     if isinstance(error, InferenceError):
-        return told(model, error.code, str(error))
+        return failure_of_code(model, error.code, str(error))
     if isinstance(error, ModelNotFound):
         # A called model is missing: ModelMesh must not conclude that this one is.
         return code_errors.NotFoundByModel(model, str(error))

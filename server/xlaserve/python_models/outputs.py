@@ -73,11 +73,11 @@ class OutputCheck:
             expected = f"parameters of its outputs ({known})"
             raise WrongOutput(self._model, "", expected, f"those of {unknown[0]!r}")
         return AnswerParameters(
-            self._told("", given),
-            {name: self._told(name, parameters) for name, parameters in of_outputs.items()},
+            self._checked("", given),
+            {name: self._checked(name, parameters) for name, parameters in of_outputs.items()},
         )
 
-    def _told(self, output: str, given: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    def _checked(self, output: str, given: Mapping[str, Parameter]) -> dict[str, Parameter]:
         return {str(name): self._value(output, name, value) for name, value in given.items()}
 
     def _value(self, output: str, name: object, value: object) -> Parameter:
@@ -85,7 +85,7 @@ class OutputCheck:
         if not isinstance(name, str) or not _is_text(name) or name in _RESERVED:
             expected = f"parameter names to be strings other than {', '.join(sorted(_RESERVED))}"
             raise WrongOutput(self._model, output, expected, repr(name))
-        if not _can_be_told(plain):
+        if not _is_sendable(plain):
             raise WrongOutput(
                 self._model,
                 output,
@@ -154,7 +154,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _can_be_told(value: object) -> bool:
+def _is_sendable(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, str):

@@ -19,7 +19,7 @@ from xlaserve.errors import (
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.residence.host import load_threads
 from xlaserve.residence.registry import Registry
-from xlaserve.residence.reports.failing import told_failures
+from xlaserve.residence.reports.failing import describe_failures
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.residence.repository.watching import Changes
@@ -111,7 +111,7 @@ class RepositoryFollower:
         if not self._is_on:
             return "the server is shutting down"
         if not self.is_ready_here:
-            return told_failures(self._registry, sorted(self._failed))
+            return describe_failures(self._registry, sorted(self._failed))
         return "" if self._plane.is_ready else "another process of the server is not ready"
 
     def check_start(self) -> None:

@@ -12,7 +12,7 @@ ENDED is final: a later answer is silently dropped.
 
 Observers see what the client got: an answered call is closed (`close`), its answer is written, and
 then its observers get its `outcome`. If the transport fails to write the answer, the outcome is the
-error; a transport that writes later sets `is_told_later` and calls `end` again after the write.
+error; a transport that writes later sets `notifies_later` and calls `end` again after the write.
 """
 
 import asyncio
@@ -238,7 +238,7 @@ class Call:
     """The outcome for the observers, once the call has ended; an error if writing the answer
     failed. Reset to None after the observers are notified.
     """
-    is_told_later = False
+    notifies_later = False
     """Whether the observers are notified later, after a deferred write of the answer."""
     is_cancelled = False
     """Whether the client has abandoned the call: nothing more is written."""
@@ -359,12 +359,12 @@ class Call:
     def end(self, outcome: Outcome = None) -> None:
         """End the call without writing; the caller of `end` writes the answer by other means.
 
-        If `is_told_later` is set, notify the observers now, with `outcome` if it is an error.
+        If `notifies_later` is set, notify the observers now, with `outcome` if it is an error.
         """
         if not self.has_ended:
             self.close(outcome)
             self.tell()
-        elif self.is_told_later:
+        elif self.notifies_later:
             if isinstance(outcome, BaseException):
                 self.outcome = outcome
             self.tell()
@@ -386,7 +386,7 @@ class Call:
         except BaseException as error:
             self.outcome = error
             report(error)
-        if not self.is_told_later:
+        if not self.notifies_later:
             # `close` and `tell` inlined: most requests take this path.
             final_outcome, self.outcome = self.outcome, None
             for observer in self._observers:
@@ -401,7 +401,7 @@ class Call:
 
     def tell(self) -> None:
         """Notify the observers of the outcome."""
-        self.is_told_later = False
+        self.notifies_later = False
         # An exception's traceback refers to the call: clear it to avoid a reference cycle.
         outcome, self.outcome = self.outcome, None
         for observer in self._observers:
@@ -427,7 +427,7 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
     """
     for call in calls:
         call.close(None)
-        call.is_told_later = False
+        call.notifies_later = False
     for observer in calls[0]._observers:
         observer.ended(calls, outcome)
 
@@ -444,7 +444,7 @@ def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
     Calls whose answer could not be written are reported one by one, each with its own outcome.
     """
-    alike = [call for call in calls if call.outcome is outcome and not call.is_told_later]
+    alike = [call for call in calls if call.outcome is outcome and not call.notifies_later]
     for observer in alike[0]._observers if alike else ():
         observer.ended(alike, outcome)
     if len(alike) < len(calls):

@@ -78,7 +78,7 @@ class Engine:
         current = current_call.get()
         if isinstance(current, AwaitedInfer) and current.is_new:
             call = current
-            call.is_told_later = True  # `Gates.passing` notifies the observers
+            call.notifies_later = True  # `Gates.passing` notifies the observers
         else:
             call = AwaitedInfer.within(current)
         self.begin(call, request)

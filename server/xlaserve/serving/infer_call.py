@@ -58,7 +58,7 @@ Deliver: TypeAlias = "Callable[[Sequence[InferCall], Executed | BaseException], 
 """Answers the calls of one execution, or fails them."""
 
 
-class Place(Protocol):
+class Holder(Protocol):
     """A queue or worker that currently has a call."""
 
     def leave(self, call: "InferCall") -> None:
@@ -172,7 +172,7 @@ class InferCall(Call):
     """Called when the call leaves its queue for execution, perhaps on a thread and more than once.
     A retry needs it: a lost call that had begun may have been executed.
     """
-    place: Place | None = None
+    place: Holder | None = None
     """The queue or worker that has the call; None before and after."""
     nested: "set[InferCall] | None" = None
     """Unfinished nested calls, made by its Python model or ensemble; None before the first."""
@@ -181,7 +181,7 @@ class InferCall(Call):
     is_counted = False
     """Whether the call is counted as a call in progress and as a user of its instance."""
 
-    def wait_at(self, place: Place) -> None:
+    def wait_at(self, place: Holder) -> None:
         """Record the queue or worker that has the call, which the call leaves when it ends."""
         self.place = place
         self.holds_anything = True

@@ -35,7 +35,7 @@ async def shown(board: HostingBoard, others: Others = NOBODY) -> dict[str, Any]:
 
 def mesh(told: dict[str, int]) -> Any:
     """A fake mesh that counts models with these sizes."""
-    return SimpleNamespace(limits=LIMITS, untold_bytes=5, told_bytes=told.get)
+    return SimpleNamespace(limits=LIMITS, unreported_bytes=5, reported_bytes=told.get)
 
 
 async def test_a_mesh_counts_models_with_what_it_was_told(core: Core, add_model: AddModel) -> None:
@@ -105,7 +105,7 @@ async def test_what_workers_hold_is_added_up_and_only_one_was_told(
         [LoadReading("o", "1", "compiling")],
     )
     others = PlayedOthers({"1": theirs}, {"2": "no answer"})
-    own: Any = SimpleNamespace(limits=None, untold_bytes=0, told_bytes={}.get)
+    own: Any = SimpleNamespace(limits=None, unreported_bytes=0, reported_bytes={}.get)
     told = await shown(HostingBoard(core.registry, core.capacity, mesh=own), others)
 
     assert [(Question.HOSTING, {})] == others.asked

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli.author_errors import told_in_one_line
+from xlaserve.cli.author_errors import reported_in_one_line
 from xlaserve.cli.init import sources
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidRequest
@@ -78,7 +78,7 @@ def init(
     try:
         if not source:
             (directory / _AUTHORED).write_text(_MODEL)
-        with unwinding_on_signals(), told_in_one_line(found.text, with_traceback=False):
+        with unwinding_on_signals(), reported_in_one_line(found.text, with_traceback=False):
             path = found.write(directory / _MODELS / model, options or ())
         client = sources.client_of(path, model)
     except BaseException:

@@ -260,7 +260,7 @@ class InferFastPath:
             stream.owner.account.release(held)
             writing.end()
             stream.call = None
-            if not call.is_told_later:
+            if not call.notifies_later:
                 return  # the call was cancelled, and its observers were notified
             try:
                 if isinstance(found, BaseException):
@@ -270,18 +270,18 @@ class InferFastPath:
             except ENDS:
                 raise
             except BaseException as error:
-                stream.call, call.is_told_later = None, True
+                stream.call, call.notifies_later = None, True
                 self.refuse_instead(call, stream, error)
             # `stream.call` is set again if `then` has started another thread, for compression.
             if stream.call is None:
                 call.end()
 
         writing = stream.call = Writing(call)
-        call.is_told_later = True
+        call.notifies_later = True
         try:
             writing.begin(self._long.threads, write, written)
         except BaseException:
-            stream.call, call.is_told_later = None, False
+            stream.call, call.notifies_later = None, False
             stream.owner.account.release(held)
             raise
 

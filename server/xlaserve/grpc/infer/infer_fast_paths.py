@@ -17,7 +17,7 @@ from xlaserve.grpc.identifiers import ID_HEADERS, model_id, split_binary_lists, 
 from xlaserve.grpc.infer.infer_codec import DecodedInfer, InferCodec
 from xlaserve.grpc.infer.infer_fast_path import InferFastPath, refusal_for
 from xlaserve.grpc.infer.long_messages import LongMessages
-from xlaserve.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
+from xlaserve.grpc.injection import OF_A_MESH, Splice, decode_with, mesh_error
 from xlaserve.net.bounded_cache import BoundedCache
 from xlaserve.serving.call import NOBODY, Peer
 from xlaserve.serving.engine import Engine
@@ -132,7 +132,7 @@ class _MeshFastPath:
         def refusal(error: BaseException) -> GRPCError:
             # A copy, because a context cannot be entered twice, and a request that fails
             # immediately is still running in `context`.
-            return context.copy().run(refusal_for, told_to_a_mesh(error))
+            return context.copy().run(refusal_for, mesh_error(error))
 
         fast_path = self._make(decode=decode, recognise=decode.recognise, refusal=refusal)
         return _FastPathInContext(fast_path, context)

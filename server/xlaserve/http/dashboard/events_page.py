@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from xlaserve.errors import InvalidParameter
-from xlaserve.http.dashboard.permits import Permits, models_told, permit_everything
+from xlaserve.http.dashboard.permits import Permits, models_in_events, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, QueryParameter, Route
 from xlaserve.serving.access.sight import Sees, everything, without_names
@@ -82,7 +82,7 @@ class EventRoutes:
         after = _number(query.get("after", ""))
         failed = _flag(query.get("failed", ""))
         kept = await self._events.read()
-        sees = models_told(self._permits, request.call)
+        sees = models_in_events(self._permits, request.call)
         is_limited = sees is not everything
         seen = visible(kept.events, sees, cut(request.call.owner, MAX_NAME))
         # The actual counts would reveal how many events are hidden from the caller.

@@ -29,7 +29,7 @@ def models_shown(permits: Permits, call: Call) -> Sees:
     return lambda model: shows(model) and reads(model)
 
 
-def models_told(permits: Permits, call: Call) -> Sees:
+def models_in_events(permits: Permits, call: Call) -> Sees:
     """Return the models whose events a client may see: those shown to it.
 
     If pages are unrestricted but the client may read no metadata at all, it sees no events.

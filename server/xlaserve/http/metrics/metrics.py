@@ -103,7 +103,7 @@ class Metrics:
         self._failed_loads = failed_loads
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
-        self._is_told = False
+        self._is_logged = False
         """Whether the warning about the shared series was logged."""
         self._registry = registry
         self._server = ServerReading(capacity, connections, watch, abandoned, mappings, stores)
@@ -250,8 +250,8 @@ class Metrics:
 
     def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
         _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             _log.warning(
                 "metrics of several versions merged",
                 series=SHARED_NAME,

@@ -135,7 +135,7 @@ class FastInferCall(InferCall):
         """Send the answer; a large one is serialized in a thread."""
         size = output_bytes(response)
         if size > INLINE_BYTES:
-            self.is_told_later = True
+            self.notifies_later = True
             self._writing = self._fast_infer.answer_later(self.request, response, self.peer.account)
             self._writing.add_done_callback(self._written)
             return

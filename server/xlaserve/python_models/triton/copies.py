@@ -6,7 +6,7 @@ from typing import Any
 
 from xlaserve.errors.code import ModelFailed
 from xlaserve.python_models.copies import UNLOAD_SECONDS, Freed
-from xlaserve.python_models.failures import failure, told
+from xlaserve.python_models.failures import failure, failure_of_code
 from xlaserve.python_models.outputs import OutputCheck
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import CodeThread, LoopThread, PlainThread, wait_for
@@ -174,15 +174,15 @@ class TritonCopy:
     def _outputs(self, request: ModelRequest, response: InferenceResponse) -> Any:
         error = response.error()
         if error is not None:
-            raise told(self.name, error_code(error), error.message())
+            raise failure_of_code(self.name, error_code(error), error.message())
         found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
         return self._checked(found, request.outputs, request.rows)
 
     def _fail(
         self, served: Sequence[tuple[ModelRequest, ServedRequest]], error: BaseException
     ) -> None:
-        told_error = failure(self.name, error, "execute")
+        answer = failure(self.name, error, "execute")
         for request, one in served:
             if one.sender is not None:
                 one.sender.is_closed = True
-            request.fail(told_error, whole=len(served) > 1)
+            request.fail(answer, whole=len(served) > 1)

@@ -108,7 +108,7 @@ class HostingBoard:
         return HostingReading(
             self.platform,
             None if mesh is None else mesh.limits,
-            0 if mesh is None else mesh.untold_bytes,
+            0 if mesh is None else mesh.unreported_bytes,
             self._capacity.used_bytes,
             self._capacity.total_bytes,
             len(models),
@@ -121,7 +121,7 @@ class HostingBoard:
         return HostedReading(
             model.name,
             sum(one.instance.memory.total_bytes for one in loaded if one.instance is not None),
-            None if self._mesh is None else self._mesh.told_bytes(model.name),
+            None if self._mesh is None else self._mesh.reported_bytes(model.name),
             "" if self._container is None else self._container.hosted(model).url,
             max((one.origin.at_ns for one in loaded if one.origin is not None), default=0),
         )

@@ -17,7 +17,7 @@ from xlaserve.residence.capacity import Capacity, Sizes
 from xlaserve.residence.control import ModelControl
 from xlaserve.residence.host import load_threads
 from xlaserve.residence.platforms.predictions import FileReader, FilesSeen, Predictions, keep
-from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
+from xlaserve.residence.platforms.reported_sizes import Holding, ReportedSizes
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.sources import Location
@@ -162,7 +162,7 @@ class ModelRuntime:
         self._predict_size = predict_size
         self._file_reader = file_reader
         self._predictions = Predictions(settings.max_remembered_sizes)
-        self._told = ToldSizes(self._holding, self._shared_room_bytes)
+        self._reported = ReportedSizes(self._holding, self._shared_room_bytes)
         self._largest_shared_bytes = 0
         """Largest amount of memory observed that a model uses but another model accounts for."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
@@ -236,7 +236,7 @@ class ModelRuntime:
             alone = self._registry.alone_bytes(model.id)
             shared = alone - self._registry.size_bytes(model.id)
             self._largest_shared_bytes = max(self._largest_shared_bytes, shared)
-            size = self._countable(self._told.tell(model.id))
+            size = self._countable(self._reported.report(model.id))
             loaded = LoadedSize(size, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before its size could be reported
@@ -257,19 +257,19 @@ class ModelRuntime:
         the fullest device, so no device is asked for more than it has. Raises ModelNotFound.
         """
         try:
-            return self._countable(self._told.told(model_id))
+            return self._countable(self._reported.update(model_id))
         except ModelNotFound:
             raise self._registry.standing.absent(model_id) from None
 
-    def told_bytes(self, model_id: str) -> int | None:
+    def reported_bytes(self, model_id: str) -> int | None:
         """Return the size that the mesh knows, without updating it; None if it knows none."""
-        size = self._told.of(model_id)
+        size = self._reported.of(model_id)
         return None if size is None else self._countable(size)
 
     @property
-    def untold_bytes(self) -> int:
+    def unreported_bytes(self) -> int:
         """Return how much memory models hold beyond the sizes that the mesh knows."""
-        return self._told.untold_bytes()
+        return self._reported.unreported_bytes()
 
     def _holding(self, model_id: str) -> Holding:
         registry = self._registry
@@ -299,7 +299,7 @@ class ModelRuntime:
         coming = [self._predicted.get(model_id) for model_id in self._loading]
         if None in coming:
             return True
-        counted = self._countable(self._told.total_bytes) + sum(size or 0 for size in coming)
+        counted = self._countable(self._reported.total_bytes) + sum(size or 0 for size in coming)
         if len(self._loading) > 1:
             # Another load may already hold more memory than predicted, and will report that size.
             fullest = max(map(self._capacity.used_on, self._capacity.totals))
@@ -332,7 +332,7 @@ class ModelRuntime:
             needed = model.disk_size_bytes + _COMPILED_BYTES
         needed = needed or self._predictions.typical_bytes
         if needed:
-            predicted = self._countable(needed + self._told.untold_bytes())
+            predicted = self._countable(needed + self._reported.unreported_bytes())
         else:
             predicted = min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
         keep(self._predicted, model.id, predicted, self._settings.max_remembered_sizes)

@@ -33,7 +33,7 @@ def failing(registry: Registry, name: str) -> Iterator[Failing]:
             yield Failing(name, version.number, reason)
 
 
-def told_failures(registry: Registry, names: Iterable[str]) -> str:
+def describe_failures(registry: Registry, names: Iterable[str]) -> str:
     """Summarize in one line which of these models do not answer, and why.
 
     Names only models that the current caller may see.

@@ -23,7 +23,7 @@ from xlaserve.runtime.programs import cache_key, serialized
 from xlaserve.runtime.programs.compilation import Compilation, CompilerOptions
 from xlaserve.runtime.programs.compilers.jobs import Array, Job, Packed
 from xlaserve.runtime.programs.compilers.pool import CompilationError, CompilerProcesses, Refused
-from xlaserve.runtime.programs.kept_programs import KeptPrograms, Place, first_line
+from xlaserve.runtime.programs.kept_programs import KeptPrograms, ProgramKey, first_line
 
 _log = structlog.get_logger("compilation_cache")
 
@@ -82,7 +82,7 @@ class Executables:
         self._compilation = compilation or Compilation()
         self._of = {"model": model, "version": version}
         self._kept = KeptPrograms(self._compilation, model, version)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Messages already logged: later batch sizes would repeat them."""
 
     def make(
@@ -212,9 +212,9 @@ class Executables:
 
     def _tell(self, event: str, reason: str) -> None:
         """Log a message once per load."""
-        if (message := f"{event}: {reason}") not in self._told:
+        if (message := f"{event}: {reason}") not in self._logged:
             _log.info(event, **self._of, reason=reason)
-        self._told.add(message)
+        self._logged.add(message)
 
     def _options(self, site: Site) -> CompilerOptions:
         return self._compilation.options.key(site.platform, len(site.devices))
@@ -234,10 +234,10 @@ class Executables:
 
     # --- the cache ---
 
-    def _place(self, wanted: Wanted) -> Place | None:
+    def _place(self, wanted: Wanted) -> ProgramKey | None:
         return self._described(wanted) if self._compilation.is_kept else None
 
-    def _described(self, wanted: Wanted) -> Place:
+    def _described(self, wanted: Wanted) -> ProgramKey:
         """Return the program's key in the cache."""
         arguments = [*wanted.leaves, *wanted.inputs]
         return self._kept.described(

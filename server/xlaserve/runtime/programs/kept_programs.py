@@ -21,7 +21,7 @@ _log = structlog.get_logger("compilation_cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProgramKey:
     """The key of a program in the cache, and its environment."""
 
     target: str
@@ -65,7 +65,7 @@ class KeptPrograms:
         """Why entries were not used, since the last log entry."""
         self._spoiled: set[str] = set()
         """Names of programs in the store that cannot be used, and will be replaced."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Reasons already logged: later batch sizes would repeat them."""
 
     @property
@@ -80,27 +80,31 @@ class KeptPrograms:
         packing: str,
         arguments: Sequence[Any],
         outputs: "jax.sharding.Sharding | None",
-    ) -> Place:
+    ) -> ProgramKey:
         """Return a program's key, from the arguments of `cache_key.program`."""
         program = cache_key.program(site, computation, packing, arguments, outputs)
         options = self._compilation.options.key(site.platform, len(site.devices))
         ahead = self._compilation.is_ahead
         given = self._compilation.server_flags if ahead else flags()
-        return Place(
+        return ProgramKey(
             cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
             name_of(program),
             program,
             cache_key.environment(site, options, given, is_ahead=ahead),
         )
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: ProgramKey) -> bool:
         """Tell whether the cache has a program; the host may lack its devices."""
         assert self._compilation.cache is not None
         there = self._compilation.cache.read(place.target, *place.names)
         return isinstance(there, Entry) and not _difference(place, there)
 
     def find(
-        self, place: Place, load: Callable[[bytes], jax.stages.Compiled], *, is_run: bool = True
+        self,
+        place: ProgramKey,
+        load: Callable[[bytes], jax.stages.Compiled],
+        *,
+        is_run: bool = True,
     ) -> jax.stages.Compiled | None:
         """Return a cached program, deserialized by `load`, or None on a miss.
 
@@ -128,7 +132,7 @@ class KeptPrograms:
             cache.write(place.target, place.names[0], read)
         return found
 
-    def _drop_others(self, cache: CompilationCache, place: Place) -> None:
+    def _drop_others(self, cache: CompilationCache, place: ProgramKey) -> None:
         """Record how the environment differs if the cache only has the program for another one."""
         other = cache.latest(place.target, f"{place.name}-")
         if other is not None:
@@ -137,7 +141,7 @@ class KeptPrograms:
 
     def _usable(
         self,
-        place: Place,
+        place: ProgramKey,
         entry: Entry | Unusable | None,
         load: Callable[[bytes], jax.stages.Compiled],
         *,
@@ -170,7 +174,7 @@ class KeptPrograms:
 
     def keep(
         self,
-        place: Place | None,
+        place: ProgramKey | None,
         executable: jax.stages.Compiled,
         written: bytes = b"",
         *,
@@ -199,14 +203,14 @@ class KeptPrograms:
     def log_dropped(self) -> None:
         """Log why cache entries were not used, each reason once per load."""
         for reason, programs in Counter(self._dropped).items():
-            if reason not in self._told:
+            if reason not in self._logged:
                 _log.warning(
                     "cached programs not used, compiling again",
                     **self._of,
                     programs=programs,
                     reason=reason,
                 )
-            self._told.add(reason)
+            self._logged.add(reason)
         self._dropped.clear()
 
 
@@ -216,7 +220,7 @@ def first_line(error: Exception) -> str:
     return lines[0][:300]
 
 
-def _difference(place: Place, entry: Entry) -> str:
+def _difference(place: ProgramKey, entry: Entry) -> str:
     expected, found = {**place.program, **place.environment}, {**entry.program, **entry.environment}
     return cache_key.first_difference(expected, found)
 

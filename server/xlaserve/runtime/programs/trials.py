@@ -189,7 +189,7 @@ def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:
 @lru_cache(1)
 def _own_processes(seconds: float) -> CompilerProcesses:
     """Return a pool with a temporary process, which ends when idle."""
-    limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_told=False)
+    limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_logged=False)
     return CompilerProcesses(limits)
 
 

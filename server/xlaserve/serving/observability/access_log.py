@@ -41,7 +41,7 @@ Formatting starts as soon as this many are queued, while their data is in the CP
 it takes four times as long.
 """
 _CLOSING_SECONDS = 2.0
-_TOLD_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 """Minimum interval between warnings about dropped records."""
 _ERROR_STATUS = 400
 
@@ -98,10 +98,10 @@ class AccessLog:
         self._dropped = 0
         self._unwritten = 0
         """Records that could not be written; counted by the thread."""
-        self._untold = 0
+        self._unreported = 0
         """Dropped records not yet reported by a line in the file."""
-        self._told_at = -_TOLD_SECONDS
-        self._told = 0
+        self._reported_at = -_REPORT_SECONDS
+        self._reported = 0
 
     @property
     def dropped(self) -> int:
@@ -246,9 +246,9 @@ class AccessLog:
             entries = entries[:free]
         if not entries:
             return
-        if self._untold:
-            self._made.append(self._lines.of_dropped(self._untold))
-            self._untold = 0
+        if self._unreported:
+            self._made.append(self._lines.of_dropped(self._unreported))
+            self._unreported = 0
         self._made.append(self._lines.of(entries))
         self._made_count += len(entries)
 
@@ -259,13 +259,13 @@ class AccessLog:
 
     def _drop(self, count: int) -> None:
         self._dropped += count
-        self._untold += count
+        self._unreported += count
 
     def _warn(self) -> None:
         now, dropped = time.monotonic(), self.dropped
-        if dropped > self._told and now - self._told_at >= _TOLD_SECONDS:
-            _log.warning("access records dropped", count=dropped - self._told)
-            self._told_at, self._told = now, dropped
+        if dropped > self._reported and now - self._reported_at >= _REPORT_SECONDS:
+            _log.warning("access records dropped", count=dropped - self._reported)
+            self._reported_at, self._reported = now, dropped
 
     def reopen(self) -> None:
         """Reopen the file by name, after log rotation."""
@@ -282,7 +282,7 @@ class AccessLog:
             self._file.close()
         else:
             _log.warning("access records not written", reason="the file could not be written")
-        self._told_at = -_TOLD_SECONDS
+        self._reported_at = -_REPORT_SECONDS
         self._warn()
 
     # --- on the thread ---

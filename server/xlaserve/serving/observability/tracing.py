@@ -124,7 +124,7 @@ class Tracing:
         self._ids = count(1)
         self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
-        self._told = 0
+        self._reported = 0
         """Lost spans already reported in the log."""
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -309,8 +309,8 @@ class Tracing:
         self._tell_of_losses(self._spans.dropped)
 
     def _tell_of_losses(self, dropped: int) -> None:
-        if lost := dropped - self._told:
-            self._told = dropped
+        if lost := dropped - self._reported:
+            self._reported = dropped
             _log.warning("spans lost", count=lost)
 
     def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:

@@ -137,7 +137,7 @@ class Caching(Around):
 
 
 class _Flight:
-    """One shared execution and the calls waiting for it (a Place)."""
+    """One shared execution and the calls waiting for it (a Holder)."""
 
     def __init__(
         self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int

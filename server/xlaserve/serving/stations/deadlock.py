@@ -44,7 +44,7 @@ class Executing(Protocol):
 
 @runtime_checkable
 class Awaiting(Protocol):
-    """A Place whose calls wait for other calls: for relays, or for earlier calls."""
+    """A Holder whose calls wait for other calls: for relays, or for earlier calls."""
 
     def awaited(self, call: InferCall) -> Iterable[InferCall]:
         """Return the calls that must end before this one can."""

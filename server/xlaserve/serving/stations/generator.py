@@ -164,7 +164,7 @@ class GeneratorRunner:
 
 
 class Generation:
-    """The answers to one call (a Place).
+    """The answers to one call (a Holder).
 
     At any time exactly one thing drives it: a job on a thread, or the callback of a client that
     must read first. The driver checks whether the call has ended, and then closes the answers.

@@ -136,7 +136,7 @@ MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
 
 
 class Working:
-    """The execution of one call (a Place)."""
+    """The execution of one call (a Holder)."""
 
     __slots__ = ("_work",)
 

@@ -56,7 +56,7 @@ class Limits:
 
 
 class _Passed:
-    """Lets a request that was forwarded to the engine be abandoned (a Place)."""
+    """Lets a request that was forwarded to the engine be abandoned (a Holder)."""
 
     __slots__ = ("_front", "_number")
 

@@ -17,7 +17,7 @@ OWN = {
         ("admission", "has_begun", "is_found", "has_ended", "is_cancelled", "holds_anything"),
         "it passes no gate of its own, and has a life of its own",
     ),
-    **dict.fromkeys(("outcome", "is_told_later"), "what becomes of its own answer"),
+    **dict.fromkeys(("outcome", "notifies_later"), "what becomes of its own answer"),
     **dict.fromkeys(
         ("api", "method", "operation", "protocol", "record", "opened_ns", "tokens"),
         "told of the call of the client, which waits",

@@ -53,7 +53,7 @@ class Limits:
     """Time limit of one program, in seconds."""
     trial_seconds: float = 60.0
     """Limit on the CPU time of a row trial, in seconds."""
-    is_told: bool = True
+    is_logged: bool = True
     """Whether to log the start and end of processes, and slow compilations."""
 
 
@@ -88,7 +88,7 @@ class CompilerProcesses:
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self.limits = limits
         self._command = (*command, str(os.getpid()), str(limits.bytes))
-        self._tell: Callable[..., None] = _log.info if limits.is_told else _nothing
+        self._tell: Callable[..., None] = _log.info if limits.is_logged else _nothing
         self._changed = threading.Condition()
         """Guards the fields below."""
         self._tasks: deque[_Task] = deque()
@@ -169,7 +169,7 @@ class CompilerProcesses:
         if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
             # The thread that starts a process lives as long as the process, because the system ends
             # a process together with the thread that started it.
-            kind = "compiler" if self.limits.is_told else "trial"
+            kind = "compiler" if self.limits.is_logged else "trial"
             name = f"{kind}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._threads.add(thread)

@@ -18,7 +18,7 @@ class Holding:
     """Key of models that share programs; empty if the model shares none."""
 
 
-class ToldSizes:
+class ReportedSizes:
     """The size in bytes that was reported to a mesh for each loaded model.
 
     A mesh learns a model's size once, when the model is loaded, and expects that much memory to be
@@ -40,58 +40,58 @@ class ToldSizes:
         """`holding` returns a loaded model's memory, or raises ModelNotFound."""
         self._holding = holding
         self._room_bytes = room_bytes
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
-    def tell(self, model_id: str) -> int:
+    def report(self, model_id: str) -> int:
         """Return the size to report for a newly loaded model, at least 1, and record it."""
-        self._told.pop(model_id, None)
-        untold, found = self.untold_bytes(), self._holding(model_id)
-        self._told[model_id] = found.held_bytes
+        self._reported.pop(model_id, None)
+        unreported, found = self.unreported_bytes(), self._holding(model_id)
+        self._reported[model_id] = found.held_bytes
         if found.alone_bytes > found.held_bytes and self.exposed_bytes() > self._room_bytes():
-            self._told[model_id] = found.alone_bytes
-        self._told[model_id] = max(1, self._told[model_id] + untold)
-        return self._told[model_id]
+            self._reported[model_id] = found.alone_bytes
+        self._reported[model_id] = max(1, self._reported[model_id] + unreported)
+        return self._reported[model_id]
 
-    def told(self, model_id: str) -> int:
+    def update(self, model_id: str) -> int:
         """Return a loaded model's size for the mesh, at least 1, and record it.
 
         This is the size reported before, plus memory the model holds that the mesh does not count
         yet.
         """
         held = max(1, self._holding(model_id).held_bytes)
-        size = self._told.get(model_id, held)
-        if model_id in self._told:
-            size += min(self.untold_bytes(), max(0, held - size))
-            self._told[model_id] = size
+        size = self._reported.get(model_id, held)
+        if model_id in self._reported:
+            size += min(self.unreported_bytes(), max(0, held - size))
+            self._reported[model_id] = size
         return size
 
     def of(self, model_id: str) -> int | None:
         """Return the size reported for a model, without updating it; None if there is none."""
-        return self._told.get(model_id)
+        return self._reported.get(model_id)
 
     @property
     def total_bytes(self) -> int:
         """Return the sum of the sizes reported for loaded models."""
-        return sum(self._told[model_id] for model_id, _ in self._loaded())
+        return sum(self._reported[model_id] for model_id, _ in self._loaded())
 
-    def untold_bytes(self) -> int:
+    def unreported_bytes(self) -> int:
         """Return how much memory models hold beyond reported sizes and room; at least 0."""
         held = sum(found.held_bytes for _, found in self._loaded())
-        return max(0, held - sum(self._told.values()) - self._room_bytes())
+        return max(0, held - sum(self._reported.values()) - self._room_bytes())
 
     def exposed_bytes(self) -> int:
         """Return the most memory that could go unreported, whichever models are unloaded."""
         exposed: dict[tuple[str, str], int] = {}
         for model_id, found in self._loaded():
             key = (found.computation, "" if found.computation else model_id)
-            beyond = found.alone_bytes - self._told[model_id]
+            beyond = found.alone_bytes - self._reported[model_id]
             exposed[key] = max(beyond, exposed.get(key, 0))
         return sum(exposed.values())
 
     def _loaded(self) -> Iterator[tuple[str, Holding]]:
         """Yield the loaded models, and drop the sizes of others."""
-        for model_id in list(self._told):
+        for model_id in list(self._reported):
             try:
                 yield model_id, self._holding(model_id)
             except ModelNotFound:
-                del self._told[model_id]
+                del self._reported[model_id]
