@@ -264,7 +264,7 @@ def test_names_that_collide_are_refused() -> None:
 def test_names_are_bounded(name: str) -> None:
     (x,) = _arrays("3")
 
-    with pytest.raises(InvalidModel, match=f"one input has a name of {len(name)} characters"):
+    with pytest.raises(InvalidModel, match=f"a name of 1 to 1024 characters, got {len(name)}"):
         _signature(_export(lambda named: named[name], {name: x}))
 
 
