@@ -20,7 +20,7 @@ from xlaserve.language.templates import Template
 from xlaserve.local.process import NotServing, ServerProcess
 from xlaserve.offline.targets.compiling import Compilers
 from xlaserve.offline.targets.jobs import Job
-from xlaserve.process.children import FOR_THE_SERVER, start_deaf
+from xlaserve.process.children import FOR_THE_SERVER, start_shielded
 from xlaserve.python_models.process.printing import ProcessLog
 from xlaserve.python_models.process.running import RunningProcess
 from xlaserve.runtime import trial
@@ -30,7 +30,7 @@ from xlaserve.workers.worker_process import Role, WorkerProcess
 ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
 HEARING = dict.fromkeys(("app/successor.py", "local/process.py"), "it is a server itself")
-DEAF = start_deaf.__name__
+DEAF = start_shielded.__name__
 COMMANDS = ("bench/", "cli/")
 """Commands whose processes the terminal should stop along with them."""
 READY = "import signal, sys\n"
@@ -78,7 +78,7 @@ def test_every_process_that_the_server_starts_is_deaf() -> None:
 
 
 def started(code: str) -> "subprocess.Popen[str]":
-    return start_deaf(
+    return start_shielded(
         [sys.executable, "-c", READY + code + LAST],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -103,7 +103,7 @@ def test_a_child_hears_nothing(code: str) -> None:
 
 def test_a_child_is_deaf_from_its_first_instruction_on() -> None:
     """The kernel sets the mask before any interpreter could; other signals are not blocked."""
-    with start_deaf(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True) as child:
+    with start_shielded(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True) as child:
         told = dict(line.split(":", 1) for line in child.communicate()[0].splitlines())
     blocked = int(told["SigBlk"], 16)
     ours = signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -101,7 +101,7 @@ def _starts_process(module: ast.Module) -> bool:
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) in ("subprocess", "asyncio", "os")
     }
-    if "start_deaf(" in ast.unparse(module):
+    if "start_shielded(" in ast.unparse(module):
         return True
     return bool(
         names & {"Popen", "run", "check_output", "check_call", "create_subprocess_exec", "fork"}

@@ -15,7 +15,7 @@ from xlaserve.process import own_code
 KEEPING = """
     import json, os, sys
     from xlaserve.process import own_code
-    from xlaserve.process.children import start_deaf
+    from xlaserve.process.children import start_shielded
     own_code.keep()
     descriptor = own_code.kept()
     own_code.keep()
@@ -26,7 +26,7 @@ KEEPING = """
     except OSError as error:
         refused = error.strerror
     version = [sys.executable, "-P", "-m", "xlaserve.cli", "--version"]
-    child = start_deaf(version, stdout=-1, text=True)
+    child = start_shielded(version, stdout=-1, text=True)
     foreign = [sys.executable, "-m", "json.tool"]
     print(json.dumps({
         "archive": f"/proc/self/fd/{descriptor}",

@@ -23,7 +23,7 @@ MOST_SECONDS = 120
 STARTERS = frozenset(
     {
         "subprocess.run",
-        "start_deaf",
+        "start_shielded",
         "subprocess.Popen",
         "asyncio.create_subprocess_exec",
         "os.fork",
@@ -47,7 +47,7 @@ TEMPLATE = KINDS[LIMITED]
 NO_CHILDREN = {
     "app/successor.py: Successor.start": "it is the next server",
     "local/process.py: ServerProcess.__init__": "it is a server, which ends when its stdin does",
-    "process/children.py: start_deaf": "it starts those above that have a row",
+    "process/children.py: start_shielded": "it starts those above that have a row",
     "process/output.py: _started": (
         "it ends when nobody is left who could print: test_a_stopped_reader_ends_after_its_server"
     ),

@@ -217,7 +217,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "app.beside:running_beside": "the server ends with it",
     "app.replacing:take_changes": "read by the function that begins it",
     "process.best_effort:BestEffortStream._enqueue": "lines of the log",
-    "process.output:_have_read": "lines of the log",
+    "process.output:_start_reader": "lines of the log",
     "residence.reloads:Reloads._check_in_time": "a file that is read again, which the log tells of",
     "residence.capacity:Capacity.changed": f"{_OF_OTHERS}whoever gives memory back",
     "residence.finishing:Finisher.finish": "what a load leaves; the model is there",

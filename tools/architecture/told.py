@@ -300,7 +300,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future, which the event loop awaits with a timeout",
     ),
     Worker(
-        "process/children.py: start_deaf",
+        "process/children.py: start_shielded",
         "the starting thread of each child process below",
         "starts a child process that does not receive signals meant for the server",
         "the signal mask of the calling thread",
@@ -568,7 +568,7 @@ WORKERS: tuple[Worker, ...] = (
         "log records; it outlives a server that crashes",
     ),
     Worker(
-        "process/output.py: _have_read",
+        "process/output.py: _start_reader",
         "`output`",
         "restarts that process when it exits",
         "its exit status",

@@ -17,7 +17,7 @@ STARTERS = frozenset(
         "HostThreads",
         "DeviceThreads",
         "subprocess.run",
-        "start_deaf",
+        "start_shielded",
         "subprocess.Popen",
         "asyncio.create_subprocess_exec",
         "asyncio.to_thread",

@@ -17,7 +17,7 @@ import msgspec
 
 from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.process import last_words
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.silence import Stopped, is_stopped
 
 _SIZE_BYTES = 4
@@ -261,7 +261,7 @@ def _raise_killed(said: str) -> NoReturn:
 
 def _started(program: Sequence[str], life: int) -> "subprocess.Popen[bytes]":
     # Not the server's environment: it may hold secrets.
-    return start_deaf(
+    return start_shielded(
         [sys.executable, "-s", "-P", "-X", "utf8", *program, str(life)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

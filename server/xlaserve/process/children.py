@@ -19,7 +19,7 @@ FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal
 """Signals that stop, reload or replace the server."""
 
 
-def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+def start_shielded(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process with the server's signals blocked; `options` are Popen's.
 
     A module of this package runs the code with which this server was started. Raises OSError if the

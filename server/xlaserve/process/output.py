@@ -14,7 +14,7 @@ import structlog
 
 from xlaserve.process import last_words, log
 from xlaserve.process.best_effort import best_effort, finish
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.log_everything import PrintedLines, take_hooks
 
 _READER = (sys.executable, "-P", "-m", "xlaserve.process.output_reader")
@@ -61,7 +61,7 @@ def logged_output(
     take_hooks()
     originals = {number: lines.behind.fileno() for number, lines in taken.items()}
     if not given:
-        _have_read(originals)
+        _start_reader(originals)
     try:
         yield
     except BaseException:
@@ -82,7 +82,7 @@ def _give_back(originals: Mapping[int, int]) -> None:
         os.dup2(original, number)
 
 
-def _have_read(originals: Mapping[int, int]) -> None:
+def _start_reader(originals: Mapping[int, int]) -> None:
     """Start a process that logs output written to the descriptors to the original stderr."""
     if not hasattr(socket, "SO_PASSCRED"):
         return  # without SO_PASSCRED, native code prints to the original descriptors
@@ -104,7 +104,7 @@ def _have_read(originals: Mapping[int, int]) -> None:
 
 
 def _started(source: socket.socket, stderr: int) -> "subprocess.Popen[bytes]":
-    return start_deaf(
+    return start_shielded(
         _READER,
         stdin=source.fileno(),
         stdout=subprocess.DEVNULL,

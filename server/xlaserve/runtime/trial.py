@@ -23,7 +23,7 @@ from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.process import last_words
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.confinement import confine, limit_processor
 from xlaserve.process.endings import end_with_parent
 from xlaserve.process.own_time import OwnTime
@@ -117,7 +117,7 @@ def _run(
     Raises InvalidModel on timeout, or the exception of `check_cancelled`.
     """
     unsent: str | None = given
-    process = start_deaf(
+    process = start_shielded(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from xlaserve.concurrency.control_plane import OF_MODELS, ChangeKind
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.output import descriptors
 from xlaserve.process.silence import Silence, is_stopped
 from xlaserve.workers.channel import Channel, ChannelError, from_worker
@@ -280,7 +280,7 @@ class WorkerProcess:
 
 def _started(arguments: Sequence[str], given: Sequence[int]) -> "subprocess.Popen[bytes]":
     # Not through uvloop, which would unblock every signal in the child process.
-    return start_deaf(
+    return start_shielded(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=given,

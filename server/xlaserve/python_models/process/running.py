@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.endings import end_session
 from xlaserve.process.silence import Stopped
 from xlaserve.python_models.process.pipe import Pipe
@@ -46,7 +46,7 @@ class RunningProcess:
             writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
             reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None
             given = (theirs.fileno(), *slabs)
-            self._process: subprocess.Popen[bytes] = start_deaf(
+            self._process: subprocess.Popen[bytes] = start_shielded(
                 [*COMMAND, str(os.getpid()), *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

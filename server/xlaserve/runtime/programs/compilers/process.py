@@ -16,7 +16,7 @@ from signal import Signals
 
 from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.process import last_words
-from xlaserve.process.children import start_deaf
+from xlaserve.process.children import start_shielded
 from xlaserve.process.silence import Stopped
 
 _SHOWN_CHARACTERS = 300
@@ -67,7 +67,7 @@ class CompilerProcess:
         """Why the watcher killed the process; None if it did not."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
-            self._process: subprocess.Popen[bytes] = start_deaf(
+            self._process: subprocess.Popen[bytes] = start_shielded(
                 command,
                 env=variables,
                 stdin=subprocess.PIPE,
