@@ -1,4 +1,8 @@
-"""Query the example models with Triton's client: python python_client.py [HOST:PORT]"""
+"""Query the models of examples/python_models with Triton's client.
+
+xlaserve serve examples/python_models --allow-python-models
+python examples/python_client.py [HOST:PORT]
+"""
 
 import sys
 

@@ -1,13 +1,14 @@
 """Train a small GPT on the text that ships with Python, export it, and complete a sentence.
 
     python examples/generation/train.py build/story models/story/1
+    python examples/generation/train.py build/story models/story/1 --steps 50   # sooner, but worse
 
 The text is `pydoc_data.topics`, half a million characters about the language. Afterwards
 `build/story` contains the parameters (model.safetensors) and the tokenizer (tokenizer.json).
 """
 
+import argparse
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def save(checkpoint: Path, params: gpt.Parameters, tokenizer: Tokenizer) -> None
     tokenizer.save(str(checkpoint / export.TOKENIZER))
 
 
-def main(checkpoint: Path, version: Path) -> None:
+def main(checkpoint: Path, version: Path, steps: int) -> None:
     """Train, save, and export to a version directory."""
     training, held_out = texts()
     tokenizer = trained_tokenizer(training)
@@ -148,11 +149,15 @@ def main(checkpoint: Path, version: Path) -> None:
     params = gpt.initial(tokenizer.get_vocab_size(), LENGTH, seed=SEED)
     count = sum(array.size for array in params.values())
     print(f"{len(tokens)} tokens, {count / 1e6:.2f} million parameters", flush=True)
-    params = train(params, tokens, STEPS)
+    params = train(params, tokens, steps)
     print(f"loss on topics held out: {held_out_loss(params, tokens_of(tokenizer, held_out)):.3f}")
     save(checkpoint, params, tokenizer)
     print(export.export(checkpoint, version))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description="Train a small GPT, and export it.")
+    parser.add_argument("checkpoint", type=Path, help="directory for parameters and tokenizer")
+    parser.add_argument("version", type=Path, help="version directory, such as models/story/1")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps (%(default)s)")
+    main(**vars(parser.parse_args()))

@@ -215,6 +215,21 @@ async def test_answers_of_a_stream_are_shown_as_they_come(
     assert 2 == await page.evaluate("document.getElementById('try-outputs').childElementCount")
 
 
+async def test_a_call_has_a_version_only_if_the_address_has_one(
+    page: Page, server: ServerProcess
+) -> None:
+    languages = ("curl", "Python", "JavaScript", "grpcurl")
+    await show(page, server, "classes")
+    newest = [await code(page, language) for language in languages]
+    await show(page, server, "classes/versions/1")
+    pinned = [await code(page, language) for language in languages]
+    await enter(page, **CLASSES)
+
+    assert not [call for call in newest if "versions/1" in call or '"1"' in call]
+    assert all("versions/1" in call or '"1"' in call for call in pinned)
+    assert "0.25" in await send(page)
+
+
 async def test_the_call_is_what_a_shell_and_programs_run(
     page: Page, server: ServerProcess, grpcurl: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ export class TryIt {
   #fields = [];
   #call = null;
   #sending = null;
+  #isPinned = false;
 
   constructor() {
     byId("try-form").addEventListener("submit", (event) => {
@@ -30,7 +31,11 @@ export class TryIt {
   /** Make the form of a version that answers. */
   show(name, version, { inputs, outputs, decoupled }, grpc) {
     this.clear();
-    this.model = { name, version, outputs, decoupled, grpc };
+    const [first, , , what] = location.hash.split("/");
+    // A place within the page, such as `#try`, says nothing of the version.
+    if (first === "#") this.#isPinned = what === "versions";
+    // Without a version the newest one answers, so a copied call outlives this one.
+    this.model = { name, version: this.#isPinned ? version : "", outputs, decoupled, grpc };
     this.#fields = inputs.map((input) => new Field(input, () => this.#write()));
     byId("try-inputs").replaceChildren(...this.#fields.map((field) => field.element));
     this.#write();
@@ -51,7 +56,8 @@ export class TryIt {
     const base = new URL(".", location.href);
     const { name, version, grpc } = this.model;
     try {
-      const path = `v2/models/${encodeURIComponent(name)}/versions/${version}/infer`;
+      const pin = version && `/versions/${version}`;
+      const path = `v2/models/${encodeURIComponent(name)}${pin}/infer`;
       const inputs = this.#fields.map((field) => field.read()).filter(Boolean);
       this.#call = { name, version, inputs, url: base.href + path, base, grpc: address(grpc, base) };
       this.#call.token = hasToken();
