@@ -463,8 +463,7 @@ TEXTS = [
     ),
     (
         StillStarting("", "", "models are being loaded for the first time"),
-        "a model without a name is not available yet: models are being loaded for the first time, "
-        "try again",
+        "no model is available yet: models are being loaded for the first time, try again",
     ),
     (
         StartFailed(["a", "b"]),

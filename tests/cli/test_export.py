@@ -27,12 +27,31 @@ branching = Exportable(branches, PARAMS, INPUTS)
 wrong = Exportable(arity, PARAMS, INPUTS, compiled_shapes=7)
 """
 
+DROPPING = """\
+import jax, jax.numpy as jnp
+from xlaserve import Exportable
+def drops(params, x):
+    return {{"y": jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, (4,)), x, 0)}}
+model = Exportable(drops, {{}}, {{"x": ("FP32", [-1, 4])}}, training_mode={accepted})
+"""
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "author.py"
     path.write_text(SOURCE)
     return path
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_dropout_in_plain_jax_is_named_as_at_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, accepted: bool
+) -> None:
+    source = tmp_path / "dropping.py"
+    source.write_text(DROPPING.format(accepted=accepted))
+    export(f"{source}:model", tmp_path / "m")
+
+    assert accepted is ("jax.random.bernoulli draws" not in capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

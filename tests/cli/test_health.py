@@ -6,20 +6,35 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 import typer
 from grpclib.server import Server
 from support.process import ONLY_IDENTITY, command, run, served
+from support.python_models import VECTORS, write
 from support.server import Serve
 from typer.testing import CliRunner
 
+from xlaserve.app.server import Application
 from xlaserve.cli.health import health
 from xlaserve.dialing.interface import CallFailed
 from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.settings import Settings
 from xlaserve.settings.description import describe_settings
 from xlaserve_proto import inference as pb
 
 SECONDS = 30.0
+SLOW = """
+import pathlib, time
+
+class Model(PythonModel):
+    def load(self, context):
+        while not pathlib.Path({gate!r}).exists():
+            time.sleep(0.01)
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
 WITHOUT_OPTIONS = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
 
 
@@ -77,6 +92,44 @@ async def test_a_server_that_starts_is_live_and_not_ready(tmp_path: Path) -> Non
         await ask(url, live=True)
         with pytest.raises(CallFailed, match=f"{url}: the server is not ready"):
             await ask(url)
+
+
+async def test_a_start_is_described_with_the_models_that_are_loading(tmp_path: Path) -> None:
+    gate, models = tmp_path / "gate", tmp_path / "models"
+    write(models, "slow", SLOW.format(gate=str(gate)), VECTORS)
+    start = ("--allow-python-models", "--model-control-mode", "none")
+    async with served(models, *start, until="listening") as server:
+        async with asyncio.timeout(SECONDS):
+            while "loading 'slow'" not in await told(server.url):
+                await asyncio.sleep(0.01)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{server.http}/v2/health/ready") as answer:
+                body = await answer.json()
+        gate.touch()
+        await server.until("started")
+
+    assert "models are being loaded for the first time: 'slow'" == body["reason"]
+
+
+async def test_a_repository_that_was_not_read_yet_is_starting_and_not_unreadable(
+    tmp_path: Path,
+) -> None:
+    """The error is that of requests for a model, which dashboards count as starting."""
+    given = {"grpc_endpoint": "port:0", "http_endpoint": "none", "device": "cpu"}
+    application = Application(Settings.read({}, repository=tmp_path, **given))
+    async with application.running() as addresses:
+        text = await told(addresses.grpc)
+
+    assert text.endswith(
+        "no model is available yet: the model repository has not been read yet, try again"
+    )
+
+
+async def told(url: str) -> str:
+    """Return the error of the command."""
+    with pytest.raises(CallFailed) as caught:
+        await ask(url)
+    return str(caught.value)
 
 
 async def test_where_nobody_listens_is_said(tmp_path: Path) -> None:

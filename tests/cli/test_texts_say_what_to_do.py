@@ -123,9 +123,10 @@ async def test_a_port_in_use_says_how_to_have_a_free_one(serve: Serve, tmp_path:
             async with serve(tmp_path, http_endpoint=f"port:{port}"):
                 pass
 
-    assert "(Address already in use; port:0 takes a free port), got '127.0.0.1, port" in str(
-        raised.value
-    )
+    assert (
+        "setting http_endpoint: expected a free port: stop what listens there, or use"
+        f" --http-endpoint port:0, got '127.0.0.1:{port}, which is in use'"
+    ) == str(raised.value)
 
 
 PATHS: Mapping[str, str] = {

@@ -27,6 +27,7 @@ from xlaserve.artifact.computation import not_lasting
 from xlaserve.artifact.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.artifact.shapes import TRIED_SIZE
 from xlaserve.artifact.steps import Steps
+from xlaserve.artifact.training_layers import said_of_module
 from xlaserve.artifact.trees import Nesting
 from xlaserve.authoring import read_back
 from xlaserve.authoring.declared import (
@@ -46,6 +47,7 @@ from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.model_config.buckets import MAX_BUCKETS
 from xlaserve.row_proofs.verdict import Independence, Verdict, worst
 from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
+from xlaserve.tensors import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ class Exportable:
             temporary.replace(made, target)
         unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
         lasts = not_lasting(lowered.computation.module)
-        for text in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
+        training = "" if self.training_mode else _training(lowered, inputs)
+        for text in filter(None, (notice, untried, unsized, lasts, training, *_not_for(lowered))):
             (on_notice or partial(_log_notice, target))(text)
         return target
 
@@ -421,6 +424,11 @@ def _unsized(
         f"{{{example}}} or max_on_demand_shapes, or set one of these as a parameter of its "
         "configuration"
     )
+
+
+def _training(lowered: Lowered, inputs: Sequence[TensorSpec]) -> str:
+    takes_integers = any(spec.datatype.dtype.kind in "iu" for spec in inputs)
+    return said_of_module(lowered.computation.module, takes_integers=takes_integers)
 
 
 def _not_for(lowered: Lowered) -> list[str]:

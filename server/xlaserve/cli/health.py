@@ -21,7 +21,10 @@ from xlaserve.dialing.address import ServerAddress, TlsFiles
 from xlaserve.dialing.dial import dial
 from xlaserve.dialing.interface import CallFailed, IndexEntry, ServerClient
 from xlaserve.dialing.spoken import advising
-from xlaserve.residence.failed_loads import SHOWN, is_failure
+from xlaserve.residence.failed_loads import SHOWN, is_failure, named_models
+from xlaserve.residence.lifecycle import State
+
+_LOADING = State.LOADING.public
 
 
 def health(  # noqa: PLR0917, typer reads the parameters of a command from its signature
@@ -99,7 +102,7 @@ async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | N
 
 
 async def _failures(client: ServerClient) -> str:
-    """Return the failed models in a server's index with their reasons, or why there is no index."""
+    """Return the failed and loading models in a server's index, or why there is no index."""
     try:
         entries = await client.index()
     except Exception as error:
@@ -110,7 +113,8 @@ async def _failures(client: ServerClient) -> str:
     failed = [entry for entry in entries if is_failure(entry.state, entry.reason)]
     shown = [f"{_named(entry)}: {entry.reason}" for entry in failed[:SHOWN]]
     more = [f"and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []
-    return "; ".join((*shown, *more))
+    loading = named_models([entry.name for entry in entries if entry.state == _LOADING])
+    return "; ".join((*shown, *more, *([f"loading {loading}"] if loading else [])))
 
 
 def _named(entry: IndexEntry) -> str:

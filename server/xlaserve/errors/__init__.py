@@ -78,9 +78,9 @@ class StillStarting(ModelNotReady):
     """The model is missing, but may appear: the first scan of the repository is still running."""
 
     def __init__(self, model: str, version: str, because: str) -> None:
-        named = f"model '{model}'" if model else "a model without a name"
-        shown = f"{named} version {version}" if version else named
-        XlaserveError.__init__(self, f"{shown} is not available yet: {because}, try again")
+        named = f"model '{model}'" + (f" version {version}" if version else "")
+        shown = f"{named} is not" if model else "no model is"
+        XlaserveError.__init__(self, f"{shown} available yet: {because}, try again")
 
 
 class LoadFailed(XlaserveError):

@@ -138,10 +138,12 @@ def listen(
         return _listen_tcp(setting, host, endpoint.port or 0, backlog)
     except OSError as error:
         where = f"unix:{endpoint.path}" if endpoint.path else f"{host}, port {endpoint.port}"
-        reason = error.strerror or str(error)
+        expected = f"an address to listen on ({error.strerror or error})"
         if error.errno == errno.EADDRINUSE and endpoint.path is None:
-            reason += "; port:0 takes a free port"
-        raise InvalidSettings(setting, f"an address to listen on ({reason})", where) from error
+            where = f"{host}:{endpoint.port}, which is in use"
+            flag = f"--{setting.replace('_', '-')}"
+            expected = f"a free port: stop what listens there, or use {flag} port:0"
+        raise InvalidSettings(setting, expected, where) from error
 
 
 def _identity(file: os.stat_result) -> tuple[int, int, int]:

@@ -62,8 +62,8 @@ class Catalog:
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """List every known version, and every model of the repository that has none.
 
-        Lists only models visible to the caller. Raises RepositoryUnreadable until the repository
-        has been listed completely.
+        Lists only models visible to the caller. Raises StillStarting or RepositoryUnreadable until
+        the repository has been listed completely.
         """
         self._registry.standing.require_listed(self._repository.parts[0].place)
         rows = await self.known(ready=ready)

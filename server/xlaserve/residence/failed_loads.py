@@ -1,6 +1,6 @@
 """Remembers why models failed to load before any version of them was known."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from xlaserve.errors import (
@@ -43,6 +43,12 @@ _LASTING = frozenset({State.UNAVAILABLE.public, State.READY.public})
 def is_failure(state: str, reason: str) -> bool:
     """Tell whether a state and reason, as shown in the index, describe a failure."""
     return state in _LASTING and reason not in _WISHED
+
+
+def named_models(names: Sequence[str]) -> str:
+    """Return the first names of a list, and the number of the others."""
+    more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join((*(f"'{name}'" for name in names[:SHOWN]), *more))
 
 
 def of_reload(reason: str) -> str:

@@ -19,7 +19,7 @@ from xlaserve.errors import (
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.residence.host import load_threads
 from xlaserve.residence.registry import Registry
-from xlaserve.residence.reports.failing import describe_failures
+from xlaserve.residence.reports.failing import describe_failures, describe_loading
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.residence.repository.watching import Changes
@@ -102,12 +102,13 @@ class RepositoryFollower:
         self._registry.failed.forget(name)
 
     def why_not_ready(self) -> str:
-        """Return why the server is not ready, naming failed models; empty if it is ready.
+        """Return why the server is not ready, naming models that load or failed; empty if it is.
 
         Models hidden from the current caller are not named.
         """
         if not self._standing.row.is_settled:
-            return self._standing.row.says
+            loading = describe_loading(self._registry)
+            return self._standing.row.says + (f": {loading}" if loading else "")
         if not self._is_on:
             return "the server is shutting down"
         if not self.is_ready_here:

@@ -93,6 +93,8 @@ class Standing:
             raise StillStarting(model, version, self.row.says)
 
     def require_listed(self, place: str) -> None:
-        """Raise RepositoryUnreadable if the list of models is unknown."""
+        """Raise StillStarting or RepositoryUnreadable if the list of models is unknown."""
+        if self.state is State.UNREAD:
+            raise StillStarting("", "", self.row.says)
         if not self.row.is_listed:
             raise RepositoryUnreadable(place, self.row.says)

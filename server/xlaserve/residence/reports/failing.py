@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xlaserve.residence.failed_loads import SHOWN, is_failure
+from xlaserve.residence.failed_loads import SHOWN, is_failure, named_models
+from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.serving.access.sight import seen_now
 
@@ -46,6 +47,19 @@ def describe_failures(registry: Registry, names: Iterable[str]) -> str:
         lines.append(f"and {len(shown) - SHOWN} more")
     counted = f"{len(missing)} model{'' if len(missing) == 1 else 's'} of the start"
     return f"{counted} not loaded" + (f": {'; '.join(lines)}" if lines else "")
+
+
+def describe_loading(registry: Registry) -> str:
+    """Name the models that are being loaded, of those that the current caller may see."""
+    sees = seen_now()
+    return named_models(
+        [
+            model.name
+            for model in registry.models()
+            if sees(model.name)
+            and any(version.state is State.LOADING for version in model.versions.values())
+        ]
+    )
 
 
 def _named(one: Failing) -> str:
