@@ -143,13 +143,17 @@ def _split(**milliseconds: float) -> Table:
         (_split(rows_1=4, rows_2=5, rows_4=8, rows_8=80), 5, [4, 1]),
         (_split(rows_1=10, rows_4=38, rows_8=90), 8, [8]),
         (_split(rows_1=10, rows_2=13, rows_8=100), 8, [2] * 4),
+        (_split(rows_1=10.7, rows_32=82.7), 2, [1, 1]),
+        (_split(rows_1=10.7, rows_32=82.7), 5, [32]),
+        (_split(rows_1=10.7, rows_32=82.7), 32, [32]),
         (_split(rows_1=0.01, rows_8=0.99), 8, [8]),
         (_split(rows_1=0.01, rows_8=1), 8, [1] * 8),
         (_split(rows_1=1, rows_8=inf), 8, [8]),
         (_table(rows_1=1, rows_8=80), 8, [8]),
     ],
     ids=[
-        *("ones", "one", "padded", "rest", "no gain", "twos", "tiny", "no longer tiny"),
+        *("ones", "one", "padded", "rest", "no gain", "twos"),
+        *("few rows in a large bucket", "more of them", "all of them", "tiny", "no longer tiny"),
         *("not measured", "not allowed"),
     ],
 )

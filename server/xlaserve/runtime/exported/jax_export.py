@@ -140,7 +140,7 @@ class JaxExportModel:
 
         Returns None if the batch should be executed whole.
         """
-        if self._dimensions is None and not copy.table.splits:
+        if self._dimensions is None and not copy.table.may_gain:
             return None
         values = [inputs[name] for name in self._names]
         rows = self.rows(values)

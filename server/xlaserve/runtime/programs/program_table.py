@@ -7,7 +7,8 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from itertools import pairwise
+from math import inf
 from typing import TypeAlias
 
 import jax
@@ -81,18 +82,25 @@ class Table:
     may_split: bool = False
     """Whether batches may be executed in pieces: rows are independent, on a single CPU device."""
     splits: tuple[int, ...] = ()
-    """Rows per piece for each bucket, 0 to execute it whole; empty if no bucket is split."""
+    """Rows per piece for each full bucket, 0 to execute it whole; empty if none is split."""
+    may_gain: bool = False
+    """Whether pieces are faster for any number of rows."""
 
     def with_program(self, program: Program) -> "Table":
         """Return a new table with one more bucket."""
         at = bisect_left(self.buckets, program.rows)
         programs = (*self.programs[:at], program, *self.programs[at:])
-        splits = tuple(_split(programs, one) for one in programs) if self.may_split else ()
+        splits = tuple(_split(programs, one, one.rows) for one in programs if self.may_split)
+        # Pieces gain most for the fewest rows of a bucket.
+        may_gain = self.may_split and any(
+            _split(programs, one, smaller.rows + 1) for smaller, one in pairwise(programs)
+        )
         return Table(
             (*self.buckets[:at], program.rows, *self.buckets[at:]),
             programs,
             self.may_split,
             splits if any(splits) else (),
+            may_gain,
         )
 
     def program_for(self, rows: int) -> Program:
@@ -105,10 +113,10 @@ class Table:
 
         Returns one program if the rows are executed whole.
         """
-        at = bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)
-        piece = self.splits[at] if self.splits else 0
-        if not 0 < piece < rows:
-            return (self.programs[at],)
+        whole = self.program_for(rows)
+        piece = _split(self.programs, whole, rows) if self.may_gain else 0
+        if not piece:
+            return (whole,)
         count, rest = divmod(rows, piece)
         pieces = (self.program_for(piece),) * count
         return (*pieces, self.program_for(rest)) if rest else pieces
@@ -125,15 +133,19 @@ class Table:
         return best
 
 
-def _split(programs: Sequence[Program], whole: Program) -> int:
-    """Return the rows per piece that execute a bucket fastest, or 0 to execute it whole."""
+def _split(programs: Sequence[Program], whole: Program, rows: int) -> int:
+    """Return the rows per piece that execute these rows fastest, or 0 to execute them whole."""
     # Do not split without a measurement.
     if not _LEAST_SPLIT_SECONDS <= whole.seconds < inf:
         return 0
     best, lowest = 0, whole.seconds * _WORTH_SPLITTING
     for piece in programs:
-        if piece.rows < whole.rows:
-            seconds = ceil(whole.rows / piece.rows) * (piece.seconds + _PIECE_SECONDS)
+        if piece.rows < min(rows, whole.rows):
+            count, rest = divmod(min(rows, whole.rows), piece.rows)
+            seconds = count * (piece.seconds + _PIECE_SECONDS)
+            if rest:
+                last = next(program for program in programs if program.rows >= rest)
+                seconds += last.seconds + _PIECE_SECONDS
             if seconds < lowest:
                 best, lowest = piece.rows, seconds
     return best
