@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -43,6 +44,13 @@ def test_names_are_the_same_when_asked_again() -> None:
 def test_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'export_streams'"):
         xlaserve.export_streams  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["AsyncClient", "CallFailed", "Client"])
+def test_a_name_of_the_client_says_where_it_is(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"did you mean xlaserve.client.{name}?"):
+        getattr(xlaserve, name)
+    assert name in vars(import_module("xlaserve.client"))
 
 
 def test_dir_lists_every_public_name() -> None:

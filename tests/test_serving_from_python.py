@@ -106,6 +106,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: xlaserve.serve(".", devise="cpu"),
         r"serve: 'devise' is not a setting; did you mean 'device'\? \(docs/settings\.md\)",
     ),
+    "a setting that resembles none": (
+        lambda: xlaserve.serve(".", nonsense=1),
+        r"serve: 'nonsense' is not a setting \(docs/settings\.md\)",
+    ),
     "several processes": (
         lambda: xlaserve.serve(".", processes=2),
         "serve: processes: expected 1; start `xlaserve serve` for more",

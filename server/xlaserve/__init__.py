@@ -57,6 +57,7 @@ _HOMES = {
     "Server": "xlaserve.local.servers",
     "Service": "xlaserve.grpc.services.services",
 }
+_CLIENT = ("AsyncClient", "CallFailed", "Client")
 _MODULES = {"content_types": "xlaserve.tensors.content_types"}
 
 
@@ -68,7 +69,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in _MODULES:
         return import_module(_MODULES[name])
-    raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")
+    hint = f"; did you mean xlaserve.client.{name}?" if name in _CLIENT else ""
+    raise AttributeError(f"module 'xlaserve' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

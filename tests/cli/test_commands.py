@@ -228,6 +228,19 @@ def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
     assert 80 >= max(map(len, result.output.splitlines()))
 
 
+def test_the_version_of_a_model_has_one_pair_of_flags() -> None:
+    commands = {name: loaded(name) for name in ("infer", "bench")}
+    commands |= {f"models {name}": each for name, each in loaded("models").commands.items()}
+    found = {
+        name: {flag for one in each.params for flag in one.opts if flag.endswith("version")}
+        for name, each in commands.items()
+    }
+
+    asking = {"infer", "bench", "models show", "models config", "models stats", "models load"}
+    assert asking == {name for name, flags in found.items() if flags}
+    assert all({"--version", "--model-version"} == found[name] for name in asking)
+
+
 def test_brackets_in_help_are_shown() -> None:
     """Help texts are plain: rich reads no markup in them."""
 

@@ -18,12 +18,15 @@ def branches(params, x):
     return {"y": x if x[0, 0] > 0 else -x}
 def factory():
     return {}["none"]
+def rows(params, x):
+    return {"y": sum(x[i] for i in range(x.shape[0]))}
 def silent():
     raise RuntimeError
 PARAMS, INPUTS = {"w": np.ones((2, 2), np.float32)}, {"x": ("FP32", [-1, 2])}
 raising = Exportable(raises, PARAMS, INPUTS)
 few = Exportable(arity, PARAMS, INPUTS)
 branching = Exportable(branches, PARAMS, INPUTS)
+looping = Exportable(rows, PARAMS, INPUTS)
 wrong = Exportable(arity, PARAMS, INPUTS, compiled_shapes=7)
 """
 
@@ -59,8 +62,9 @@ def test_dropout_in_plain_jax_is_named_as_at_load(
     [
         ("raising", ":4, in raises: `raise ValueError(", "of my own xxx"),
         ("branching", ':8, in branches: `return {"y": x if', "Attempted boolean conversion of"),
+        ("looping", ":12, in rows: `return", "replace a loop over rows by jax.vmap"),
         ("factory", ':10, in factory: `return {}["none"]`', ": KeyError: 'none'"),
-        ("silent", ":12, in silent: `raise RuntimeError`", ": RuntimeError"),
+        ("silent", ":14, in silent: `raise RuntimeError`", ": RuntimeError"),
         ("wrong", ":wrong", ": TypeError: "),
     ],
 )

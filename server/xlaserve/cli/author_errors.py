@@ -19,6 +19,14 @@ _NOT_THE_AUTHORS = (
 )
 
 
+_ADVICE = {
+    "'_DimExpr' object cannot be interpreted as an integer": (
+        "; the number of rows is unknown at export: replace a loop over rows by jax.vmap"
+    ),
+}
+"""What to do about texts of JAX, by a part of them."""
+
+
 @contextmanager
 def reported_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
     """Turn any exception of a block into InvalidModel; optionally print its traceback.
@@ -43,6 +51,7 @@ def error_line(target: str, error: Exception) -> str:
     if not isinstance(error, XlaserveError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     where = _line(error)
+    text += next((advice for sign, advice in _ADVICE.items() if sign in text), "")
     if where:
         return f"{where}: {text}"
     return text if isinstance(error, XlaserveError) else f"{target}: {text}"

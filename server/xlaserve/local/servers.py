@@ -91,7 +91,7 @@ def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str,
     known = {field.name for field in fields(Settings)} - {"repository"}
     for setting in settings:
         if setting not in known:
-            near = difflib.get_close_matches(setting, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(setting, known, n=1, cutoff=0.7)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise InvalidRequest(f"serve: '{setting}' is not a setting{hint} (docs/settings.md)")
     if settings.get("processes", 1) not in (1, "1"):

@@ -56,7 +56,7 @@ def _value(path: Path, known: Mapping[str, SettingDescription], name: str, value
     if name not in known:
         if took_place := successor(name.replace("-", "_")):
             raise InvalidSettings(setting, took_place, value)
-        near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
         expected = "the name of a setting" + (f", such as '{near[0]}'" if near else "")
         raise InvalidSettings(setting, expected, value)
     if isinstance(value, list):
