@@ -348,7 +348,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"service_tier": "flex"}, "service_tier", 'expected "auto" or "default" or null'),
     ({"extra_body": {"n": 2}}, "n", "expected 1 or null"),
     ({"extra_body": {"messages": []}}, "messages", "got an unknown one; docs/openai.md lists"),
-    ({"extra_body": {"temperatures": 1}}, "temperatures", "one; did you mean 'temperature'?"),
+    ({"extra_body": {"temperaturee": 1}}, "temperaturee", "one; did you mean 'temperature'?"),
     (
         {"input": [{"role": "user", "content": "x", "rol": "y"}]},
         "input[0].rol",
