@@ -107,15 +107,15 @@ def test_artifact_holds_on_to_nothing_that_was_traced(exported: Exported) -> Non
     [
         (
             {"arguments": (Abstract("float32", "3, 5"), Abstract("float32", "4"))},
-            "model.stablehlo takes tensor<3x4xf32>, expected tensor<3x5xf32> as model.json has it",
+            "model.stablehlo takes tensor<3x4xf32>, expected tensor<3x5xf32> as in model.json",
         ),
         (
             {"arguments": (Abstract("bool", "3, 4"), Abstract("float32", "4"))},
-            "model.stablehlo takes tensor<3x4xf32>, expected tensor<3x4xi1> as model.json has it",
+            "model.stablehlo takes tensor<3x4xf32>, expected tensor<3x4xi1> as in model.json",
         ),
         (
             {"results": (Abstract("uint8", "3, 4"),)},
-            "model.stablehlo returns tensor<3x4xf32>, expected tensor<3x4xui8> as model.json has",
+            "model.stablehlo returns tensor<3x4xf32>, expected tensor<3x4xui8> as in model.json",
         ),
         (
             {"unused": ()},
@@ -123,7 +123,7 @@ def test_artifact_holds_on_to_nothing_that_was_traced(exported: Exported) -> Non
         ),
         (
             {"platforms": ("cpu", "cuda")},
-            "model.stablehlo takes , expected tensor<3x4xf32> as model.json has it",
+            "model.stablehlo takes , expected tensor<3x4xf32> as in model.json",
         ),
         ({"results": (Abstract("float33", "3, 4"),)}, "written by jax 0.1 and cannot be read by"),
         ({"arguments": (Abstract("float32", "3, ("),)}, "dimension '3, (': expected a name"),

@@ -57,6 +57,9 @@ class Shelf:
     def confirm(self, found: RemoteObject) -> None:
         raise ObjectChanged(found.name)
 
+    def failed(self, problem: StoreProblem) -> None:
+        """Do nothing: its attempts are not recorded."""
+
     def write(self, name: str, data: bytes) -> None:
         self.gate.wait()
         if self.write_problems:

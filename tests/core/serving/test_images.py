@@ -390,7 +390,7 @@ def test_a_tensor_that_the_model_does_not_bound_is_bounded(
     except InvalidTensor as error:
         assert refused
         assert "a tensor of at most 127 pixels (max_image_pixels)" in str(error)
-        assert "got 2 of 8x8 pixels" in str(error)
+        assert "got 2 images of 8x8 pixels" in str(error)
     else:
         assert not refused
         assert (2, 8, 8) == found.shape

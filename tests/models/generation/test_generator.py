@@ -437,7 +437,7 @@ def _changed(directory: Path, tmp_path: Path, **fields: Any) -> Path:
         ({"donated": {}}, "it donates arguments other than the cache and the counts"),
         ({"files": {}}, "it does not list the files of a generator"),
         ({"odd": 1}, "not valid"),
-        ({"parameters": ["odd"]}, "parameter 'embedding' is in only one of"),
+        ({"parameters": ["odd"]}, "parameter 'embedding' is not in both"),
     ],
 )
 def test_a_changed_description_is_refused(

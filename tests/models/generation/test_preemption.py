@@ -52,7 +52,7 @@ class Bed:
         """Tell whether each request got exactly the tokens that it gets alone, once."""
         self.turn(60)
         return all(
-            alone(one.prompt.tolist(), one.asked.max_tokens) == one.request.tokens  # type: ignore[attr-defined]
+            alone(one.prompt.tolist(), one.parameters.max_tokens) == one.request.tokens  # type: ignore[attr-defined]
             for one in asked
         )
 

@@ -112,7 +112,7 @@ def test_a_head_that_differs_from_what_it_is_tied_to_is_refused(tmp_path: Path) 
     ("place", "text"),
     [
         ("../0.safetensors", "expected file names in the same directory, got '"),
-        ("1.safetensors", "is in 0.safetensors, .* says 1.safetensors"),
+        ("1.safetensors", "is in 0.safetensors, but .* has it in 1.safetensors"),
     ],
 )
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, place: str, text: str) -> None:

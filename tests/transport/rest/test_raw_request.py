@@ -123,5 +123,7 @@ def test_images_for_other_models_are_bytes_like_any() -> None:
 def test_the_model_has_one_input(count: int) -> None:
     info = ModelInfo("test", (TensorSpec("x", FP32, (1,)),) * count, (), 0)
 
-    with pytest.raises(InvalidRequest, match=f"'m': a body without JSON.* with inputs: {count}"):
+    with pytest.raises(
+        InvalidRequest, match=f"'m': a body without JSON.* with one input, this one has {count}"
+    ):
         read_infer_request(info, "m", "", memoryview(bytes(4)), 0, max_depth=100)

@@ -121,7 +121,7 @@ WRONG = {
     caller("anyone = true", allow="[]"): "caller[0].allow: expected a list of infer, metadata",
     caller("anyone = true", allow='["all"]'): "caller[0].allow: expected a list of infer, met",
     caller("anyone = true", allow='[["infer"]]'): "caller[0].allow: expected a list of infer",
-    caller('subject = "*"'): "caller[0].subject: expected a table signed_tokens",
+    caller('subject = "*"'): "caller[0].subject: expected a table [signed_tokens]",
     caller("anyone = true\nrequests_per_second = 0"): "requests_per_second: expected a number abo",
     caller("anyone = true\nrequests_per_second = nan"): "requests_per_second: expected a number",
     caller("anyone = true\nrequests_per_second = inf"): "requests_per_second: expected a number",
