@@ -359,7 +359,8 @@ def _check_durable(manifest: Manifest) -> None:
         if len(found) != expected:
             raise _invalid(f"durable has {len(found)} {kind}, expected {expected}")
     if not all(0 <= position < len(durable.arguments) for position in durable.unused):
-        raise _invalid("durable lists an unused argument that does not exist")
+        count = len(durable.arguments)
+        raise _invalid(f"durable.unused has an index that is not among its {count} arguments")
 
 
 def _check_batch(manifest: Manifest) -> None:

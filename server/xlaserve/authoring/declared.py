@@ -91,7 +91,7 @@ def _check_specs(inputs: object) -> None:
 
 
 def _size(number: int, size: Any) -> int | str:
-    """Return a size as an author writes it: -1 for the batch, a name for other open sizes."""
+    """Return a size as an author writes it: -1 for the batch, a name for another dynamic size."""
     if isinstance(size, int):
         return size
     return str(size) if number else -1

@@ -416,7 +416,7 @@ def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A media type of answers."""
+    """A media type that a response can have, and how to write a body of this type."""
 
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]

@@ -49,15 +49,18 @@ class Loop:
         return self.operation.regions[1]
 
     def step_of(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return the constant step of a carried integer; 0 if it is unknown.
+        """Return the constant that each iteration adds to a loop-carried integer; 0 if unknown.
 
-        Also 0 for a counter that might overflow, since it would wrap around.
+        Also returns 0 for a counter that might overflow, since it would wrap around.
         """
         step = self._added(number, made)
         return step if step and self._stays_in_bits(number, step, made) else 0
 
     def _added(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return the positive constant added to a carried integer in each trip; 0 if none is."""
+        """Return the positive constant that each iteration adds to a loop-carried integer.
+
+        Returns 0 if it adds no such constant.
+        """
         operation = made.get(self.body.returned[number])
         argument = self.body.arguments[number]
         if operation is None or operation.name != "stablehlo.add":
@@ -80,7 +83,7 @@ class Loop:
         return ranges.fits(Range(first.low, end), kind.dtype)
 
     def _most_trips(self, made: Mapping[int, Operation]) -> int:
-        """Return the maximum number of trips, using counters that bound the loop."""
+        """Return the maximum number of iterations, using counters that bound the loop."""
         found = [MAX_TRIPS]
         for number, kind in enumerate(self.operation.types):
             step, last, first = self._added(number, made), self.last_of(number), None
