@@ -88,7 +88,7 @@ class Manifest:
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Compiled sizes of open dimensions other than the batch, by name."""
+    """Compiled sizes of dynamic dimensions other than the batch, by name."""
     max_on_demand_shapes: int = 0
     """Maximum number of other sizes that are compiled on demand."""
     verdict: Verdict | None = None
@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def named_shapes(self) -> tuple[tuple[str, ...], ...]:
-        """Return the input shapes as text, with the names of open dimensions."""
+        """Return the input shapes as text, with the names of dynamic dimensions."""
         if self.durable is None:
             return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
         arguments = self.durable.arguments[len(self.parameters) :]
@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of all inputs is open."""
+        """Tell whether the first dimension of all inputs is dynamic."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property

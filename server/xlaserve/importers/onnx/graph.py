@@ -28,7 +28,7 @@ class GraphInput:
     name: str
     datatype: Datatype
     shape: tuple[int | str, ...]
-    """Sizes; open dimensions have a name or an empty string."""
+    """Sizes; dynamic dimensions have a name or an empty string."""
     narrow: int = 0
     """The model's TensorProto.DataType if the V2 protocol lacks it, otherwise 0."""
 

@@ -106,9 +106,8 @@ class JaxExportModel:
     ) -> Mapping[str, Value]:
         """Run the smallest bucket that fits the rows, padded by repeating the last row.
 
-        `programs` has one program per copy of the model; if it is given, the program for this
-        replica's copy is run instead of the bucket's. If `resident`, the outputs stay on the
-        device, as DeviceTensors. Raises OutOfMemory.
+        `programs`, if given, has one program per copy of the model to run instead of the bucket's.
+        With `resident`, outputs stay on the device, as DeviceTensors. Raises OutOfMemory.
         """
         if self._is_accelerated:
             return self.dispatch(

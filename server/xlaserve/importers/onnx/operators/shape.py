@@ -77,7 +77,7 @@ def target_shape(shape: Sequence[int], requested: Sequence[int], *, keep_zeros: 
 
 
 def is_for_one_row(shape: Sequence[int], requested: Sequence[int]) -> bool:
-    """Tell whether a Reshape was exported for a batch of 1 and would fit with an open batch."""
+    """Tell whether a Reshape was exported for a batch of 1 and would fit with a dynamic batch."""
     if (
         not shape
         or not requested
