@@ -28,7 +28,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The format that answers to a request must have."""
+    """The format that responses to a request must have."""
 
     schema: str | None = None
     """The JSON schema that the response must follow, as text; None for free text."""

@@ -30,7 +30,7 @@ _CHARACTERS_OF_TOKEN = 64
 """Maximum prompt characters per position of the model. Longer prompts almost certainly have too
 many tokens, and tokenizing them to find out would take long."""
 _ECHOED_TIMES = 8
-"""Bytes per character of a prompt that answers repeat: for the text and for its JSON."""
+"""Bytes per character of a prompt that responses repeat: for the text and for its JSON."""
 _ID_BYTES = 8
 _TRIES = 3
 """Attempts to start generation with the version whose tokenizer encoded the prompt."""

@@ -27,7 +27,7 @@ from xlaserve.openai.response_bodies import (
 
 
 def read_response(text: memoryview, *, max_depth: int) -> tuple[TextRequest, bytes]:
-    """Parse a response request; return it and the JSON of the fields that answers repeat.
+    """Parse a response request; return it and the JSON of the fields that responses repeat.
 
     Raises InvalidBody or InvalidField.
     """
