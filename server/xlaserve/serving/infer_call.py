@@ -139,7 +139,8 @@ class InferCall(Call):
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether to batch it only with its own client's requests: batches with others have failed."""
+    """Whether to batch this call only with calls of the same client, because batches with calls of
+    other clients have failed."""
     chosen: tuple[TensorSpec, ...] | None = None
     """Requested outputs; None for all."""
     shaping: Shaping | None = None
@@ -193,7 +194,7 @@ class InferCall(Call):
         self.instance.acquire()
 
     def release(self) -> None:
-        """Leave `place`, and stop counting as in progress."""
+        """Remove the call from `place`, where it waits, and from the requests in progress."""
         place = self.place
         if place is not None:
             self.place = None

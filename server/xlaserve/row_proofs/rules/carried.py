@@ -415,7 +415,7 @@ class _Lasting:
     _found: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
     def stays(self, number: int, truth: bool, depth: int = 0) -> bool:
-        """Tell whether a boolean of a done row keeps its value."""
+        """Tell whether a done row's boolean, once `truth`, has this value in later iterations."""
         if (number, truth) not in self._found:
             self._found[number, truth] = self._stays(number, truth, depth)
         return self._found[number, truth]
