@@ -328,7 +328,7 @@ def _python_calls(traced: Any) -> Iterator[str]:
 def _export_where_possible(
     function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
 ) -> Exported:
-    """Export for PLATFORMS, and record those that lack a kernel in `not_for`."""
+    """Export for PLATFORMS, and record the platforms that lack a kernel in `not_for`."""
     here = jax.export.default_export_platform()
     while True:
         try:

@@ -115,7 +115,7 @@ _COMPARISONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def chosen(predicate: Constant, left: Constant, right: Constant) -> Constant | None:
-    """Return the elements of `left` where the predicate is true, else those of `right`."""
+    """Return the elements of `left` where the predicate is true, otherwise of `right`."""
     if not predicate.is_static:
         return None
     where = predicate.fixed != 0

@@ -13,7 +13,7 @@ from xlaserve.row_proofs.findings import Finding, Problem, Unfollowed
 from xlaserve.row_proofs.program import Operation, Region
 
 MAX_STEPS = 400_000
-"""Maximum number of operations visited; those in loops count once per round."""
+"""Maximum number of operations visited; operations in loops count once per round."""
 
 _NOT_OF_ONE_RULE = (Unfollowed, MemoryError, RecursionError)
 

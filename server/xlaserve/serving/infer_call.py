@@ -154,8 +154,8 @@ class InferCall(Call):
     is_volatile = False
     """Whether the client can change the inputs during execution: they are in shared memory."""
     read_from: Sequence[object] = ()
-    """Shared memory regions of the inputs, in use until the call ends; equal messages may differ in
-    what these contain.
+    """Shared memory regions of the inputs, in use until the call ends. Their contents may differ
+    between equal messages.
     """
     takes_many = False
     """Whether the client accepts several answers."""

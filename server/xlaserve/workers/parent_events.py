@@ -14,7 +14,7 @@ _SECONDS = 5.0
 
 
 class ParentEvents:
-    """Sends events of this process to the parent, and reads those of all processes."""
+    """Sends the events of this process to the parent, and reads the events of all processes."""
 
     def __init__(self, channel: "Channel[ToWorker]", worker: int) -> None:
         self._worker = worker

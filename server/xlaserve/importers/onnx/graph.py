@@ -146,14 +146,14 @@ class Graph:
         yield from (name for name in self.outputs if name not in defined)
 
     def size(self) -> int:
-        """Return the number of nodes, including those of subgraphs."""
+        """Return the number of nodes, including the nodes of subgraphs."""
         return len(self.nodes) + sum(
             graph.size() for node in self.nodes for graph in subgraphs(node)
         )
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names that a node reads, including those that its subgraphs capture."""
+    """Yield the names that a node reads, including the names that its subgraphs capture."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()

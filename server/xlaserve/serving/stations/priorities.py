@@ -33,7 +33,7 @@ class LevelPolicy:
 
 
 class _Level:
-    """Queued requests of one level: those in time, then the expired ones (delayed)."""
+    """Queued requests of one level: first those not expired, then the expired ones (delayed)."""
 
     __slots__ = ("delayed", "in_time", "policy")
 
