@@ -43,7 +43,7 @@ class Constant:
 
     @property
     def is_splat(self) -> bool:
-        """Whether one scalar stands for all elements."""
+        """Whether all elements are the same scalar, which is stored once."""
         return self.fixed.ndim == 0
 
     def item(self) -> int | None:

@@ -89,7 +89,7 @@ class HandedConnections:
 
 
 async def readable(end: "socket.socket | HandedConnections") -> None:
-    """Wait until there is something to read, or the peer is gone."""
+    """Wait until there is something to read, or the peer has closed."""
     loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
     descriptor = end.fileno()
     loop.add_reader(descriptor, is_readable.set)

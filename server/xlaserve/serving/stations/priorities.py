@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Dequeue expired requests; return those to refuse, and move the others behind the rest."""
+        """Dequeue expired requests; return those to refuse, and move the others to the end."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)

@@ -348,7 +348,7 @@ class FrontEnds:
         front.viewer = self.mirror.show(front.bridge.say)
 
     def left(self, front: ConnectedFrontEnd) -> None:
-        """Forget a front end that is gone."""
+        """Remove a front end whose process has ended."""
         if front in self._connected:
             self._connected.discard(front)
             self.mirror.show_no_more(front.viewer)

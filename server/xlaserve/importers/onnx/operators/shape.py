@@ -94,7 +94,7 @@ def _is(size: int, special: int) -> bool:
 
 
 def _rest(shape: Sequence[int], known: Sequence[int]) -> int:
-    """Return the size that -1 stands for: the elements of the shape divided by the known sizes.
+    """Return the size to use for -1: the elements of the shape divided by the known sizes.
 
     Sizes that occur in both are cancelled first, because JAX may not be able to divide symbolic
     dimensions exactly.
